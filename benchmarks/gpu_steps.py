@@ -5,7 +5,6 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
-from typing import Any
 
 import torch
 
@@ -24,10 +23,9 @@ from gpu_work import (
     stand_in,
     update_flop,
 )
-from mugrpo.extensions.lab.plan.counts import Group, passed
+from mugrpo.extensions.lab.plan.counts import Group
 from mugrpo.model.policy import Policy
-from mugrpo.model.shared_prompts import Packing, packed_attention
-from mugrpo.model.varlen import Kernel, varlen_kernel
+from mugrpo.model.varlen import Kernel
 from mugrpo.optimize.budget import TokenBudget
 from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.trainer import Trainer
@@ -45,11 +43,6 @@ METRICS = (
 SHARED, PLAIN = "shared prompts", "a prompt for each response"
 CHECKPOINTING = ", checkpointing"
 VARLEN, MASKS = "varlen", "masks and padding"
-WAYS = {
-    "fused": {"fused": True},
-    "foreach": {"foreach": True},
-    "single": {"foreach": False, "fused": False},
-}
 
 
 class Updates:
@@ -157,116 +150,6 @@ def update_by_attention(model: Model, sizes: Sizes, options: Namespace, time_lef
     return updates.row(
         f"gpu_update_by_attention_{model.key}", title, sides, ratios, options, time_left
     )
-
-
-def attention(model: Model, sizes: Sizes, options: Namespace, time_left: TimeLeft) -> Row:
-    """Measure attention over shared prompts alone, forward and backward, on random states.
-
-    Notes how far results are from those of masks in fp32. Raises RuntimeError if torch has no
-    varlen_attn.
-    """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    kernel = varlen_kernel() if device.type == "cuda" else stand_in
-    if kernel is None:
-        raise RuntimeError("this torch has no varlen_attn")
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    shape = model.shape(tiny=sizes.tiny)
-
-    @cache
-    def case(repetition: int) -> tuple[list[torch.Tensor], Packing, list[Group]]:
-        groups = random_groups(sizes.groups(model), sizes, seed=1 + repetition)
-        packing = packed(groups, device)
-        generator = torch.Generator(device).manual_seed(repetition)
-        heads = (shape.heads, shape.kv_heads, shape.kv_heads, shape.heads)
-        count = len(packing.ids)
-        states = [
-            torch.randn(1, h, count, shape.head_dim, generator=generator, device=device)
-            for h in heads
-        ]
-        return states, packing, groups
-
-    def turn(repetition: int, *, by: Kernel | None) -> Measured:
-        states, packing, groups = case(repetition)
-        own = [state.to(dtype) for state in states]
-        forget_peak(device)
-        found, seconds = clocked(lambda: attended(own, packing, by), device)
-        flop = 3 * shape.attention_flop(passed(groups, shared=True).pairs) / shape.layers
-        notes = {"tflops": flop / seconds / 1e12, "peak_gib": peak_gib(device)}
-        if repetition == 0:
-            exact = attended(states, packing, None)
-            pairs = zip(("output", "query", "key", "value"), found, exact, strict=True)
-            notes["error"] = {n: float((a - b).norm() / b.norm()) for n, a, b in pairs}
-        return Measured(seconds, sum(group.useful for group in groups), notes)
-
-    sides = {VARLEN: partial(turn, by=kernel), MASKS: partial(turn, by=None)}
-    title = f"Attention alone, {model.name}"
-    kernels = {name: kernels_of(partial(side, -1), most=4) for name, side in sides.items()}
-    results = alternate(sides, options.repetitions, time_left=time_left)
-    ratios = [Ratio(VARLEN, MASKS, f"{title}, varlen against masks", kind="own")]
-    details = {"kernels": kernels, "dtype": str(dtype)}
-    return Row(
-        f"gpu_attention_{model.key}", title, "tokens/s", results, ratios, details, options.tiny
-    )
-
-
-def packed(groups: Sequence[Group], device: torch.device) -> Packing:
-    """Return the packing of `groups`, whose responses share their prompt."""
-    rows = [(number, g.prompt, t) for number, g in enumerate(groups) for t in g.responses]
-    numbers, prompts, responses = (torch.tensor(column) for column in zip(*rows, strict=True))
-    steps = torch.arange(int(responses.max()))
-    ids = torch.zeros(len(rows), int((prompts + responses).max()), dtype=torch.long)
-    given = (ids, prompts, steps < responses[:, None], numbers)
-    return Packing(*(tensor.to(device) for tensor in given))
-
-
-def attended(
-    states: Sequence[torch.Tensor], packing: Packing, kernel: Kernel | None
-) -> list[torch.Tensor]:
-    """Return the output of causal attention and the gradients of query, key and value, in fp32.
-
-    `states` are query, key, value [1, heads, M, D], and the output's gradient [1, Q, M, D].
-    """
-    query, key, value = (state.detach().requires_grad_() for state in states[:3])
-    if kernel is None:
-        output, _ = packed_attention(None, query, key, value, None, packing=packing)
-    else:
-        output = packing.sequences.attend(kernel, query, key, value, scaling=None, window=None)
-    output.backward(states[3].transpose(1, 2).to(output.dtype))
-    found = (output.detach(), query.grad, key.grad, value.grad)
-    return [tensor.float() for tensor in found if tensor is not None]
-
-
-def adamw(model: Model, sizes: Sizes, options: Namespace, time_left: TimeLeft) -> Row:
-    """Measure a step of AdamW on the model's parameters, with random gradients."""
-    from transformers import AutoModelForCausalLM
-
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    with torch.device("meta"):
-        form = AutoModelForCausalLM.from_config(model.config(tiny=sizes.tiny))
-    parameters = []
-    for parameter in form.parameters():
-        weight = torch.nn.Parameter(torch.randn(parameter.shape, device=device))
-        weight.grad = torch.randn_like(weight)
-        parameters.append(weight)
-    count = sum(p.numel() for p in parameters)
-
-    def turn(_: int, how: dict[str, Any]) -> Measured:
-        forget_peak(device)
-        optimizer = torch.optim.AdamW(parameters, lr=1e-12, **how)
-        optimizer.step()  # allocates the moments
-        seconds = clocked(optimizer.step, device)[1]
-        notes = {"gb_per_second": 28 * count / seconds / 1e9, "peak_gib": peak_gib(device)}
-        return Measured(seconds, count, notes)
-
-    sides = {name: partial(turn, how=how) for name, how in WAYS.items()}
-    kernels = {name: kernels_of(partial(side, -1), most=3) for name, side in sides.items()}
-    results = alternate(sides, options.repetitions, time_left=time_left)
-    title = f"AdamW on a GPU, {model.name}"
-    ratios = [Ratio("fused", way, f"{title}, against {way}", kind="own") for way in list(WAYS)[1:]]
-    copied = Ceilings(device=device.type, **({"longest": 0.01} if options.tiny else {})).copy()
-    details = {"kernels": kernels, "parameters": count, "copy_gb_per_second": copied / 1e9}
-    name = f"gpu_adamw_{model.key}"
-    return Row(name, title, "parameters/s", results, ratios, details, options.tiny)
 
 
 def generation(model: Model, sizes: Sizes, options: Namespace, time_left: TimeLeft) -> Row:

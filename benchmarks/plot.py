@@ -16,8 +16,7 @@ from typing import Any
 
 import altair as alt
 
-from mugrpo.report.charts import color, inline
-from mugrpo.report.embed import svg_file
+from mugrpo.report.charts import color, inline, svg_file
 from side_by_side import RESULTS, ROOT
 
 WIDTH, ROW = 380, 30

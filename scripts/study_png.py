@@ -9,7 +9,7 @@ from mugrpo.extensions.lab.study.figures import draw
 from mugrpo.extensions.lab.study.outcome import Results
 from mugrpo.extensions.lab.study.page import RESULTS, folder_of
 from mugrpo.extensions.lab.study.spec import load_study
-from mugrpo.report.embed import png
+from mugrpo.report.charts import png
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ from mugrpo.config.run import ModelOptions
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.optimize.experience import Experience
 from tests.builders import TINY_FORMS, sampled_experience, tiny_policy
+from tests.cases import some
 
 torch.set_num_threads(1)  # the models are tiny
 os.getloadavg = lambda: (0.0, 0.0, 0.0)  # runs say nothing of a busy machine
@@ -36,9 +37,11 @@ def embedded_policy() -> Policy:
     return load_policy(ModelOptions())
 
 
-@pytest.fixture(scope="session", params=["chain", *TINY_FORMS])
+@pytest.fixture(
+    scope="session", params=some(2, ["chain", "gpt2", *sorted({*TINY_FORMS} - {"gpt2"})])
+)
 def any_policy(request: pytest.FixtureRequest) -> Policy:
-    """The embedded model, and a random model of each tiny form."""
+    """The embedded model, and a random model of each tiny form; two of them in `make test`."""
     if request.param == "chain":
         return load_policy(ModelOptions())
     return tiny_policy(request.param)

@@ -21,6 +21,7 @@ from mugrpo import report
 from mugrpo.disk.shards import ShardSet, read_rollouts
 from mugrpo.extensions.lab import bakeoff
 from tests.blocks import blocks
+from tests.cases import table
 from tests.runs import ROOT, final_weights, read_metrics, write_config
 
 pytest_plugins = ["tests.run_fixtures"]
@@ -65,7 +66,7 @@ def test_the_example_of_one_stage_uses_only_names_of_the_page():
             assert names <= {"mugrpo"}
 
 
-@pytest.mark.parametrize("name", mugrpo.__all__)
+@table("name", mugrpo.__all__)
 def test_a_name_exists_and_has_a_docstring(name: str):
     thing = getattr(mugrpo, name)
     assert name in dir(mugrpo)
@@ -105,7 +106,7 @@ def test_type_checkers_and_the_interpreter_see_the_same_things():
         getattr(mugrpo, "nonsense")  # noqa: B009
 
 
-@pytest.mark.parametrize(
+@table(
     ("code", "heavy"),
     [
         ("import mugrpo; dir(mugrpo)", {"torch", "transformers", "pyarrow", "numpy", "pydantic"}),

@@ -11,11 +11,9 @@ import pytest
 from mugrpo.arguments import FIRST, completion, options_text, parser, resume_command
 from mugrpo.cli import main
 from mugrpo.config.base import WorkerOptions
-from mugrpo.config.by_preset import other_defaults
-from mugrpo.config.describe import describe, tables
-from mugrpo.config.load import leaves, load_config
-from mugrpo.config.preset import PRESETS
+from mugrpo.config.describe import describe
 from mugrpo.config.run import RunConfig
+from tests.cases import table
 
 TAKE_OPTIONS = [
     *("train", "check", "generate", "score", "optimize"),
@@ -38,8 +36,8 @@ def options_in(text: str) -> list[str]:
     return re.findall(r"^  --([a-z_.]+)  (?=\S)", text, re.MULTILINE)
 
 
-@pytest.mark.parametrize("command", TAKE_OPTIONS)
-@pytest.mark.parametrize("flag", ["-h", "--help"])
+@table("command", TAKE_OPTIONS)
+@table("flag", ["-h", "--help"])
 def test_help_shows_the_options_to_know_first_and_says_how_to_see_all(
     capsys: pytest.CaptureFixture[str], command: str, flag: str
 ):
@@ -53,7 +51,7 @@ def test_help_shows_the_options_to_know_first_and_says_how_to_see_all(
     )  # the preset's
 
 
-@pytest.mark.parametrize("command", TAKE_OPTIONS)
+@table("command", TAKE_OPTIONS)
 def test_help_all_lists_every_option_with_its_default(
     capsys: pytest.CaptureFixture[str], command: str
 ):
@@ -70,18 +68,7 @@ def test_help_all_lists_every_option_with_its_default(
     assert sets in " ".join(text.split())
 
 
-@pytest.mark.parametrize(
-    "words", [["-h", "all"], ["--help=all"], ["mine.toml", "--force", "--help", "all"]]
-)
-def test_other_ways_to_ask_for_every_option(capsys: pytest.CaptureFixture[str], words: list[str]):
-    assert help_of(capsys, "train", *words) == help_of(capsys, "train", "--help", "all")
-
-
-def test_a_config_after_help_is_not_taken_for_all(capsys: pytest.CaptureFixture[str]):
-    assert help_of(capsys, "train", "--help", "mine.toml") == help_of(capsys, "train", "--help")
-
-
-@pytest.mark.parametrize(
+@table(
     "command",
     [
         "mugrpo merge runs/a merged --base b",
@@ -112,7 +99,7 @@ def completed(line: str) -> list[str]:
     return ended.stdout.split()
 
 
-@pytest.mark.parametrize(
+@table(
     ("line", "offered"),
     [
         ("mugrpo gen", ["generate"]),
@@ -132,7 +119,7 @@ def test_bash_completes_commands_options_and_names(line: str, offered: list[str]
     assert completed(line) == offered
 
 
-@pytest.mark.parametrize(
+@table(
     ("shell", "option"),
     [("bash", "--optimizer.lr"), ("zsh", "--optimizer.lr"), ("fish", "-l optimizer.lr ")],
 )
@@ -174,21 +161,3 @@ def test_help_says_which_choices_have_an_option():
     assert found["correction.level"] == {"correction.name truncated", "correction.name masked"}
     assert found["task.workers.count"] == {"task.name dataset", "task.name reasoning-gym"}
     assert "seed" not in found and "optimizer.lr" not in found
-
-
-def test_help_names_the_presets_whose_defaults_differ_and_shows_no_internals():
-    text = " ".join(options_text(every=True).split())
-    assert " default reinforce with preset asymre;" in text
-    assert " default 10 with preset sample-reuse --" in text
-    assert "; 4 with preset grpo; 10 with preset off-policy-grpo;" in text
-    assert "Undefined" not in text and "Its default is 1e-5 for every model.path but" in text
-    entries = {
-        option.name: (option, t)
-        for t in tables({"": RunConfig}, values=RunConfig())
-        for option in t.options
-    }
-    for preset in PRESETS:
-        resolved = dict(leaves(load_config(None, [f"--preset={preset}"]).model_dump()))
-        option, table = entries["schedule.growth"]
-        words = other_defaults(option, table)
-        assert (preset in re.split("[ ,;]+", words)) == (resolved["schedule.growth"] != 2.0)

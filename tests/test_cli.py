@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from importlib import metadata
@@ -13,6 +12,7 @@ import pytest
 
 from mugrpo.arguments import DEMO
 from mugrpo.cli import main
+from tests.cases import table
 from tests.faults.harm import contents, refused, resume_words, stopped
 from tests.runs import (
     ENVIRONMENT,
@@ -41,7 +41,7 @@ sys.exit(f"imported {heavy}" if heavy else 0)
 """
 
 
-@pytest.mark.parametrize(
+@table(
     ("command", "begins"),
     [
         ("--help", "usage: mugrpo "),
@@ -78,7 +78,7 @@ main(sys.argv[1:])
 """
 
 
-@pytest.mark.parametrize("command", ["train", "check", "generate", "optimize", "bakeoff"])
+@table("command", ["train", "check", "generate", "optimize", "bakeoff"])
 def test_the_first_line_of_a_run_says_what_is_loading_before_torch_is(tmp_path, command: str):
     """The process ends where it begins to import torch, which takes seconds."""
     more = ["--stage", "0", "--objectives", "grpo"] if command == "bakeoff" else []
@@ -87,38 +87,6 @@ def test_the_first_line_of_a_run_says_what_is_loading_before_torch_is(tmp_path, 
     done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
     first = f"{config}: loading PyTorch, then the tokenizer\n"
     assert (done.returncode, done.stdout, done.stderr) == (7, first, "")
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ("train bad.toml", "bad.toml: Expected"),
-        ("train missing.toml", "no such config file"),
-        ("check sums.toml --optimizer.lrr 1", "did you mean optimizer.lr?"),
-        ("train sums.toml --optimizer.lr fast", "valid number"),
-        ("generate . --stage 0", "is not a run"),
-        ("evaluate sums.toml --model.path /nowhere", "no model directory /nowhere"),
-        ("train sums.toml --task.data nowhere.jsonl", "no data file"),
-        ("train sums.toml --task.prompt_column Question", "no column 'Question'"),
-        ("optimize sums.toml --task.answer_column solution", "no column 'solution'"),
-        ('train sums.toml --task.rewards ["nowhere.py:f"]', "no file"),
-        ("train sums.toml --objective.name file --objective.path no.py", "no such file"),
-        ("bakeoff missing.toml --objectives grpo", "no such config file"),
-        ("plan sums.toml --optimizer.lrr 1", "did you mean optimizer.lr?"),
-        ("study run missing.toml", "no such"),
-        ("import missing.toml rows.jsonl --format trl", "no such config file"),
-        ("benchmark chain --suite nothing", "nothing"),
-    ],
-)
-def test_options_paths_and_columns_are_refused_before_torch_is_imported(tmp_path, words, told):
-    (tmp_path / "bad.toml").write_text("[optimizer\n")
-    (tmp_path / "sums.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n' * 2)
-    task = 'task = { name = "dataset", data = "sums.jsonl", rewards = ["numeric"] }\n'
-    (tmp_path / "sums.toml").write_text(task)
-    code = WITHOUT_TORCH.replace("main(", "sys.exit(main(").rstrip() + ")"
-    command = [sys.executable, "-c", code, *words.split()]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 2 and told in done.stderr, done
 
 
 def test_few_modules_are_imported_before_the_first_line_and_no_heavy_ones(tmp_path: Path):
@@ -141,7 +109,7 @@ main(["train", sys.argv[1]])
     assert heavy.isdisjoint(names) and int(count) < 600
 
 
-@pytest.mark.parametrize("words", [["--version"], ["objectives"]])
+@table("words", [["--version"], ["objectives"]])
 def test_python_m_mugrpo_is_the_command_line(words: list[str], capsys: pytest.CaptureFixture[str]):
     done = subprocess.run([sys.executable, "-m", "mugrpo", *words], capture_output=True, text=True)
     try:
@@ -155,51 +123,6 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
         main(["--version"])
     assert capsys.readouterr().out == f"mugrpo {metadata.version('mugrpo')}\n"
-
-
-@pytest.mark.parametrize(
-    ("option", "near"),
-    [
-        ("--optimizer.lrr", "there is no option optimizer.lrr; did you mean optimizer.lr?"),
-        ("--stages", "there is no option stages; did you mean schedule.stages?"),
-        ("--schedule.group-sise", "did you mean schedule.group_size?"),
-        ("--veto.kapa", "did you mean veto.kappa?"),
-        ("--flurb", "there is no option flurb; `mugrpo train --help all` lists all options"),
-    ],
-)
-def test_an_unknown_option_is_refused_with_the_nearest_one(
-    tmp_path: Path, command: Command, option: str, near: str
-):
-    run_dir = tmp_path / "run"
-    refused(command("train", write_config(tmp_path), "--run-dir", run_dir, option, "3"), near)
-    assert not run_dir.exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["--seed"], "--seed has no value"),
-        (["--seed", "x"], "seed = 'x'"),
-        (["seed", "3"], "'seed' is not an option"),
-        (["--optimizer.betas", "[0.9, 1.0]"], "each must be in [0, 1)"),
-        (["--objective.ratio_clip", "[2, 1]"], "is not a ratio interval: it needs 0 <= low < high"),
-        (["--engine.name", "vlm"], "no such name 'vlm': choose among"),
-        (["--schedule.problems_per_update", "25"], "the data set has 24 problems"),
-    ],
-)
-def test_a_bad_value_is_refused_with_its_place(
-    tmp_path: Path, command: Command, words: list[str], sentence: str
-):
-    run_dir = tmp_path / "run"
-    refused(command("train", write_config(tmp_path), "--run-dir", run_dir, *words), sentence)
-    assert not run_dir.exists()
-
-
-def test_stages_are_numbered_from_0_in_all_that_a_run_says(tmp_path: Path):
-    out = finished(tmp_path / "run").out
-    assert set(re.findall(r"stage (\d+)", out)) == {"0", "1"}
-    for phase in ("generate", "score", "optimize"):
-        assert f"stage 1 (of 0 to 1)  {phase}" in out
 
 
 def test_demo_goes_on_with_the_packaged_configs_run_and_can_be_stopped_and_resumed(
@@ -220,16 +143,7 @@ def test_demo_goes_on_with_the_packaged_configs_run_and_can_be_stopped_and_resum
     refused(command("demo", *words, "--seed=1"), "runs/demo was started differently")
 
 
-def test_a_command_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(SystemExit) as end:
-        main(["tran", "demo.toml"])
-    assert end.value.code == 2
-    assert "invalid choice: 'tran'" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "command", ["objectives", "train --help", "train --help all", "completion bash"]
-)
+@table("command", ["objectives", "train --help", "train --help all", "completion bash"])
 def test_output_into_a_closed_pipe_ends_quietly(command: str):
     """`head -1` reads one line and goes."""
     script = f"{sys.executable} -m mugrpo {command} | head -1"
@@ -260,28 +174,6 @@ def test_characters_that_a_terminal_obeys_are_shown_instead(
     assert ended.status == 0 and "pid 1 \\x1b]0;owned\\x07\\u202e" in ended.out
     for stream in (ended.out, ended.err):
         assert not set(stream) & set("\x1b\x07\r\u202e")
-
-
-def test_a_config_file_that_does_not_exist_is_refused(tmp_path: Path, command: Command):
-    file = tmp_path / "demo.toml"
-    refused(command("train", file), f"{file}: there is no such config file")
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("data", "sentence"),
-    [
-        (b"seed = ", "Invalid value"),
-        (b"\xff = 1", "byte 0 is not UTF-8"),
-        (b"sed = 1", "did you mean seed?"),
-    ],
-)
-def test_a_config_file_that_cannot_be_read_is_refused_with_the_place(
-    tmp_path: Path, command: Command, data: bytes, sentence: str
-):
-    file = tmp_path / "bad.toml"
-    file.write_bytes(data)
-    refused(command("train", file, "--run-dir", tmp_path / "run"), f"{file}: ", sentence)
 
 
 def test_a_phase_that_is_run_too_early_names_the_one_to_run_first(tmp_path: Path, command: Command):
@@ -335,7 +227,3 @@ def test_train_after_an_extra_evaluation_ends_in_the_same_bits(
     assert len(extra) == 1
     lines.remove(extra[0])
     assert lines == read_metrics(reference)
-
-
-def test_a_negative_update_is_refused(run_dir: Path, command: Command):
-    refused(command("evaluate", run_dir, "--update", -1), "--update -1")

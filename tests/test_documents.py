@@ -1,150 +1,201 @@
-"""README, docs and the other pages: the trees match the floors, and what is named exists."""
+"""What the pages, the examples and the notebooks show a user works; links lead somewhere.
+
+A page is a folder: files that it names are written there, and its Python runs there in order.
+"""
 
 from __future__ import annotations
 
-import ast
+import os
 import re
-from functools import cache
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 
-import mugrpo
-from tests.test_layers import FLOORS, HOUSE
+from mugrpo.arguments import parser
+from mugrpo.cli import main
+from mugrpo.config.load import build_config, load_config
+from mugrpo.extensions.evals.options import load_suites
+from mugrpo.extensions.lab.study.spec import load_study
+from tests.blocks import ELSEWHERE, PAGES, Block, blocks, commands
+from tests.runs import ENVIRONMENT, ROOT, read_metrics
 
-ROOT = Path(__file__).parents[1]
-PAGES = [
-    *(
-        ROOT / name
-        for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "AGENTS.md", "llms.txt")
-    ),
-    *(page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "log.md"),
+BLOCKS = [
+    block for page in PAGES if page not in ELSEWHERE for block in blocks(page) if not block.reason
 ]
-OF_OTHERS = "## Side by side"  # after it, architecture.md names what other projects have
-EXAMPLE = "sapo"  # what CONTRIBUTING.md adds
-_DOTTED = re.compile(r"`(mugrpo(?:\.\w+)+)`")
+CONFIGS = sorted(
+    [
+        *ROOT.glob("configs/**/*.toml"),
+        *ROOT.glob("examples/*/*.toml"),
+        *ROOT.glob("studies/base/*.toml"),
+    ]
+)
+OWN_PROBLEMS = ROOT / "examples" / "own_problems"
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
-_PATH = re.compile(r"`((?:[\w.-]+/)+[\w.-]*\.(?:py|toml|md|sh|json))`")
 
 
-def text_of(page: Path) -> str:
-    return page.read_text().partition(OF_OTHERS)[0]
+def files_of(page: str, folder: Path) -> Path:
+    """Write the files that a page names into `folder`."""
+    for block in blocks(page):
+        if block.file and not block.reason:
+            (folder / block.file).write_text(block.text.replace("\n...\n", "\n"))
+    return folder
 
 
-def rooms_in_tree(page: Path) -> list[str]:
-    """Return the names at the outermost indent of the page's tree of src/mugrpo."""
-    block = max(re.findall(r"(?:^(?: {4}.*)?\n)+", page.read_text(), re.MULTILINE), key=_rooms)
-    lines = [line for line in block.splitlines() if re.match(r" +[\w/.]+", line)]
-    if "src/mugrpo/" in block:
-        below = block[block.index("src/mugrpo/") :].splitlines()[1:]
-        lines = [line[2:] for line in below if line.startswith(" " * 6)]
-    named = [re.match(r" {4}((?:\w+(?:\.py|/) ?)+)", line) for line in lines]
-    return [word for match in named if match for word in match[1].split()]
+def of(kind: str) -> list[Block]:
+    return [block for block in BLOCKS if block.kind == kind]
 
 
-def _rooms(block: str) -> int:
-    return sum(f" {room}" in block for floor in FLOORS for room in floor.split())
+def test_committed_configs_load(monkeypatch: pytest.MonkeyPatch):
+    assert len(CONFIGS) > 10
+    for file in CONFIGS:
+        monkeypatch.chdir(file.parent if "examples" in file.parts else ROOT)
+        load_config(file)
+    for file in ROOT.glob("studies/*.toml"):
+        load_study(file)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/architecture.md"])
-def test_the_tree_has_the_rooms_floor_by_floor_from_the_top(page: str):
-    rooms = [word.removesuffix("/").removesuffix(".py") for word in rooms_in_tree(ROOT / page)]
-    floors = [floor.split() for floor in reversed(FLOORS)]
-    assert sorted(rooms) == sorted(room for floor in floors for room in floor)
-    floor_of = {room: number for number, floor in enumerate(floors) for room in floor}
-    assert [floor_of[room] for room in rooms] == sorted(floor_of[room] for room in rooms)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_dotted_name_is_a_module_or_in_one(page: Path):
-    assert [name for name in _DOTTED.findall(text_of(page)) if not _is_there(name)] == []
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_path_exists(page: Path):
-    """Paths are relative to the root or to src/mugrpo. Those of a run or a reader are left out."""
-    paths = [path for path in _PATH.findall(text_of(page)) if not _of_a_reader(path)]
-    missing = [path for path in paths if not ((ROOT / path).exists() or (HOUSE / path).exists())]
-    assert missing == []
-
-
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "docs" / "log.md"], ids=lambda page: page.name)
-def test_every_link_within_the_project_leads_somewhere(page: Path):
-    links = [link for link in _LINK.findall(page.read_text()) if "://" not in link]
-    broken = []
-    for link in links:
-        path, _, heading = link.partition("#")
-        target = page.parent / path if path else page
-        if not target.exists() or (heading and heading not in _anchors(target)):
-            broken.append(link)
+def test_links_within_the_project_lead_somewhere():
+    broken = [
+        f"{page}: {link}"
+        for page in PAGES
+        for link in _LINK.findall((ROOT / page).read_text())
+        if "://" not in link and not _is_there(ROOT / page, link)
+    ]
     assert broken == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_a_line_has_at_most_120_characters_outside_tables_and_blocks(page: Path):
-    lines = [line for line in page.read_text().splitlines() if not line.startswith(("|", "    "))]
-    assert [line for line in lines if len(line) > 120] == []
+def _is_there(page: Path, link: str) -> bool:
+    path, _, heading = link.partition("#")
+    target = page.parent / path if path else page
+    if not target.exists() or not heading:
+        return target.exists()
+    headings = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)
+    plain = (re.sub(r"[^\w -]", "", text).strip().lower() for text in headings)
+    return heading in [text.replace(" ", "-") for text in plain]
 
 
-def test_no_blank_line_splits_a_list_of_changes():
-    lines = (ROOT / "CHANGELOG.md").read_text().splitlines()
-    items = [n for n, line in enumerate(lines) if line.startswith("- ") and not lines[n - 1]]
-    assert [lines[n] for n in items if not lines[n - 2].startswith("#")] == []
+def test_every_config_of_a_page_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Options that a block leaves out have their defaults, and a task gets a data set."""
+    assert len(of("toml")) > 10
+    for number, block in enumerate(of("toml")):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        monkeypatch.chdir(files_of(block.page, folder))
+        raw = tomllib.loads(block.text)
+        Path("block.toml").write_text(block.text)
+        if "axes" in raw:
+            Path(raw["base"]).touch()
+            load_study(Path("block.toml"))
+        elif "title" in raw:
+            load_suites("block.toml")
+        else:
+            if raw.get("task", {}).get("name", "dataset") == "dataset" and "task" in raw:
+                raw["task"] = {"name": "dataset", "data": "problems.jsonl", **raw["task"]}
+            build_config(raw, str(block))
 
 
-def test_llms_txt_has_the_form_of_llmstxt_org_and_names_every_document():
-    """A title, a summary, then sections that hold nothing but links with a line on each."""
-    page = (ROOT / "llms.txt").read_text()
-    head, *sections = page.split("\n## ")
-    assert re.match(r"# mugrpo\n\n(> .+\n)+\n", head) and len(sections) >= 3
-    for section in sections:
-        listed = section.partition("\n\n")[2].strip().splitlines()
-        assert listed and all(re.fullmatch(r"- \[[^]]+\]\(\S+\): .+", line) for line in listed)
-    documents = {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")}
-    assert documents <= set(_LINK.findall(page))
+def test_every_command_of_a_page_is_understood(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """Options are resolved too, with the config if the page or the project has it."""
+    monkeypatch.chdir(ROOT)
+    parse, seen = parser(), 0
+    for block in of("shell"):
+        for words in commands(block.text):
+            if "mugrpo" not in words or "..." in words:
+                continue
+            seen += 1
+            try:
+                options, overrides = parse.parse_known_args(words[words.index("mugrpo") + 1 :])
+            except SystemExit as end:  # --help and --version print and end
+                if end.code:
+                    raise AssertionError(f"{block}: {words}") from end
+                continue
+            assert options.takes_overrides or not overrides, (str(block), words)
+            if options.command in ("train", "generate", "demo") and overrides:
+                target = getattr(options, "target", None)
+                load_config(target if target and Path(target).is_file() else None, overrides)
+    assert seen > 30
 
 
-def test_missing_names_are_noticed():
-    assert _is_there("mugrpo.disk.shards.ROLLOUT_SCHEMA") and _is_there("mugrpo.rollouts.score")
-    assert _is_there("mugrpo.Rollout") and not _is_there("mugrpo.Rollouts")
-    assert not _is_there("mugrpo.shards.ROLLOUT_SCHEMA") and not _is_there("mugrpo.disk.shards.No")
-    assert _PATH.findall("see `disk/shards.py` and `a.py`") == ["disk/shards.py"]
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[] if page == "docs/environments.md" else pytest.mark.long)
+        for page in dict.fromkeys(block.page for block in of("python"))
+    ],
+)
+def test_the_python_of_a_page_runs_in_order(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(files_of(page, tmp_path))
+    names: dict[str, Any] = {}
+    for block in of("python"):
+        if block.page == page:
+            exec(compile(block.text, str(block), "exec"), names)
+    assert len(names) > 1
 
 
-def _anchors(page: Path) -> set[str]:
-    """Return the anchors of a page's headings."""
-    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
-    return {
-        re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings
-    }
+@pytest.mark.long
+@pytest.mark.parametrize("page", ["docs/start.md", "docs/offline.md"])
+def test_a_page_does_what_it_says_from_top_to_bottom(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    monkeypatch.chdir(files_of(page, tmp_path))
+    for block in (block for block in BLOCKS if block.page == page):
+        if block.kind == "python" and not block.file.startswith("rewards"):
+            exec(compile(block.text, str(block), "exec"), {})
+        if block.kind == "shell":
+            for program, *words in commands(block.text):
+                assert program != "mugrpo" or main(words) == 0, words
+    said = "".join(capsys.readouterr())
+    gains = re.findall(r"^accuracy +(\S+) .* before, (\S+) ", said, re.MULTILINE)
+    assert gains or re.search(r"^accuracy: 0\.\d+$", said, re.MULTILINE)
+    assert all(float(after) > float(before) + 0.05 for before, after in gains)
 
 
-def _of_a_reader(path: str) -> bool:
-    return path.startswith(("runs/", "RUN/", "stages/0", ".venv")) or any(
-        word in path for word in ("NAME", EXAMPLE)
-    )
+# The embedded model reads sums only: "What is 3+9? Answer with ..." becomes "3+9=".
+SUM = "{{ messages[0]['content'].split('?')[0].removeprefix('What is ') }}="
+EMBEDDED = "--model.path chain --prompt.chat_template sum.jinja --optimizer.lr 1e-3"
 
 
-def _is_there(name: str) -> bool:
-    parts = name.split(".")[1:]
-    if len(parts) == 1 and parts[0] in mugrpo.__all__:
-        return True
-    for length in range(len(parts), 0, -1):
-        place = HOUSE.joinpath(*parts[:length])
-        file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
-        if file.exists():
-            return length == len(parts) or parts[length] in _defined(file)
-    return False
+def test_the_example_of_own_problems_trains_an_embedded_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for file in ("mine.toml", "rewards.py", "problems.jsonl"):
+        (tmp_path / file).write_text((OWN_PROBLEMS / file).read_text())
+    (tmp_path / "sum.jinja").write_text(SUM)
+    monkeypatch.chdir(tmp_path)
+    words = ["--run-dir", "run", *EMBEDDED.split(), "--task.workers.count", "1"]
+    assert main(["train", "mine.toml", *words]) == 0
+    lines = read_metrics(Path("run"))
+    first, second = (line for line in lines if line["kind"] == "refresh")
+    before, after = (line for line in lines if line["kind"] == "evaluation")
+    # most responses of the untrained model do not end within 16 tokens, and get 0
+    assert second["behavior_reward"] > first["behavior_reward"] + 0.1
+    assert after["reward"] > before["reward"] + 0.05
+    for line in (first, second, before, after):
+        assert 0 < line["rewards/numeric/mean"] < 1 and 0 < line["rewards/short/mean"] <= 0.2
 
 
-@cache
-def _defined(file: Path) -> frozenset[str]:
-    """Return the names that a module binds at its top level."""
-    bound = set()
-    for node in ast.parse(file.read_text()).body:
-        if isinstance(node, ast.ClassDef | ast.FunctionDef):
-            bound.add(node.name)
-        for target in getattr(node, "targets", [getattr(node, "target", None)]):
-            if isinstance(target, ast.Name):
-                bound.add(target.id)
-    return frozenset(bound)
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["first_run", "own_reward", "two_methods"])
+def test_a_notebook_runs_with_its_assertions(name: str, tmp_path: Path):
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    book = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", 4)
+    place = {"metadata": {"path": str(tmp_path)}}
+    with mock.patch.dict(os.environ, ENVIRONMENT):
+        nbclient.NotebookClient(book, timeout=1800, resources=place).execute()
+
+
+@pytest.mark.long
+def test_the_site_is_built_without_a_warning(tmp_path: Path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True)

@@ -12,6 +12,7 @@ from mugrpo.disk.run_dir import RunDir
 from mugrpo.optimize.checkpoint import _remove_old
 from mugrpo.optimize.trainer import Trainer
 from mugrpo.stages import training
+from tests.cases import some
 from tests.runs import (
     Command,
     State,
@@ -53,6 +54,7 @@ def test_phases_in_separate_processes_give_the_bits_of_train(reference: Path, tm
         ]
 
 
+@pytest.mark.long
 def test_a_phase_that_was_killed_is_finished_by_train(reference: Path, tmp_path: Path):
     run_dir = tmp_path / "run"
     words = [write_config(tmp_path / "config"), "--run-dir", run_dir]
@@ -69,6 +71,7 @@ def test_a_phase_that_was_killed_is_finished_by_train(reference: Path, tmp_path:
     assert_same(run_dir, reference)
 
 
+@pytest.mark.long
 def test_optimize_until_stops_after_that_update(reference: Path, tmp_path: Path):
     """The last one is saved, even if no checkpoint is due."""
     run_dir = tmp_path / "run"
@@ -107,7 +110,7 @@ def test_train_on_a_finished_run_changes_nothing_and_prints_the_summary(tmp_path
         ("gradient", 4, 2),
         pytest.param("engine batch", 10, 2, marks=pytest.mark.long),
         pytest.param("scoring", 46, 2, marks=pytest.mark.long),
-        ("gradient", 6, 4),
+        pytest.param("gradient", 6, 4, marks=pytest.mark.long),
     ],
 )
 def test_a_stage_end_without_a_checkpoint_is_made_again_to_the_same_bits(
@@ -125,6 +128,7 @@ def test_a_stage_end_without_a_checkpoint_is_made_again_to_the_same_bits(
     assert_same(run_dir, reference)
 
 
+@pytest.mark.long
 def test_without_any_checkpoint_but_the_last_a_run_starts_over_on_the_shards_it_has(
     reference: Path, tmp_path: Path
 ):
@@ -144,7 +148,7 @@ def test_without_any_checkpoint_but_the_last_a_run_starts_over_on_the_shards_it_
         ("old checkpoint", 1, (3,)),  # 2 is renamed for removal
         pytest.param("engine batch", 9, (3,), marks=pytest.mark.long),
         pytest.param("gradient", 6, (3, 4), marks=pytest.mark.long),
-        ("half a checkpoint", 4, (3, 4)),
+        pytest.param("half a checkpoint", 4, (3, 4), marks=pytest.mark.long),
     ],
 )
 def test_keeping_one_checkpoint_leaves_the_newest_and_the_one_its_stage_began_from(
@@ -168,7 +172,7 @@ NOTHING_DUE = (
 )
 
 
-@pytest.mark.parametrize(("minutes", "kept"), [("1e-9", (3, 5)), ("0", ())])
+@pytest.mark.parametrize(("minutes", "kept"), some(1, [("1e-9", (3, 5)), ("0", ())]))
 def test_a_run_without_checkpoints_saves_after_some_minutes_of_updates(
     reference: Path, tmp_path: Path, minutes: str, kept: tuple[int, ...]
 ):
@@ -181,6 +185,7 @@ def test_a_run_without_checkpoints_saves_after_some_minutes_of_updates(
     assert_same(run_dir, reference)
 
 
+@pytest.mark.long
 def test_temporary_checkpoints_do_not_take_the_places_of_those_to_keep(
     reference: Path, tmp_path: Path
 ):
@@ -207,7 +212,9 @@ def test_a_link_to_another_runs_checkpoint_is_left_alone(tmp_path: Path):
     assert ours.checkpoint_updates() == [2, 7] and theirs.checkpoint_updates() == [2]
 
 
-@pytest.mark.parametrize(("seconds", "saved"), [(25.0, [3, 6]), (40.0, [2, 4, 6]), (9.0, [6])])
+@pytest.mark.parametrize(
+    ("seconds", "saved"), some(1, [(25.0, [3, 6]), (40.0, [2, 4, 6]), (9.0, [6])])
+)
 def test_only_the_minutes_of_updates_that_no_checkpoint_holds_count(
     tmp_path: Path,
     command: Command,
@@ -229,6 +236,7 @@ def test_only_the_minutes_of_updates_that_no_checkpoint_holds_count(
     assert at == saved
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("preset", "schedule"),
     [
@@ -256,13 +264,3 @@ def test_at_most_ten_minutes_of_updates_are_lost_with_presets_of_short_stages(
     words = ("train", write_config(tmp_path), "--run-dir", tmp_path / "run", *options)
     assert command(*words).status in (0, 4)
     assert at == [3, 6]
-
-
-@pytest.mark.long
-def test_several_passes_over_a_batch_are_resumed_within_the_batch(tmp_path: Path):
-    options = ("--schedule.batches_per_stage", "1", "--schedule.passes_per_batch", "3")
-    finished(tmp_path / "whole", *options)
-    killed(tmp_path / "run", "gradient", 6, *options)
-    assert checkpoints(tmp_path / "run") == [2, 3, 4]
-    finished(tmp_path / "run", *options)
-    assert_same(tmp_path / "run", tmp_path / "whole")

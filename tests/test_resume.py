@@ -1,4 +1,4 @@
-"""A run that is killed anywhere and resumed ends in the bits of an uninterrupted run."""
+"""Runs of every kind that are killed anywhere and resumed end in the bits of uninterrupted ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -14,24 +17,31 @@ from mugrpo.config.stages import ScheduleOptions
 from mugrpo.disk.shards import ShardSet, read_rollouts
 from mugrpo.rollouts.schedule import Schedule
 from mugrpo.tasks.chain import Chain, ChainOptions
+from tests.cases import some
 from tests.runs import (
+    EARLY,
     ENVIRONMENT,
     ROOT,
+    UPDATES,
+    Ended,
     State,
     assert_same,
     checkpoints,
+    differences,
     final_weights,
     finished,
     killed,
+    mugrpo,
     read_metrics,
     shard_path,
     shards,
     start_train,
     state,
-    train,
     unfinished,
     write_config,
 )
+from tests.test_mixture_run import MIXTURE
+from tests.test_turns_run import write_turns
 from tests.waiting import until
 
 pytest_plugins = ["tests.run_fixtures"]
@@ -57,9 +67,40 @@ def test_two_uninterrupted_runs_are_the_same_and_another_seed_is_not(
     assert read_metrics(tmp_path / "other") != read_metrics(reference)
 
 
-# Where a kill comes, at which pass of the place, and what is on disk then: rollout and score
-# shards by stage, checkpoints, the last line of the metrics, what was being written.
-KILLS = [
+class Kind(NamedTuple):
+    """Options of a run, a function that writes its config into a folder, and its updates."""
+
+    options: tuple[object, ...] = ()
+    write: Callable[[Path], Path] = write_config
+    updates: int = UPDATES
+
+
+KL = ("--reference.name", "kl", "--reference.coefficient", "1.0")
+DYNAMIC = ("--sampling.name", "dynamic", "--optimizer.lr", "3e-4")
+KINDS = {
+    "plain": Kind(),
+    "lora": Kind(("--lora.rank", 4, "--lora.alpha", 24, "--optimizer.lr", "3e-3")),
+    # logprobs of each stage's first policy, of the trainer under the behavior policy, ...
+    "kl": Kind((*KL, "--reference.period", 1, "--checkpoint.keep", 1)),
+    "truncated": Kind(("--correction.name", "truncated")),
+    # ... and of the policy before every second update
+    "proximal": Kind(
+        (
+            *("--objective.name", "decoupled_ppo", "--objective.proximal_period", 2),
+            *("--objective.ratio_clip", "[0.99, 1.01]", "--veto.name", "off"),
+        )
+    ),
+    "early ends": Kind(EARLY, updates=8),
+    "mixture": Kind(DYNAMIC, partial(write_config, text=MIXTURE)),
+    "turns": Kind(("--trust",), write_turns),
+    "two passes": Kind(
+        ("--schedule.batches_per_stage", "1", "--schedule.passes_per_batch", "3"),
+    ),
+}
+
+# Where a kill of the plain run comes, at which pass of the place, and what is on disk then: rollout
+# and score shards by stage, checkpoints, the last line of the metrics, what was being written.
+PLAIN = [
     ("config", 1, State((0, 0), (0, 0), (), "", ("config.json",))),
     ("half an evaluation", 1, State((0, 0), (0, 0), (), "", ("update-000000",))),
     ("canary", 1, State((0, 0), (0, 0), (), "")),  # an evaluation's
@@ -90,40 +131,75 @@ KILLS = [
     ("stage", 2, State((3, 0), (3, 0), (2, 3), "evaluation 3")),
     ("evaluation without metrics line", 3, State((3, 3), (3, 3), (2, 3, 4, 6), "update 6")),
 ]
-
-
-# Kills that are much like another one above: left to `make test-long`.
-LATER = {
-    ("config", 1),
-    ("canary", 2),
-    ("engine batch", 9),
+# Kills of the others. Of "kl" and "proximal" updates 1 and 4 begin a stage, 3 and 6 a second
+# proximal period; checkpoints come after 2, 3, 4 and 6.
+OTHERS = [
+    ("lora", "half a checkpoint", 2),
+    ("kl", "half a logprobs shard", 5),
+    ("proximal", "gradient", 2),
+    ("early ends", "metrics line", 5),  # the update's line is written, the stage's end is not
+    ("mixture", "rollout shard without manifest", 5),  # in the second round of a stage
+    ("turns", "half a rollout shard", 2),
+    ("lora", "half an evaluation", 1),
+    ("lora", "gradient", 6),
+    ("lora", "engine batch", 9),
+    ("kl", "stage", 2),
+    ("kl", "gradient", 5),
+    ("truncated", "half a logprobs shard", 2),
+    ("truncated", "gradient", 5),
+    ("proximal", "half a logprobs shard", 2),
+    ("proximal", "logprobs shard without manifest", 4),
+    ("proximal", "gradient", 6),
+    ("early ends", "metrics line", 6),
+    ("early ends", "checkpoint without name", 2),
+    ("early ends", "engine batch", 12),  # in the generation of the next stage
+    ("early ends", "half a rollout shard", 9),
+    ("early ends", "gradient", 7),
+    ("mixture", "scoring", 30),  # between the generation and the scoring of a round
+    ("mixture", "cut metrics", 3),  # before the line that covers two more rounds
+    ("mixture", "plan without manifest", 1),
+    ("mixture", "gradient", 5),
+    ("turns", "gradient", 5),
+    ("two passes", "gradient", 6),
+]
+# The others are left to `make test-all`.
+BY_DEFAULT = {
     ("half a rollout shard", 2),
-    ("scoring", 15),
-    ("optimizer step", 3),
-    ("checkpoint", 3),
-    ("manifest of rollouts", 3),
-    ("gradient", 1),
-    ("metrics line", 5),
-    ("half a checkpoint", 1),
-    ("checkpoint without name", 2),
-    ("half an evaluation", 2),
-    ("half an evaluation", 1),
-    ("canary", 1),
-    ("half a score shard", 3),
-    ("plan without manifest", 1),
+    ("score shard without manifest", 4),
+    ("half a metrics line", 3),
     ("half a checkpoint", 3),
-    ("stage", 2),
+    ("evaluation without metrics line", 3),
 }
+NONE: list[pytest.MarkDecorator] = []
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory, reference: Path) -> dict[str, Path]:
+    """Uninterrupted runs by kind, made when first asked for. Tests only read them."""
+
+    class Runs(dict[str, Path]):
+        def __missing__(self, name: str) -> Path:
+            run_dir = tmp_path_factory.mktemp("whole") / "run"
+            assert ran(name, run_dir).status == 0
+            self[name] = run_dir
+            return run_dir
+
+    return Runs(plain=reference)
+
+
+def ran(name: str, run_dir: Path, **kill: Any) -> Ended:
+    """Run `train` with a kind's config."""
+    kind = KINDS[name]
+    config = kind.write(run_dir.parent / "config")
+    return mugrpo("train", config, "--run-dir", run_dir, *kind.options, **kill)
 
 
 @pytest.mark.promise("killed")
 @pytest.mark.parametrize(
     ("place", "nth", "on_disk"),
     [
-        pytest.param(
-            *kill, id=f"{kill[0]} {kill[1]}", marks=[pytest.mark.long] * (kill[:2] in LATER)
-        )
-        for kill in KILLS
+        pytest.param(*kill, marks=NONE if kill[:2] in BY_DEFAULT else pytest.mark.long)
+        for kill in PLAIN
     ],
 )
 def test_a_run_killed_at_a_place_and_resumed_ends_in_the_same_bits(
@@ -141,6 +217,32 @@ def test_a_run_killed_at_a_place_and_resumed_ends_in_the_same_bits(
     assert (source in again.out) == (newest > 0)
 
 
+@pytest.mark.promise("killed")
+@pytest.mark.parametrize(("name", "place", "nth"), some(6, OTHERS))
+def test_a_run_of_another_kind_killed_and_resumed_ends_in_the_same_bits(
+    whole: dict[str, Path], tmp_path: Path, name: str, place: str, nth: int
+):
+    run_dir = tmp_path / "run"
+    assert ran(name, run_dir, at=place, nth=nth).status == -signal.SIGKILL
+    again = ran(name, run_dir)
+    assert (again.status, again.err) == (0, "")
+    assert differences(run_dir, whole[name], KINDS[name].updates) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", KINDS)
+def test_a_run_killed_after_every_sixth_publish_ends_in_the_same_bits(
+    whole: dict[str, Path], tmp_path: Path, name: str
+):
+    """Six, since an evaluation publishes four files and a folder, and starts over if killed."""
+    run_dir, statuses = tmp_path / "run", list[int]()
+    while not statuses or (statuses[-1] == -signal.SIGKILL and len(statuses) < 30):
+        statuses.append(ran(name, run_dir, at="after a publish", nth=6).status)
+    assert statuses == [-signal.SIGKILL] * (len(statuses) - 1) + [0]
+    assert len(statuses) > 5
+    assert differences(run_dir, whole[name], KINDS[name].updates) == []
+
+
 BESIDE = ("--checkpoint.beside_training", "true")
 
 
@@ -148,10 +250,9 @@ BESIDE = ("--checkpoint.beside_training", "true")
     ("place", "nth"),
     [
         ("half a checkpoint", 2),
-        pytest.param("checkpoint without name", 1, marks=pytest.mark.long),
         pytest.param("checkpoint", 3, marks=pytest.mark.long),
         pytest.param("metrics line", 5, marks=pytest.mark.long),
-        ("rollout shard without manifest", 4),
+        pytest.param("rollout shard without manifest", 4, marks=pytest.mark.long),
     ],
 )
 def test_a_run_killed_while_a_checkpoint_is_written_ends_in_the_same_bits(
@@ -179,19 +280,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(reference: Path, tmp_pat
     assert_same(run_dir, reference)
 
 
-def test_a_run_killed_after_every_sixth_publish_ends_in_the_same_bits(
-    reference: Path, tmp_path: Path
-):
-    """Six, since an evaluation publishes four files and a folder, and starts over if killed."""
-    run_dir = tmp_path / "run"
-    statuses = []
-    while not statuses or (statuses[-1] == -signal.SIGKILL and len(statuses) < 20):
-        statuses.append(train(run_dir, at="after a publish", nth=6).status)
-    assert statuses == [-signal.SIGKILL] * (len(statuses) - 1) + [0]
-    assert len(statuses) > 5
-    assert_same(run_dir, reference)
-
-
+@pytest.mark.long
 def test_a_run_killed_again_while_it_resumes_ends_in_the_same_bits(reference: Path, tmp_path: Path):
     run_dir = tmp_path / "run"
     killed(run_dir, "half a metrics line", 5)
@@ -245,6 +334,7 @@ def test_shards_that_are_done_are_counted_and_each_prompt_is_sampled_once(tmp_pa
         ]
 
 
+@pytest.mark.long
 def test_only_the_shard_that_was_being_written_is_made_again(tmp_path: Path):
     run_dir = tmp_path / "run"
     killed(run_dir, "half a rollout shard", 3)
@@ -258,20 +348,7 @@ def test_only_the_shard_that_was_being_written_is_made_again(tmp_path: Path):
     assert shard_path(run_dir, 0, 2).exists()
 
 
-def test_an_unfinished_checkpoint_is_removed_and_the_one_before_is_named_and_used(
-    reference: Path, tmp_path: Path
-):
-    run_dir = tmp_path / "run"
-    killed(run_dir, "half a checkpoint", 4)
-    (torn,) = run_dir.glob("checkpoints/*.tmp.*")
-    assert {"model.safetensors", "optimizer.safetensors"} <= {p.name for p in torn.iterdir()}
-    again = finished(run_dir)
-    assert f"removed unfinished {torn}\n" in again.out
-    assert f"resuming from {run_dir}/checkpoints/update-000004\n" in again.out
-    assert not torn.exists()
-    assert_same(run_dir, reference)
-
-
+@pytest.mark.long
 def test_the_newest_checkpoint_is_found_by_folder_names_alone(reference: Path, tmp_path: Path):
     run_dir = tmp_path / "run"
     killed(run_dir, "checkpoint", 2)

@@ -10,7 +10,6 @@ import pytest
 
 from mugrpo.config.load import build_config
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.report.read import read_runs
 from mugrpo.rollouts.schedule import Schedule
 from mugrpo.stages.optimize import early_end_sentence, ends_early
 from mugrpo.stages.stage import Stage
@@ -20,7 +19,6 @@ from tests.runs import (
     LIMIT,
     Command,
     Ended,
-    assert_same,
     checkpoints,
     differences,
     final_weights,
@@ -98,38 +96,11 @@ def test_checkpoints_hold_where_stages_began(early: Path):
     assert starts(early) == {2: [0], 3: later[:2], 4: later[:2], 5: later, 6: later, 8: [*later, 8]}
 
 
-def test_a_report_of_early_ends_has_no_notes(early: Path):
-    (read,) = read_runs([early])
-    assert read.notes == []
-    assert read.refresh_updates == [0, 3, 5]
-
-
 # Up to the first stage's end the metrics have six lines: an evaluation, a refresh, three updates
 # and "stage_end".
-@pytest.mark.promise("killed")
-@pytest.mark.parametrize(
-    ("place", "nth", "newest"),
-    [
-        ("metrics line", 5, 2),  # the update's line is written, the stage's end is not
-        pytest.param("metrics line", 6, 2, marks=pytest.mark.long),
-        pytest.param("checkpoint without name", 2, 2, marks=pytest.mark.long),
-        pytest.param("checkpoint", 2, 3, marks=pytest.mark.long),
-        ("engine batch", 12, 3),  # in the generation of the next stage
-        pytest.param("half a rollout shard", 9, 5, marks=pytest.mark.long),
-        pytest.param("gradient", 7, 6, marks=pytest.mark.long),
-    ],
-)
-def test_a_run_killed_around_an_early_end_and_resumed_ends_in_the_same_bits(
-    early: Path, tmp_path: Path, command: Command, place: str, nth: int, newest: int
-):
-    run_dir = tmp_path / "run"
-    killed(run_dir, place, nth, *EARLY)
-    assert checkpoints(run_dir)[-1] == newest
-    assert command("train", run_dir).status == 0
-    same(run_dir, early)
-    assert starts(run_dir) == starts(early)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("place", "nth", "every", "kept"),
     [
@@ -175,13 +146,6 @@ def test_a_stage_that_is_over_has_no_more_updates(early: Path, tmp_path: Path, c
     assert ended.status == 0 and "stage 0: all updates are made\n" in ended.out
     refused(command("optimize", run_dir, "--stage", 3), "--stage 3: the run has stages 0 to 2")
     same(run_dir, early)
-
-
-def test_a_limit_that_is_never_reached_gives_the_run_of_whole_stages(
-    reference: Path, tmp_path: Path
-):
-    finished(tmp_path / "run", *LIMIT, "--stage_until.limit", "0.99")
-    assert_same(tmp_path / "run", reference)
 
 
 @pytest.mark.long

@@ -101,7 +101,6 @@ def parser() -> argparse.ArgumentParser:
     commands = Commands(root)
     _add_phases(commands)
     _add_others(commands)
-    _add_publish(commands)
     for place in (place for one in installed().values() for place in one.commands):
         imported(place)(commands)
     return root
@@ -204,30 +203,16 @@ def _add_others(commands: Commands) -> None:
     merge.add_argument("out", type=Path, help="the model's directory, which must not exist yet")
     merge.add_argument("--base", help="the model without it (default: the one it was trained on)")
     merge.add_argument("--force", action="store_true", help="accept a model with other files")
-
-
-def _add_publish(commands: Commands) -> None:
-    text = "send a run's model, with a card, to the Hugging Face Hub"
-    command = commands.add("publish", text, run="mugrpo.cli:run_publish")
-    command.add_argument("target", type=Path, help="a run's directory")
-    command.add_argument("name", metavar="OWNER/NAME", help="the model's repository")
+    publish = add("publish", "send a run's model or adapter, with a card, to the Hugging Face Hub")
+    publish.add_argument("target", type=Path, help="a run's directory")
+    publish.add_argument("name", metavar="OWNER/NAME", help="the model's repository")
     at = "the update to publish (default: the newest checkpoint)"
-    command.add_argument("--update", type=int, help=at)
-    merged = "send the whole model instead of the adapter (lora.rank)"
-    command.add_argument("--merged", action="store_true", help=merged)
-    base = "the model before the first update, on the hub (default: model.path, if it is there)"
-    command.add_argument("--base-model", metavar="OWNER/NAME", help=base)
-    command.add_argument("--license", metavar="ID", help="the license, such as apache-2.0")
-    rollouts = "send the rollouts, too, to this data set's repository"
-    command.add_argument("--rollouts", metavar="OWNER/DATASET", help=rollouts)
-    seen = command.add_mutually_exclusive_group()
-    seen.add_argument("--private", action="store_true", help="for you alone (the default)")
-    seen.add_argument("--public", action="store_true", help="for everybody")
-    force = "replace what the repository holds of another run, or of something else"
-    command.add_argument("--force", dest="replace", action="store_true", help=force)
-    command.add_argument("--trust", action="store_true", help=TRUST)
-    dry_run = "write what would be sent to this new folder, and contact nobody"
-    command.add_argument("--dry-run", type=Path, metavar="FOLDER", help=dry_run)
+    publish.add_argument("--update", type=int, help=at)
+    before = "the model before the first update, on the hub (default: model.path, if it is there)"
+    publish.add_argument("--base-model", metavar="OWNER/NAME", help=before)
+    publish.add_argument("--license", metavar="ID", help="the license, such as apache-2.0")
+    everybody = "for everybody (default: for you alone)"
+    publish.add_argument("--public", action="store_true", help=everybody)
 
 
 def _of_cli(commands: Commands, name: str, text: str) -> argparse.ArgumentParser:

@@ -135,33 +135,12 @@ def run_repair(options: argparse.Namespace) -> None:
     _say(f"{damaged} damaged; {rest}" if damaged else "no damage found")
 
 
-def _copy(options: argparse.Namespace) -> None:
-    from mugrpo.tools.store import pull, push
-
-    if options.command == "push":
-        push(RunDir(options.target), options.url, _say, options.stop.check)
-    else:
-        pull(options.url, RunDir(options.target), _say, options.stop.check)
-
-
 def run_publish(options: argparse.Namespace) -> None:
-    """Do what the arguments of `mugrpo publish` ask for."""
     _say(f"{options.target}: loading PyTorch, then verifying what will be sent")
-    from mugrpo.tools.publish import Publication, publish
+    from mugrpo.tools.publish import publish
 
-    wanted = Publication(
-        options.target,
-        options.name,
-        update=options.update,
-        merged=options.merged,
-        base_model=options.base_model,
-        license=options.license,
-        rollouts=options.rollouts,
-        public=options.public,
-        replace=options.replace,
-        trust=options.trust,
-    )
-    publish(wanted, options.dry_run, say=_say, stop=options.stop)
+    how = {"update": options.update, "base": options.base_model, "license": options.license}
+    _say(publish(RunDir(options.target), options.name, public=options.public, **how))
 
 
 def run_merge(options: argparse.Namespace) -> None:

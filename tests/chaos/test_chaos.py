@@ -35,6 +35,7 @@ def chaos(tmp_path_factory: pytest.TempPathFactory) -> Chaos:
     return Chaos(tmp_path_factory.mktemp("chaos"), pause=2.0)
 
 
+@pytest.mark.long
 @pytest.mark.promise("chaos")
 @pytest.mark.parametrize("number", some(1, A_FEW))
 def test_a_trial_ends_in_the_bits_of_an_uninterrupted_run_and_leaves_nothing(

@@ -14,6 +14,7 @@ from mugrpo.config.load import apply_overrides, load_config, parse_overrides
 from mugrpo.config.run import RunConfig
 from mugrpo.config.unknown import ELSEWHERE
 from mugrpo.disk.errors import UsageError
+from tests.cases import table
 
 ROOT = Path(__file__).parents[2]
 CHOICES = RunConfig.choices()
@@ -22,7 +23,7 @@ CONFIGS = [DEMO, *sorted(ROOT.glob("configs/**/*.toml")), *sorted(ROOT.glob("exa
 # ---- overrides ----
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "value"),
     [
         ("3", 3),
@@ -58,17 +59,6 @@ def test_dashes_in_names_are_underscores_and_values_keep_theirs():
     assert pair == ("schedule.problems_per_update", "two-three")
 
 
-@pytest.mark.parametrize("arguments", [["--a.b"], ["--a.b", "--c", "1"]])
-def test_an_override_without_value_is_refused(arguments):
-    with pytest.raises(UsageError, match=r"--a\.b has no value: write --a\.b value"):
-        list(parse_overrides(arguments))
-
-
-def test_an_argument_that_is_no_override_is_refused():
-    with pytest.raises(UsageError, match=r"'stages' is not an option"):
-        list(parse_overrides(["stages", "3"]))
-
-
 def test_overrides_replace_the_file_and_the_file_the_defaults(toml):
     file = toml("seed = 5\n[schedule]\nstages = 2\nbatches_per_stage = 8\n")
     config = load_config(file, ["--schedule.stages", "3"])
@@ -95,15 +85,10 @@ def test_overrides_leave_the_raw_values_alone():
     assert raw == {"schedule": {"stages": 2}}
 
 
-def test_an_option_used_as_a_group_is_refused():
-    with pytest.raises(UsageError, match="seed is an option, not a group"):
-        apply_overrides({"seed": 3}, ["--seed.x=1"])
-
-
 # ---- what is refused ----
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "near"),
     [
         ("schedule.stage", "schedule.stages"),
@@ -169,7 +154,7 @@ def test_an_unknown_option_far_from_all_others_points_to_the_help(refusal):
     assert "there is no option zzz" in sentence and "--help" in sentence
 
 
-@pytest.mark.parametrize(
+@table(
     ("override", "reason"),
     [
         ("schedule.stages=0", "greater than or equal to 1"),
@@ -196,13 +181,6 @@ def test_values_out_of_bounds_are_refused_by_name_value_and_bound(refusal, overr
     assert group in sentence and value in sentence and reason in sentence
 
 
-@pytest.mark.parametrize("interval", ["[5, 0]", "[1, 1]", "[-0.1, 5]"])
-def test_intervals_out_of_order_are_refused(refusal, interval):
-    sentence = refusal("--preset=mu-grpo", f"--objective.ratio_clip={interval}")
-    assert sentence.startswith("on the command line: objective.ratio_clip = ")
-    assert "it needs 0 <= low < high" in sentence
-
-
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
@@ -227,19 +205,6 @@ def test_intervals_out_of_order_are_refused(refusal, interval):
 def test_a_value_of_another_type_is_refused(refusal, override, sentence):
     refused = refusal("--preset=mu-grpo", f"--{override}")
     assert refused.startswith(f"on the command line: {sentence}")
-
-
-def test_every_fault_is_named_at_once(refusal):
-    words = ["--schedule.stages=0", "--optimizer.lrr=1", "--veto.kappa=-1"]
-    sentence = refusal("--preset=mu-grpo", *words)
-    assert sentence.count("; ") >= 2
-    for name in ("schedule.stages", "optimizer.lrr", "veto.kappa"):
-        assert name in sentence
-
-
-def test_a_fault_names_the_file(refusal, toml):
-    file = toml("[schedule]\nstages = 0\n")
-    assert refusal(file=file).startswith(f"{file}: schedule.stages = 0")
 
 
 def test_unreadable_files_are_refused_by_name(refusal, toml, tmp_path):
@@ -282,21 +247,6 @@ def test_a_name_override_that_repeats_the_file_changes_nothing(toml):
     assert load_config(file, ["--objective.name=cispo"]) == load_config(file)
 
 
-@pytest.mark.parametrize("group", sorted(CHOICES))
-def test_an_unknown_name_is_refused_with_the_choices(refusal, group):
-    sentence = refusal(f"--{group}.name=nothing")
-    assert "no such name 'nothing'" in sentence
-    for name in CHOICES[group]:
-        assert name in sentence
-
-
-def test_a_knob_of_another_objective_is_refused_with_that_objective(refusal):
-    sentence = refusal("--objective.name=cispo", "--objective.dual_clip=3")
-    assert "objective.dual_clip is an option if objective.name = 'grpo'" in sentence
-    sentence = refusal("--veto.name=off", "--veto.kappa=0.1")
-    assert "veto.kappa is an option if veto.name = 'negative_advantage'" in sentence
-
-
 def test_the_order_of_overrides_does_not_matter_to_a_choice():
     for overrides in (
         ["--objective.dual_clip=3", "--objective.name=grpo"],
@@ -312,7 +262,7 @@ def test_naming_the_default_choice_keeps_what_the_file_says(toml):
     assert (objective.positives, objective.taper) == ("ratio", "prefix")  # the file's, the preset's
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "override"),
     [
         ('preset = "mu-grpo"\n[veto]\nkappa = 0.5\n', "--veto.name=negative_advantage"),
@@ -358,13 +308,13 @@ def test_there_are_committed_configs():
     assert CONFIGS
 
 
-@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)
+@table("file", CONFIGS)
 def test_every_committed_config_loads_and_differs_from_the_defaults(file):
     config = load_config(file)
     assert config != RunConfig()
 
 
-@pytest.mark.parametrize(
+@table(
     ("overrides", "word"),
     [
         ("schedule.stages=1000000000000000", "schedule.stages"),
@@ -403,3 +353,24 @@ def test_a_config_that_is_a_pipe_is_refused(tmp_path: Path):
     os.mkfifo(tmp_path / "run.toml")
     with pytest.raises(UsageError, match="pipe"):
         load_config(tmp_path / "run.toml")
+
+
+@table(
+    ("words", "part"),
+    [
+        ("--a.b", "--a.b has no value"),
+        ("stages 3", "'stages' is not an option"),
+        ("--preset=mu-grpo --objective.ratio_clip=[5,0]", "it needs 0 <= low < high"),
+        ("--schedule.stages=0 --optimizer.lrr=1", "schedule.stages"),  # every fault at once
+        ("--schedule.stages=0 --optimizer.lrr=1", "optimizer.lrr"),
+        ("--veto.name=nothing", "negative_advantage"),  # the choices
+        ("--veto.name=off --veto.kappa=0.1", "an option if veto.name = 'negative_advantage'"),
+        ("--engine=3", "it should be a table of options"),
+        ("--task.workers.count=1", "an option if task.name = 'dataset'"),
+        ("--task.name=dataset", "task.data must be given"),
+    ],
+)
+def test_words_that_make_no_config_are_refused(words: str, part: str):
+    with pytest.raises(UsageError) as refused:
+        load_config(None, words.split(" "))
+    assert part in str(refused.value)

@@ -13,6 +13,7 @@ from mugrpo.config.base import WorkerOptions
 from mugrpo.config.environment import EnvironmentOptions
 from mugrpo.engines.devices import exclusive_part
 from mugrpo.tools import doctor
+from tests.cases import table
 
 
 def test_without_affinity_as_on_macos_all_cores_count(monkeypatch: pytest.MonkeyPatch):
@@ -25,7 +26,7 @@ def test_without_affinity_as_on_macos_all_cores_count(monkeypatch: pytest.Monkey
     assert exclusive_part(1, 2, 1, 0) == {"VLLM_CPU_OMP_THREADS_BIND": "3,4,5"}
 
 
-@pytest.mark.parametrize(
+@table(
     ("first", "setting", "expected"),
     [
         ("", {}, ("1000", None)),
@@ -43,7 +44,7 @@ def test_spinning_is_bounded_before_torch_unless_the_user_says_otherwise(first, 
     assert done.stdout.split() == [str(value) for value in expected]
 
 
-@pytest.mark.parametrize(
+@table(
     ("load", "threads", "said"),
     [(0.9, 4, False), (1.0, 4, True), (2.9, 2, False), (3.1, 2, True), (3.9, 1, False)],
 )

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-import pytest
-
 from mugrpo.config.base import WorkerOptions
 from mugrpo.config.describe import as_toml, describe, tables
 from mugrpo.config.kept import SuiteUse
@@ -15,6 +13,7 @@ from mugrpo.config.mixture import Source
 from mugrpo.config.options import choices
 from mugrpo.config.rewards import Reward
 from mugrpo.config.run import RunConfig
+from tests.cases import table
 
 CHOICES = RunConfig.choices()
 
@@ -74,7 +73,7 @@ def test_every_option_is_listed_once_for_each_choice_that_has_it(required):
     assert owners_by_name() == expected
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "owners"),
     [
         ("engine.slots", ["continuous"]),

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from mugrpo.config.describe import describe
 from mugrpo.config.kept import SuiteUse
 from mugrpo.config.load import build_config, changes, load_config, on_resume
 from mugrpo.config.preset import PRESETS
+from tests.cases import table
 
 
 def test_changes_lists_what_differs_by_dotted_name():
@@ -21,7 +20,7 @@ def test_changes_lists_what_differs_by_dotted_name():
     assert changes(old, old) == []
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@table("preset", PRESETS)
 def test_a_resolved_config_survives_json(preset):
     """Resuming relies on this: stored as JSON and read again, a config has not changed.
 

@@ -11,11 +11,12 @@ from mugrpo.config.load import build_config, load_config
 from mugrpo.config.preset import PRESETS, beneath
 from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.optimize.loss import UpdateLoss
+from tests.cases import table
 
 CHOICES = RunConfig.choices()
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@table("name", PRESETS)
 def test_every_preset_loads_to_what_it_says_and_makes_a_loss(name):
     config = load_config(None, [f"--preset={name}"])
     assert config.preset == name
@@ -58,9 +59,7 @@ def test_responses_of_other_models_than_the_embedded_may_be_longer(path, given, 
     assert (config.rollouts.max_new_tokens, config.engine.slots) == (longest, slots)
 
 
-@pytest.mark.parametrize(
-    ("path", "lr"), [("chain", 1e-4), ("letters", 1e-4), ("smollm2", 1e-5), ("org/model", 1e-5)]
-)
+@table(("path", "lr"), [("chain", 1e-4), ("letters", 1e-4), ("smollm2", 1e-5), ("org/model", 1e-5)])
 def test_the_default_learning_rate_is_lower_for_pretrained_models(path, lr):
     model = {"model": {"path": path}}
     assert build_config(model, "here").optimizer.lr == lr
@@ -79,7 +78,7 @@ def test_without_a_schedule_it_is_four_stages_each_twice_as_long_as_the_one_befo
     assert [equal.updates(stage) for stage in range(equal.stages)] == [64, 64, 64, 64]
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@table("preset", PRESETS)
 def test_with_every_preset_the_rate_falls_to_0_and_second_moments_forget_soon(preset):
     optimizer = load_config(None, [f"--preset={preset}"]).optimizer
     assert optimizer.lr_schedule == "linear" and optimizer.final_lr_share == 0
@@ -100,7 +99,7 @@ PRESET = {
 }
 
 
-@pytest.mark.parametrize(
+@table(
     ("raw", "expected"),
     [
         ({}, PRESET),
@@ -160,7 +159,7 @@ def test_a_file_replaces_its_presets_values_and_the_command_line_the_files(toml)
     assert other.objective.knobs["level"] == "token" and other.veto.name == "negative_advantage"
 
 
-@pytest.mark.parametrize("group", sorted(set(CHOICES) - {"task", "engine"}))
+@table("group", sorted(set(CHOICES) - {"task", "engine"}))
 def test_a_part_can_be_set_over_every_preset(group):
     for name in PRESETS:
         for choice in set(CHOICES[group]) - {"file"}:
@@ -169,7 +168,7 @@ def test_a_part_can_be_set_over_every_preset(group):
 
 
 # batches per stage, passes per batch
-@pytest.mark.parametrize(
+@table(
     ("name", "batches", "passes"),
     [
         ("on-policy", 1, 1),
@@ -193,7 +192,7 @@ def test_an_unknown_preset_is_refused_with_the_choices(refusal):
     assert all(name in sentence for name in PRESETS)
 
 
-@pytest.mark.parametrize(
+@table(
     ("overrides", "beginning"),
     [
         (["--preset=nothing", "--seed=3"], "preset = 'nothing': no such preset"),

@@ -7,6 +7,7 @@ import pytest
 from mugrpo.config.load import build_config
 from mugrpo.config.private import HIDDEN, PrivateTable, PrivateText, concealed
 from mugrpo.disk.errors import UsageError
+from tests.cases import table
 
 RAW = {
     "preset": "grpo",
@@ -42,13 +43,13 @@ def test_a_config_shows_no_private_value_and_keeps_all():
     assert build_config(revealed, "again") == config != build_config(dumped, "a copy")
 
 
-@pytest.mark.parametrize("copy", [PrivateText(f"http://{HIDDEN}@h"), PrivateTable({"a": HIDDEN})])
+@table("copy", [PrivateText(f"http://{HIDDEN}@h"), PrivateTable({"a": HIDDEN})])
 def test_what_is_hidden_is_no_value(copy: PrivateText | PrivateTable):
     with pytest.raises(UsageError, match="name the option again"):
         _ = copy.value
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "shown"),
     [
         ("http://host:8000/v1", "http://host:8000/v1"),
@@ -65,7 +66,7 @@ def test_urls_lose_their_users_and_queries(text: str, shown: str):
     assert concealed(text) == shown
 
 
-@pytest.mark.parametrize("raw", [{"engine": {"name": "vllm_server", "urls": "http://u:pass@h"}}])
+@table("raw", [{"engine": {"name": "vllm_server", "urls": "http://u:pass@h"}}])
 def test_an_error_names_no_password(raw: dict[str, object]):
     with pytest.raises(UsageError, match=r"engine\.urls") as failed:
         build_config(raw, "a file")

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from mugrpo.config.base import RewardOption
 from mugrpo.config.options import Options
 from mugrpo.config.rewards import (
     ExactOptions,
     FunctionOptions,
     MathOptions,
     NumericOptions,
-    RewardOption,
     Rewards,
 )
+from tests.cases import table
 
 
 class Chosen(Options):
@@ -37,7 +38,7 @@ def test_rewards_are_chosen_by_table_name_or_place():
     assert chosen(tuple(dumped["rewards"])) == (NumericOptions(), FunctionOptions(function="a:f"))
 
 
-@pytest.mark.parametrize(
+@table(
     ("value", "sentence"),
     [
         ("a.py:", 'write "module:name" or "path/to/file.py:name"'),

@@ -9,13 +9,14 @@ import pytest
 from mugrpo.config.load import load_config
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
+from tests.cases import table
 
 
 def config_of(words: str) -> RunConfig:
     return load_config(None, [f"--{word}" for word in words.split()])
 
 
-@pytest.mark.parametrize(
+@table(
     ("words", "period"),
     [
         ("preset=mu-grpo", 1),
@@ -28,7 +29,7 @@ def test_the_proximal_period_is_the_objectives_or_1(words, period):
     assert config_of(words).proximal_period == period
 
 
-@pytest.mark.parametrize(
+@table(
     ("words", "sentence"),
     [
         ("environment.kwargs={size=3}", "environment.kwargs has no effect without"),
@@ -50,7 +51,7 @@ def test_options_of_an_environment_that_do_not_work_are_refused(words, sentence)
         config_of(words)
 
 
-@pytest.mark.parametrize(
+@table(
     ("words", "period"),
     [
         ("reference.name=off", 0),
@@ -62,7 +63,7 @@ def test_the_reference_period_is_the_references_or_0(words, period):
     assert config_of(words).reference_period == period
 
 
-@pytest.mark.parametrize(
+@table(
     ("words", "limit"),
     [
         ("stage_until.name=all_updates", math.inf),
@@ -74,7 +75,7 @@ def test_a_stage_of_all_updates_has_no_limit(words, limit):
     assert config_of(words).stage_until.limit == limit
 
 
-@pytest.mark.parametrize(
+@table(
     ("words", "length"),
     [
         ("engine.name=continuous", None),
@@ -87,7 +88,7 @@ def test_vllm_alone_limits_a_sequence(words, length):
     assert config_of(words).engine.max_model_len == length
 
 
-@pytest.mark.parametrize(
+@table(
     ("words", "inside"),
     [
         ("engine.name=continuous", True),
@@ -105,7 +106,7 @@ def test_an_engine_of_our_own_without_processes_runs_in_the_trainers_process(wor
 QUANTIZED = "engine.name=vllm engine.quantization=fp8_per_channel model.precision=bf16"
 
 
-@pytest.mark.parametrize(
+@table(
     ("words", "correction"),
     [
         ("engine.name=vllm", "off"),
@@ -122,7 +123,7 @@ def test_rollouts_of_quantized_weights_are_corrected(words, correction):
     assert RunConfig(**given).correction.name == by_default
 
 
-@pytest.mark.parametrize(
+@table(
     ("words", "fault"),
     [
         (f"{QUANTIZED} correction.name=off", "so it needs correction.name = 'truncated' or"),
@@ -142,7 +143,7 @@ def test_quantized_rollouts_without_a_correction_are_refused(words, fault):
         config_of(words)
 
 
-@pytest.mark.parametrize(
+@table(
     ("words", "tolerance"),
     [
         ("engine.name=vllm model.precision=fp32", 1e-3),
@@ -155,17 +156,6 @@ def test_the_canary_accepts_what_rounding_explains(words, tolerance):
     assert config_of(words).canary_tolerance == tolerance
 
 
-@pytest.mark.parametrize("value", ["3", "none"])
-def test_a_value_in_the_place_of_a_group_is_refused(value):
-    with pytest.raises(ValueError, match=r"engine = \w+: it should be a table of options"):
-        load_config(None, [f"--engine={value}"])
-
-
-def test_a_group_of_another_choice_is_refused_with_that_choice():
-    with pytest.raises(ValueError, match=r"task\.workers is an option if task\.name = 'dataset'"):
-        load_config(None, ["--task.workers.count=1"])
-
-
 def test_a_table_without_a_name_has_its_groups_default():
     config = RunConfig.model_validate({"engine": {"slots": 3}, "correction": {}, "task": {}})
     assert (config.engine.name, config.correction.name, config.task.name) == (
@@ -175,7 +165,7 @@ def test_a_table_without_a_name_has_its_groups_default():
     )
 
 
-@pytest.mark.parametrize(
+@table(
     ("words", "slots"),
     [
         ("", 512),  # 48 tokens
@@ -195,7 +185,7 @@ def test_options_may_be_given_as_objects():
     assert again == config
 
 
-@pytest.mark.parametrize(
+@table(
     ("share", "problems", "groups"),
     [(0.0, 16, 0), (0.5, 8, 8), (0.25, 16, 5), (0.25, 12, 4), (0.2, 16, 4), (0.9, 2, 18)],
 )
@@ -206,7 +196,7 @@ def test_replayed_groups_come_on_top_of_an_updates_own(share, problems, groups):
     assert config.replay.groups(config.schedule.problems_per_update) == groups
 
 
-@pytest.mark.parametrize(
+@table(
     ("words", "said"),
     [
         ("replay.share=0.1 schedule.problems_per_update=2", "adds no group to updates of 2 probl"),

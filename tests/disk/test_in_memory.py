@@ -11,6 +11,7 @@ import pytest
 from mugrpo.disk import in_memory
 from mugrpo.disk.in_memory import memory_folder, with_room
 from mugrpo.disk.run_dir import RunDir
+from tests.cases import table
 
 SIZE = 1 << 30
 
@@ -26,7 +27,7 @@ def shm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
+@table(
     ("size", "free", "memory", "room"),
     [
         (SIZE, 2 * SIZE, 8 * SIZE, True),

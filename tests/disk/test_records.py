@@ -4,12 +4,13 @@ import pytest
 
 from mugrpo.disk.records import Score, Status
 from mugrpo.disk.shards import score_from_row
+from tests.cases import table
 
 FAILED = {Status.UNFINISHED, Status.SKIPPED, Status.ERROR}
 UNREWARDED = {Status.SKIPPED, Status.ERROR}
 
 
-@pytest.mark.parametrize("status", Status)
+@table("status", Status)
 def test_a_score_has_no_reward_exactly_if_its_status_gives_none(status):
     assert status.failed is (status in FAILED)
     assert status.rewarded is (status not in UNREWARDED)

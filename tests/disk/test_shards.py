@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mugrpo.disk import shards as shards_module
-from mugrpo.disk.errors import RunStopped, UsageError
+from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.publishing import publish_json, sha256_of, with_sum
 from mugrpo.disk.records import FinishReason, Rollout, Score, Status
 from mugrpo.disk.shards import (
@@ -22,6 +22,7 @@ from mugrpo.disk.shards import (
     write_rollouts,
     write_scores,
 )
+from tests.cases import table
 from tests.faults.harm import summed
 
 
@@ -102,7 +103,7 @@ def test_turns_come_back_as_they_were_written_beside_rollouts_without(tmp_path):
     assert turns.response_ids[turns.sampled].tolist() == [5, 1005, 3005, 5005]
 
 
-@pytest.mark.parametrize(
+@table(
     ("change", "words"),
     [
         ({"turns": None}, "turns need a loss mask"),
@@ -242,17 +243,6 @@ def test_the_manifest_says_what_a_shard_holds(rollouts):
     assert again.entry(7)["bytes"] == again.path(7).stat().st_size
 
 
-def test_a_manifest_of_another_kind_is_refused(rollouts):
-    with pytest.raises(UsageError, match="lists rollouts, not scores"):
-        ShardSet(rollouts.folder, "scores")
-
-
-def test_an_unreadable_manifest_is_named(rollouts):
-    rollouts.manifest.write_text("{")
-    with pytest.raises(RunStopped, match=r"manifest\.json is damaged"):
-        ShardSet(rollouts.folder, "rollouts")
-
-
 def flip_a_byte(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
@@ -321,7 +311,7 @@ def test_a_forgotten_shard_is_no_longer_listed(rollouts):
     assert ShardSet(rollouts.folder, "rollouts").numbers() == [1]
 
 
-@pytest.mark.parametrize(("ids", "logprobs"), [(3, 2), (2, 3), (0, 0)])
+@table(("ids", "logprobs"), [(3, 2), (2, 3), (0, 0)])
 def test_a_rollout_that_contradicts_itself_is_refused_and_nothing_is_written(
     tmp_path, ids, logprobs
 ):
@@ -338,7 +328,7 @@ def test_a_rollout_that_contradicts_itself_is_refused_and_nothing_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "value"),
     [
         ("rows", "7"),

@@ -19,6 +19,7 @@ from mugrpo.engines.process import RemoteEngine
 from mugrpo.model.policy import Policy
 from mugrpo.processes.messages import from_json
 from tests.builders import PROMPTS, encoded, tiny_policy
+from tests.cases import table
 
 LIMIT = 12
 
@@ -51,7 +52,7 @@ def endless(form: str) -> Policy:
     return policy
 
 
-@pytest.mark.parametrize("first", [0, 2, 9])
+@table("first", [0, 2, 9])
 def test_requests_that_come_later_get_the_responses_that_they_would_get_at_once(first: int):
     """Nothing at first, then one or more at a time, with steps at which none comes."""
     policy = endless("llama")
@@ -118,7 +119,7 @@ def test_more_is_not_asked_for_while_every_slot_has_work():
     assert asked == [4]
 
 
-@pytest.mark.parametrize("name", ["hf", "continuous"])
+@table("name", ["hf", "continuous"])
 def test_a_request_may_have_a_lower_limit_than_its_call(name: str):
     """Only the tokens after the limit are missing, and it is the reason for the end."""
     policy = tiny_policy("llama")

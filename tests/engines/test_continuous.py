@@ -20,6 +20,7 @@ from mugrpo.engines.hf import HFEngine
 from mugrpo.engines.reordered import reordered
 from mugrpo.model.policy import Policy, load_policy
 from tests.builders import PROMPTS, chain_tokenizer, encoded, generated, plain_logprobs, tiny_policy
+from tests.cases import table
 
 LONG = 2 * BLOCK + 5  # response tokens: three blocks
 
@@ -30,8 +31,8 @@ def groups_of(policy: Policy, size: int) -> list[Request]:
     return [Request(ids, seed) for seed, ids in enumerate(prompts)]
 
 
-@pytest.mark.parametrize("form", ["qwen3", "gemma3", "mistral", "llama", "gpt2"])
-@pytest.mark.parametrize(("size", "slots"), [(5, 7), (1, 4), (5, 64)])
+@table("form", ["qwen3", "gemma3", "mistral", "llama", "gpt2"])
+@table(("size", "slots"), [(5, 7), (1, 4), (5, 64)])
 def test_tokens_are_the_plain_engines_and_logprobs_the_plain_models(form, size, slots):
     """Groups that do not fit the slots, groups of one, and all requests at once.
 
@@ -200,9 +201,9 @@ class Reference:
         return torch.stack(outputs)
 
 
-@pytest.mark.parametrize("split", [True, False])
-@pytest.mark.parametrize("window", [None, 3, BLOCK + 2])
-@pytest.mark.parametrize("seed", [0, 1])
+@table("split", [True, False])
+@table("window", [None, 3, BLOCK + 2])
+@table("seed", [0, 1])
 def test_slots_attend_as_separate_sequences_do(window, seed, split):
     """Sequences that begin in groups, end at random and move, over several blocks."""
     random, slots, layers = np.random.default_rng(seed), 9, 2

@@ -13,6 +13,7 @@ from mugrpo.engines.base import Request
 from mugrpo.model.policy import load_policy
 from tests import builders
 from tests.builders import PROMPTS, encoded, generated, plain_logprobs, tiny_policy
+from tests.cases import table
 
 EOS = 1
 LIMIT = 42  # tokens; with these seeds some responses of every model end before it, some do not
@@ -29,7 +30,7 @@ def requests_of(policy, count: int) -> list[Request]:
     return [Request(encoded(policy, PROMPTS[i % len(PROMPTS)]), i) for i in range(count)]
 
 
-@pytest.mark.parametrize("temperature", [0.7, 1.0])
+@table("temperature", [0.7, 1.0])
 def test_logprobs_are_the_plain_models_over_all_logits(any_policy, temperature):
     requests = requests_of(any_policy, 12)
     assert len({len(r.prompt_ids) for r in requests}) > 3  # so the batch is padded
@@ -129,7 +130,7 @@ def test_first_tokens_are_drawn_from_the_models_next_token_distribution(any_poli
     assert p_value(0.85) < 1e-3  # the test can tell a slightly higher temperature apart
 
 
-@pytest.mark.parametrize("training", [True, False])
+@table("training", [True, False])
 def test_the_engine_leaves_the_models_mode_as_it_was(training):
     policy = tiny_policy("llama")
     policy.model.train(training)
@@ -137,7 +138,7 @@ def test_the_engine_leaves_the_models_mode_as_it_was(training):
     assert policy.model.training is training
 
 
-@pytest.mark.parametrize("form", ["chain", "gpt2"])
+@table("form", ["chain", "gpt2"])
 def test_gradient_checkpointing_and_dropout_change_no_response(form):
     # Checkpointing keeps the model in training mode; GPT-2's config asks for dropout of 0.5.
     options = ModelOptions(gradient_checkpointing=True)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from mugrpo.config.run import ModelOptions
 from mugrpo.engines.cache import SlotCache
 from mugrpo.engines.probe import unfit
 from mugrpo.model.policy import Policy, load_policy
 from tests.builders import TINY_FORMS, tiny_policy
+from tests.cases import table
 
 AIM = SlotCache.aim
 
@@ -44,8 +43,8 @@ def policy_of(form: str, precision: str) -> Policy:
     )
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("form", ["chain", "letters", *TINY_FORMS])
+@table("precision", ["fp32", "bf16"])
+@table("form", ["chain", "letters", *TINY_FORMS])
 def test_right_decodes_are_accepted_and_wrong_ones_refused(monkeypatch, form, precision):
     policy = policy_of(form, precision)
     assert unfit(policy) is None

@@ -227,13 +227,6 @@ def test_a_process_that_generates_ends_with_a_killed_run(
     assert soon(lambda: not alive(pid))
 
 
-def test_a_missing_interpreter_is_refused(embedded_policy: Policy, tmp_path: Path):
-    nowhere = Remote(embedded_policy, tmp_path)
-    nowhere.engine._start = replace(nowhere.engine._host, python="/no/such/python").start
-    with pytest.raises(UsageError, match=r"engine\.python = '/no/such/python' cannot be run"):
-        nowhere.engine.refresh(0, lambda: CHAIN)
-
-
 def test_what_goes_wrong_under_an_actor_is_reported(embedded_policy: Policy, tmp_path: Path):
     """The actor's own part, which needs no Ray."""
     host = Remote(embedded_policy, tmp_path).engine._host

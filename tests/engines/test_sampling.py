@@ -7,6 +7,7 @@ from scipy.stats import chisquare
 from transformers import TopPLogitsWarper
 
 from mugrpo.engines.sampling import nucleus, sample, uniforms
+from tests.cases import table
 
 JUST_BELOW_ONE = 1 - 2.0**-53  # the largest uniform there is
 WORD = 2**64
@@ -23,7 +24,7 @@ def philox_words(key: int, block: int) -> list[int]:
     return [c0, c1, c2, c3]
 
 
-@pytest.mark.parametrize("seed", [0, 12345, 2**64 - 1])
+@table("seed", [0, 12345, 2**64 - 1])
 def test_uniforms_are_the_top_53_bits_of_philox_words_keyed_by_the_seed(seed):
     words = philox_words(seed, 1) + philox_words(seed, 2)  # the counter starts at 1
     expected = [(word >> 11) / 2**53 for word in words]
@@ -71,8 +72,8 @@ def whole_function(logits: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor
     return torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)[:, 0]
 
 
-@pytest.mark.parametrize("vocabulary", [1, 2, 16, 255, 256, 257, 1000, 1024, 5000])
-@pytest.mark.parametrize("spread", [0.1, 3.0, 30.0])
+@table("vocabulary", [1, 2, 16, 255, 256, 257, 1000, 1024, 5000])
+@table("spread", [0.1, 3.0, 30.0])
 def test_blocks_of_the_vocabulary_draw_what_the_whole_function_draws(vocabulary, spread):
     torch.manual_seed(vocabulary)
     logits = spread * torch.randn(400, vocabulary)
@@ -80,7 +81,7 @@ def test_blocks_of_the_vocabulary_draw_what_the_whole_function_draws(vocabulary,
     assert (drawn(logits, numbers) != whole_function(logits, numbers)).sum() <= 1  # rounding
 
 
-@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.0])
+@table("temperature", [0.3, 1.0, 2.0])
 def test_a_logprob_is_that_of_the_tempered_distribution(temperature):
     torch.manual_seed(1)
     logits = 5 * torch.randn(300, 700)
@@ -94,7 +95,7 @@ def test_a_row_without_a_distribution_has_no_logprob():
     assert logprobs.isnan().all() and 0 <= tokens.item() < 300
 
 
-@pytest.mark.parametrize(
+@table(
     ("uniform", "token"),
     [
         (0.0, 0),
@@ -163,7 +164,7 @@ def test_sampled_frequencies_are_the_distributions():
 # ---- top-p ----
 
 
-@pytest.mark.parametrize(
+@table(
     ("top_p", "expected"),
     [
         (1e-9, [0, 1, 0, 0]),  # at least one token
@@ -201,7 +202,7 @@ def test_the_temperature_comes_before_the_nucleus():
     assert logprob.item() == pytest.approx(np.log(9 / 34), abs=1e-6)
 
 
-@pytest.mark.parametrize(
+@table(
     ("probabilities", "top_p", "kept"),
     [
         ([0.2, 0.2, 0.2, 0.2, 0.2], 0.5, [0, 1, 2]),
@@ -218,9 +219,9 @@ def test_of_equally_likely_tokens_at_the_edge_those_with_the_lowest_ids_are_kept
     torch.testing.assert_close(inside[kept], torch.full((len(kept),), 1 / len(kept)))
 
 
-@pytest.mark.parametrize("vocabulary", [2, 300, 1024, 5000])
-@pytest.mark.parametrize("spread", [0.1, 3.0])
-@pytest.mark.parametrize("top_p", [0.1, 0.5, 0.95])
+@table("vocabulary", [2, 300, 1024, 5000])
+@table("spread", [0.1, 3.0])
+@table("top_p", [0.1, 0.5, 0.95])
 def test_nuclei_are_those_of_transformers(vocabulary, spread, top_p):
     """Flat and peaked distributions, with nuclei of one token and of thousands."""
     torch.manual_seed(vocabulary)

@@ -22,6 +22,7 @@ from mugrpo.engines.continuous import ContinuousEngine
 from mugrpo.engines.server import ServerEngine
 from mugrpo.model.policy import Policy
 from tests.builders import PROMPTS, encoded
+from tests.cases import table
 
 LIMIT = 24
 
@@ -401,16 +402,14 @@ def test_a_server_that_is_none_of_vllms_stops_the_run(
 # ---- what vLLM must not be given ----
 
 
-@pytest.mark.parametrize("name", ["top_p", "top_k", "min_tokens", "generation_config"])
+@table("name", ["top_p", "top_k", "min_tokens", "generation_config"])
 def test_arguments_that_change_the_distribution_are_refused(name: str):
     raw = {"engine": {"name": "vllm", "arguments": {name: 1}}}
     with pytest.raises(UsageError, match=f"{name} changes the distribution"):
         build_config(raw, "a file")
 
 
-@pytest.mark.parametrize(
-    "name", ["logprobs_mode", "enable_lora", "max_loras", "max_lora_rank", "lora_dtype"]
-)
+@table("name", ["logprobs_mode", "enable_lora", "max_loras", "max_lora_rank", "lora_dtype"])
 def test_arguments_that_the_run_sets_are_refused(name: str):
     raw = {"engine": {"name": "vllm", "arguments": {name: 1}}}
     with pytest.raises(UsageError, match=f"{name} is set by the run's other options"):
@@ -418,7 +417,7 @@ def test_arguments_that_the_run_sets_are_refused(name: str):
     assert VLLMOptions(arguments={"max_model_len": 64}).arguments == {"max_model_len": 64}
 
 
-@pytest.mark.parametrize("temperature", [0.005, 2.5])
+@table("temperature", [0.005, 2.5])
 def test_temperatures_that_vllm_would_change_are_refused(temperature: float):
     raw = {"engine": {"name": "vllm"}, "rollouts": {"temperature": temperature}}
     with pytest.raises(UsageError, match=f"from 0.01 to 2, not at {temperature:g}"):

@@ -13,6 +13,7 @@ from mugrpo.config.environment import EnvironmentOptions
 from mugrpo.disk.errors import BrokenReward, UsageError
 from mugrpo.environments.base import Environments, Reply
 from mugrpo.environments.make import environments_for
+from tests.cases import table
 from tests.waiting import alive, soon
 
 GAMES = Path(__file__).parent / "games.py"
@@ -87,7 +88,7 @@ def test_many_and_large_calls_and_replies_never_wait_for_each_other():
         assert not any(reply.failure for reply in replies(found, 600).values())
 
 
-@pytest.mark.parametrize(
+@table(
     ("what", "failure", "unfinished"),
     [
         ("hang", "not finished within 2 seconds", True),
@@ -169,7 +170,7 @@ def test_random_numbers_depend_on_the_seed_and_the_call_alone():
         }
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "sentence"),
     [
         ("Missing", "has no Missing"),
@@ -193,7 +194,7 @@ def test_a_file_that_cannot_be_imported_is_named(tmp_path: Path):
         assert found.tools is None
 
 
-@pytest.mark.parametrize("what", ["text", "nan"])
+@table("what", ["text", "nan"])
 def test_a_reward_that_is_no_number_stops_the_run(what: str):
     with environments() as found:
         found.begin(0, 7, {"answer": what})

@@ -14,6 +14,7 @@ from mugrpo.environments import host
 from mugrpo.environments.base import Reply
 from mugrpo.environments.make import row_of
 from mugrpo.rewards.functions import load_function
+from tests.cases import table
 from tests.environments import games
 from tests.environments.test_environment_pool import GAMES, call, say, told
 
@@ -109,7 +110,7 @@ def test_bad_calls_are_told_to_the_model_in_trls_words():
     assert (last.reward, last.logged) == (3.0, {"tools/calls": 9, "tools/failures": 7})
 
 
-@pytest.mark.parametrize(("last", "reward"), [("none", None), ("true", 1.0), ("four", 1.0)])
+@table(("last", "reward"), [("none", None), ("true", 1.0), ("four", 1.0)])
 def test_rewards_may_be_none_or_a_bool(last: str, reward: float | None):
     found = begun(games.Misbehaving, {"answer": last})
     found.end(0)
@@ -162,7 +163,7 @@ def test_kwargs_go_to_the_class_or_the_function():
     assert told(found, 0, say("2")) == Reply(done=True, reward=None)
 
 
-@pytest.mark.parametrize("answer", ["list", "role", "set"])
+@table("answer", ["list", "role", "set"])
 def test_a_function_that_returns_something_else_stops_the_run(answer: str):
     found = begun(games.nonsense, {"answer": answer})
     with pytest.raises(BrokenReward, match=r"code returned .*it must be the text of the next"):
@@ -192,7 +193,7 @@ def test_tools_alone():
     assert told(found, 0, say("8")).reward is None
 
 
-@pytest.mark.parametrize(
+@table(
     ("code", "options", "own_reward", "sentence"),
     [
         (lambda: None, {}, False, "has no method `reset`"),

@@ -323,3 +323,22 @@ def as_others() -> Iterator[None]:
         yield
     finally:
         assert libc.capset(header, before) == 0
+
+
+@pytest.mark.promise("copy")
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_copy_of_a_run_that_goes_on_meanwhile_is_repaired_and_ends_in_the_same_bits(
+    run_dir: Path, command: Command, reference: Path, tmp_path: Path, cut: bool
+):
+    """Checkpoints are copied last. If it is cut then, they know of more lines than the copy has."""
+    copy, others = tmp_path / "copy", shutil.ignore_patterns("checkpoints", "lock")
+    shutil.copytree(run_dir, copy, ignore=others)
+    assert command("train", run_dir).status == 0
+    shutil.copytree(run_dir / "checkpoints", copy / "checkpoints")
+    if not cut:
+        shutil.copytree(run_dir, copy, ignore=others, dirs_exist_ok=True)
+    assert command("repair", copy).out.endswith("no damage found\n") == (not cut)
+    assert command("train", copy).status == 0
+    assert final_weights(copy) == final_weights(reference)
+    if not cut:
+        assert_same(copy, reference)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,19 +13,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mugrpo.disk.publishing import seal_folder
 from mugrpo.disk.shards import ShardSet
 from mugrpo.engines import continuous
 from mugrpo.engines.base import Completion, Decoded
 from mugrpo.engines.hf import HFEngine
 from mugrpo.model import sizes as model_sizes
 from mugrpo.rollouts import prompts
+from tests.cases import some
 from tests.faults.case import Case
-from tests.faults.harm import accepted, edited, refused, stopped
+from tests.faults.harm import edited, refused, stopped
 from tests.runs import (
     Command,
     final_weights,
-    read_metrics,
     shards,
     state,
     write_config,
@@ -63,25 +60,16 @@ def test_a_tokenizer_without_eos_is_refused_before_the_engine_and_an_option_name
     assert final_weights(tmp_path / "run") == final_weights(reference)
 
 
-def test_a_tokenizer_without_pad_is_reported_once_and_changes_no_number(
-    model: Path, tmp_path: Path, command: Command, reference: Path
-):
-    edited(model / "tokenizer_config.json", pad_token=None)
-    run_dir = tmp_path / "run"
-    ended = command("train", write_config(tmp_path), "--run-dir", run_dir, "--model.path", model)
-    assert ended.status == 0
-    assert ended.out.count("has no padding token; padding with the end-of-sequence token") == 1
-    assert read_metrics(run_dir) == read_metrics(reference)
-    assert final_weights(run_dir) == final_weights(reference)
-
-
 @pytest.mark.parametrize(
     ("file", "part"),
-    [
-        ("config.json", "AutoConfig"),
-        ("config.json", "AutoModelForCausalLM"),
-        ("tokenizer_config.json", "AutoTokenizer"),
-    ],
+    some(
+        1,
+        [
+            ("config.json", "AutoConfig"),
+            ("config.json", "AutoModelForCausalLM"),
+            ("tokenizer_config.json", "AutoTokenizer"),
+        ],
+    ),
 )
 def test_a_models_own_code_is_neither_run_nor_asked_about(
     model: Path,
@@ -108,41 +96,7 @@ def test_a_models_own_code_is_neither_run_nor_asked_about(
         assert "code of its own" in ended.err
 
 
-def test_a_chat_form_without_a_template_is_refused_with_both_choices(
-    tmp_path: Path, command: Command, engine_batches: list[int]
-):
-    words = ["train", write_config(tmp_path), "--run-dir", tmp_path / "run"]
-    ended = command(*words, "--prompt.chat_template", "none")
-    refused(ended, "no chat template", "--prompt.form plain", "--prompt.chat_template")
-    assert engine_batches == []
-
-
-def test_a_token_beyond_the_embeddings_is_refused_before_the_engine(
-    model: Path, tmp_path: Path, command: Command, engine_batches: list[int]
-):
-    tokens = json.loads((model / "tokenizer.json").read_text())["added_tokens"]
-    tokens.append({**tokens[0], "id": 16, "content": "1=", "special": False})
-    edited(model / "tokenizer.json", added_tokens=tokens)
-    words = ["train", write_config(tmp_path), "--run-dir", tmp_path / "run", "--model.path", model]
-    refused(command(*words), "token '1=' with id 16", "the model has 16 embeddings")
-    assert engine_batches == []
-
-
-def test_a_tokenizer_with_several_templates_is_kept_in_checkpoints(
-    model: Path, tmp_path: Path, command: Command
-):
-    folder = model / "additional_chat_templates"
-    folder.mkdir()
-    for template in (model / "chat_template.jinja", folder / "tool_use.jinja"):
-        template.write_text("{{ messages[0]['content'] }}")
-    run_dir = tmp_path / "run"
-    words = ["train", write_config(tmp_path), "--run-dir", run_dir, "--model.path", model]
-    assert command(*words, "--schedule.stages", 1).status == 0
-    kept = run_dir / "checkpoints" / "update-000003" / folder.name / "tool_use.jinja"
-    assert kept.read_text() == "{{ messages[0]['content'] }}"
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("value", some(1, [float("nan"), float("inf"), float("-inf")]))
 def test_a_model_with_a_weight_that_is_not_finite_is_refused_by_the_weights_name(
     model: Path, tmp_path: Path, command: Command, engine_batches: list[int], value: float
 ):
@@ -155,13 +109,7 @@ def test_a_model_with_a_weight_that_is_not_finite_is_refused_by_the_weights_name
     assert engine_batches == []
 
 
-def test_a_missing_template_file_is_refused(tmp_path: Path, command: Command):
-    words = ["train", write_config(tmp_path), "--run-dir", tmp_path / "run"]
-    template = tmp_path / "template.jinja"
-    ended = command(*words, "--prompt.form", "chat", "--prompt.chat_template", template)
-    refused(ended, str(template))
-
-
+@pytest.mark.long
 def test_an_end_token_named_by_option_is_not_part_of_the_answer(tmp_path: Path, command: Command):
     """A response ends with the comma of "3+2=5,", and "=5" is an answer only without it."""
     run_dir = tmp_path / "run"
@@ -196,34 +144,6 @@ def shift(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return by
 
 
-def test_a_gap_above_half_the_tolerance_is_reported_and_recorded(case: Case, shift: list[float]):
-    case.data()
-    shift.append(0.0006)
-    ended = case.train()
-    assert ended.status == 0 and ended.err == ""
-    said = (
-        r"canary: engine and trainer differ by 0\.0006\d* in logprob; nothing is wrong yet, but "
-        r"above 0\.001 the run stops\n"
-    )
-    assert len(re.findall(said, ended.out)) == 1
-    (refresh,) = (line for line in read_metrics(case.run_dir) if line["kind"] == "refresh")
-    assert refresh["canary_gap"] == pytest.approx(0.0006, rel=0.02)
-
-
-def test_a_gap_above_the_tolerance_stops_the_run_and_the_remedy_works(
-    case: Case, shift: list[float]
-):
-    case.data()
-    shift.append(0.5)
-    stopped(
-        case.train(),
-        "canary: engine and trainer differ by 0.5 in logprob (tolerance 0.001)",
-        "raise --engine.canary_tolerance (with --force)",
-    )
-    assert state(case.run_dir).rollouts == (0, 0)
-    assert case.train("--engine.canary_tolerance", 1, "--force").status == 0
-
-
 def test_after_an_engine_with_wrong_logprobs_is_fixed_the_run_ends_in_the_same_bits(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch, reference: Path
 ):
@@ -248,18 +168,21 @@ def test_after_an_engine_with_wrong_logprobs_is_fixed_the_run_ends_in_the_same_b
 
 @pytest.mark.parametrize(
     ("template", "sentence"),
-    [
-        (
-            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-            "the chat template takes more than 1 s of CPU time for 24 problems",
-        ),
-        ("{{ 7 ** (9 ** 9) }}", "the chat template takes more than 1 s of CPU time"),
-        ("{{ 'x' * 99999999999 }}", "the chat template takes more than 64 MiB of memory"),
-        ("{{ 'x' * 9999999 }}", "the chat template takes more than 64 MiB of memory"),
-        ("{% for i in range(10 ** 9) %}{% endfor %}", "the chat template fails on problem"),
-        ("{{ 1 / 0 }}", "the chat template fails on problem"),
-        ("{{ messages.__class__.__mro__ }}", "the chat template fails on problem"),
-    ],
+    some(
+        2,
+        [
+            (
+                "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+                "the chat template takes more than 1 s of CPU time for 24 problems",
+            ),
+            ("{{ 7 ** (9 ** 9) }}", "the chat template takes more than 1 s of CPU time"),
+            ("{{ 'x' * 99999999999 }}", "the chat template takes more than 64 MiB of memory"),
+            ("{{ 'x' * 9999999 }}", "the chat template takes more than 64 MiB of memory"),
+            ("{% for i in range(10 ** 9) %}{% endfor %}", "the chat template fails on problem"),
+            ("{{ 1 / 0 }}", "the chat template fails on problem"),
+            ("{{ messages.__class__.__mro__ }}", "the chat template fails on problem"),
+        ],
+    ),
 )
 def test_a_chat_template_that_loops_grows_or_fails_is_refused_by_its_limit(
     model: Path,
@@ -281,12 +204,18 @@ def test_a_chat_template_that_loops_grows_or_fails_is_refused_by_its_limit(
 
 @pytest.mark.parametrize(
     ("sizes", "sentence"),
-    [
-        ({"num_hidden_layers": 10**9}, "takes more than"),
-        ({"num_labels": 10**9}, "takes more than"),
-        ({"hidden_size": 10**6, "head_dim": 10**5}, "parameters, but the weight files beside it"),
-        ({"vocab_size": 10**12}, "parameters, but the weight files beside it"),
-    ],
+    some(
+        1,
+        [
+            ({"num_hidden_layers": 10**9}, "takes more than"),
+            ({"num_labels": 10**9}, "takes more than"),
+            (
+                {"hidden_size": 10**6, "head_dim": 10**5},
+                "parameters, but the weight files beside it",
+            ),
+            ({"vocab_size": 10**12}, "parameters, but the weight files beside it"),
+        ],
+    ),
 )
 def test_a_config_with_absurd_sizes_is_refused_before_the_model_is_built(
     case: Case,
@@ -301,16 +230,3 @@ def test_a_config_with_absurd_sizes_is_refused_before_the_model_is_built(
     edited(model / "config.json", **sizes)
     file = str(model / "config.json")
     case.refused("--model.path", model, parts=(file, sentence))
-
-
-def test_a_checkpoint_with_absurd_sizes_is_refused_too(
-    run_dir: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-):
-    """Its seal matches, as in a run that someone else has made."""
-    monkeypatch.setattr(model_sizes, "_SECONDS", 2)
-    checkpoint = run_dir / "checkpoints" / "update-000004"
-    edited(checkpoint / "config.json", num_hidden_layers=10**9)
-    (checkpoint / "sha256.json").unlink()
-    seal_folder(checkpoint)
-    accepted(run_dir)
-    refused(command("train", run_dir), str(checkpoint), "takes more than")

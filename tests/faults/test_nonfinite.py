@@ -18,6 +18,7 @@ from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.trainer import Trainer
 from mugrpo.rollouts.schedule import Schedule
 from mugrpo.tasks.chain import Chain, ChainOptions
+from tests.cases import some
 from tests.faults.harm import resume_words, stopped
 from tests.runs import (
     Command,
@@ -81,11 +82,14 @@ def finite_or(text: str) -> str:
 
 @pytest.mark.parametrize(
     ("how", "loss", "grad_norm"),
-    [
-        (nan_loss, "nan", "nan"),
-        (infinite_loss, "inf", "finite"),
-        (nan_gradient, "finite", "nan"),
-    ],
+    some(
+        1,
+        [
+            (nan_loss, "nan", "nan"),
+            (infinite_loss, "inf", "finite"),
+            (nan_gradient, "finite", "nan"),
+        ],
+    ),
 )
 def test_an_update_with_a_non_finite_loss_or_gradient_is_not_applied_and_its_groups_are_kept(
     run_dir: Path,
@@ -129,6 +133,7 @@ def test_non_finite_updates_in_a_row_stop_the_run_and_reach_no_checkpoint(
     assert [lines[update]["skipped"] for update in range(1, 7)] == [0, 0, 1, 1, 0, 0]
 
 
+@pytest.mark.long
 def test_only_non_finite_updates_in_a_row_are_counted_even_across_a_resume(
     command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
@@ -161,17 +166,3 @@ def test_nan_weights_are_refused_as_a_checkpoint_and_the_last_good_one_is_named(
     assert not list(run_dir.rglob("*.tmp.*"))
     assert command("train", run_dir, "--checkpoint.every", 2).status == 0
     assert_same(run_dir, reference)
-
-
-def test_nan_weights_before_the_first_checkpoint_leave_the_initial_model(
-    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-):
-    def spoil(optimizer: torch.optim.AdamW) -> None:
-        with torch.no_grad():
-            optimizer.param_groups[1]["params"][0][0] = math.inf
-
-    monkeypatch.setattr(torch.optim.AdamW, "step", spoil)
-    config = write_config(tmp_path)
-    ended = command("train", config, "--run-dir", tmp_path / "run", "--checkpoint.every", 1)
-    stopped(ended, "update 1", "the last good one is the initial model")
-    assert checkpoints(tmp_path / "run") == []

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 from pathlib import Path
+
+import pytest
 
 from tests.faults.case import Case, chains, lines
 from tests.faults.harm import refused, resume_words, stopped
@@ -14,33 +15,6 @@ from tests.runs import mugrpo, read_metrics, shards, state
 pytest_plugins = ["tests.run_fixtures"]
 
 LEARNED_NOTHING = 4  # the exit status if the rewards of each group are equal
-
-
-def test_a_missing_file_of_reward_functions_is_refused(case: Case):
-    case.data()
-    file = case.folder / "mine.py"
-    case.refused("--task.rewards", f"{file}:judge", parts=(f"there is no file {file}",))
-    file.write_text("def judge(completions, **_):\n    return [1.0] * len(completions)\n")
-    case.starts("--task.rewards", f"{file}:judge")
-
-
-def test_a_misspelled_reward_function_can_be_corrected_without_force(case: Case):
-    case.data()
-    file = case.folder / "mine.py"
-    file.write_text("def judge(completions, **_):\n    return [1.0] * len(completions)\n")
-    every = ("--evaluation.every", 3)
-    refused(case.train("--task.rewards", f"{file}:jugde", *every), f"{file} has no jugde")
-    assert state(case.run_dir).rollouts == (0, 0)
-    assert case.train("--task.rewards", f"{file}:judge", *every).status == LEARNED_NOTHING
-
-
-def test_evaluating_with_a_misspelled_reward_function_does_not_bind_the_config(case: Case):
-    case.data()
-    file = case.folder / "mine.py"
-    file.write_text("def judge(completions, **_):\n    return [1.0] * len(completions)\n")
-    words = case.words("--task.rewards", f"{file}:jugde")
-    refused(case.command("evaluate", *words), f"{file} has no jugde")
-    case.starts("--task.rewards", f"{file}:judge")
 
 
 def test_a_reward_changed_by_force_does_not_mix_with_the_old_one(case: Case):
@@ -62,6 +36,7 @@ def test_a_reward_changed_by_force_does_not_mix_with_the_old_one(case: Case):
     assert sums == [6.0, 6.0, 6.0]
 
 
+@pytest.mark.long
 def test_references_changed_by_force_do_not_mix_with_the_old_ones(case: Case):
     rows = [{**row, "id": n} for n, row in enumerate(chains())]
     case.data(lines(rows))
@@ -78,31 +53,7 @@ def test_references_changed_by_force_do_not_mix_with_the_old_ones(case: Case):
     assert [entry["reward_sum"] for entry in entries] == [0, 0, 0]
 
 
-def test_a_judge_that_fails_in_an_evaluation_leaves_nothing_and_a_resume_evaluates_again(
-    case: Case,
-):
-    """The evaluation's own rollouts are removed with it."""
-    case.data()
-    file = case.folder / "mine.py"
-    file.write_text(
-        "def judge(completions, answer, **_):\n"
-        "    if completions == answer:\n        return [1.0]\n"  # so that the run begins
-        "    raise ValueError('out of order')\n"
-    )
-    options = ("--task.rewards", f"{file}:judge", "--evaluation.every", 3)
-    options = (*options, "--rewards.truncated", "scored")
-    ended = case.train(*options)
-    stopped(ended, "could not be judged", "out of order", "rollouts are kept")
-    assert list((case.run_dir / "evaluations").iterdir()) == []
-    assert read_metrics(case.run_dir) == [] and state(case.run_dir).rollouts == (0, 0)
-    file.write_text("def judge(completions, **_):\n    return [1.0] * len(completions)\n")
-    assert (
-        case.command(*resume_words(ended)).status == LEARNED_NOTHING
-    )  # the changed file needs no --force
-    made = [line for line in read_metrics(case.run_dir) if line["kind"] == "evaluation"]
-    assert [(line["update"], line["accuracy"]) for line in made] == [(0, 1.0), (3, 1.0)]
-
-
+@pytest.mark.long
 def test_a_judge_that_fails_in_a_later_evaluation_leaves_the_shards(case: Case):
     case.data()
     file, broken = case.folder / "mine.py", case.folder / "broken"
@@ -125,24 +76,6 @@ def test_a_judge_that_fails_in_a_later_evaluation_leaves_the_shards(case: Case):
     assert {name: shards(case.run_dir)[name] for name in made} == made
     made = [line for line in read_metrics(case.run_dir) if line["kind"] == "evaluation"]
     assert [line["update"] for line in made] == [0, 3]
-
-
-def test_a_hint_with_force_is_followed_by_a_command_with_it(case: Case):
-    """The function is mended, which needs --force."""
-    case.data()
-    file = case.folder / "mine.py"
-    good = "def judge(completions, **_):\n    return [1.0] * len(completions)\n"
-    options = ("--task.rewards", f"{file}:judge", "--rewards.truncated", "scored")
-    for bad in ("[float('nan')]", "[None]"):
-        file.write_text(good)
-        assert case.command("generate", *case.words(*options), "--force").status == 0
-        file.write_text(good.replace("[1.0]", bad))
-        ended = case.command("score", *case.words(*options), "--force")
-        stopped(ended, "--force")
-        assert "--force" in resume_words(ended)
-        file.write_text(good)
-        assert case.command(*resume_words(ended)).status == 0
-        shutil.rmtree(case.run_dir)
 
 
 def test_neither_data_nor_rewards_can_command_the_terminal(case: Case):
@@ -174,19 +107,6 @@ def test_a_reward_that_is_none_for_all_responses_stops_the_run_before_an_update(
     stopped(ended, "3 of a shard's 24 responses", "skipped: no reward is a number")
     assert "got no reward (skipped)" in ended.out  # told before the first rollout, too
     assert state(case.run_dir).rollouts == (1, 0) and read_metrics(case.run_dir) == []
-
-
-def test_equal_rewards_in_all_groups_give_a_warning_with_the_share(case: Case):
-    case.data(lines([{**row, "answer": "eleven"} for row in chains()]))
-    ended = case.train()
-    assert ended.status == LEARNED_NOTHING
-    warning = (
-        "warning: in 100% of the groups all rewards are equal; they give no gradient. Problems are "
-        "too hard or too easy for the model, or the reward never varies"
-    )
-    assert ended.out.count(warning) == 1
-    (refresh,) = (line for line in read_metrics(case.run_dir) if line["kind"] == "refresh")
-    assert (refresh["zero_variance_share"], refresh["behavior_reward"]) == (1.0, 0.0)
 
 
 def test_a_run_with_equal_rewards_ends_with_status_4(tmp_path: Path, case: Case):

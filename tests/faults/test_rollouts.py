@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from mugrpo.disk.shards import ShardSet, read_rollouts
+from tests.cases import table
 from tests.runs import (
     Command,
     assert_same,
-    finished,
     read_metrics,
     shards,
     write_config,
@@ -54,7 +54,7 @@ def sampled(run_dir: Path) -> dict[tuple[str, int, int], tuple[int, list[int]]]:
     }
 
 
-@pytest.mark.parametrize(
+@table(
     ("option", "value", "count"),
     [
         ("rollouts.shard_rollouts", 24, 1),
@@ -73,6 +73,7 @@ def test_seeds_and_tokens_do_not_depend_on_shards_or_batches(
     assert made == sampled(reference)
 
 
+@pytest.mark.long
 def test_a_shard_does_not_depend_on_which_shards_exist_already(
     reference: Path, tmp_path: Path, command: Command
 ):
@@ -87,17 +88,7 @@ def test_a_shard_does_not_depend_on_which_shards_exist_already(
     assert shards(run_dir) == shards(reference)
 
 
-def test_stages_use_different_seeds_for_the_same_problem(tmp_path: Path):
-    options = ("--task.train_problems", 2, "--evaluation.every", 0)
-    finished(tmp_path / "run", *options)
-    seeds: list[int] = []
-    for stage in range(2):
-        made = ShardSet(tmp_path / "run" / "stages" / f"{stage:03d}" / "rollouts", "rollouts")
-        seeds += [r.seed for shard in range(3) for r in read_rollouts(made, shard)]
-    assert len(seeds) == len(set(seeds)) == 48
-
-
-@pytest.mark.parametrize("truncated", ["zero", "masked"])
+@table("truncated", ["zero", "masked"])
 def test_truncated_responses_are_counted_and_score_zero_or_are_left_out(
     tmp_path: Path, command: Command, truncated: str
 ):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,12 +11,10 @@ from tests.faults.harm import contents, resume_words, stopped
 from tests.runs import (
     State,
     assert_same,
-    checkpoints,
     finished,
     mugrpo,
     state,
     train,
-    write_config,
 )
 
 pytest_plugins = ["tests.run_fixtures"]
@@ -28,7 +24,7 @@ pytest_plugins = ["tests.run_fixtures"]
 @pytest.mark.parametrize(
     ("place", "nth", "name", "on_disk"),
     some(
-        5,
+        2,
         [
             ("engine batch", 4, "SIGTERM", State((1, 0), (0, 0), (), "evaluation 0")),
             ("engine batch", 9, "SIGINT", State((3, 1), (3, 0), (2, 3), "evaluation 3")),
@@ -64,27 +60,7 @@ def test_a_second_ctrl_c_quits_at_once_and_the_run_can_be_resumed(reference: Pat
     assert_same(run_dir, reference)
 
 
-def test_a_signal_between_stages_saves_a_stage_end_without_a_due_checkpoint(
-    reference: Path, tmp_path: Path
-):
-    run_dir, options = tmp_path / "run", ("--checkpoint.stage_end", "false")
-    ended = train(run_dir, *options, at="engine batch", nth=9, act="SIGTERM")
-    stopped(ended)
-    assert state(run_dir).checkpoints == (2, 3)
-    assert mugrpo(*resume_words(ended)).status == 0
-    assert_same(run_dir, reference)
-
-
-def test_a_signal_during_mugrpo_optimize_saves_the_updates_made(tmp_path: Path):
-    run_dir, config = tmp_path / "run", write_config(tmp_path)
-    words = (config, "--run-dir", run_dir, "--checkpoint.every", 0)
-    for phase in ("generate", "score"):
-        assert mugrpo(phase, *words).status == 0
-    ended = mugrpo("optimize", *words, at="gradient", nth=2, act="SIGTERM")
-    stopped(ended, "stopped by SIGTERM")
-    assert checkpoints(run_dir) == [2]
-
-
+@pytest.mark.long
 def test_an_interrupted_evaluation_leaves_the_one_before_and_names_the_command_to_repeat_it(
     run_dir: Path,
 ):
@@ -94,29 +70,3 @@ def test_an_interrupted_evaluation_leaves_the_one_before_and_names_the_command_t
     stopped(ended, "stopped by SIGINT")
     assert contents(run_dir / "evaluations" / "update-000003").items() >= before.items()
     assert resume_words(ended) == words
-
-
-INTERRUPT_AT_IMPORT = """
-import os, signal, sys
-
-class Finder:
-    def find_spec(self, name, *_):
-        if name == "torch":
-            sys.meta_path.remove(self)
-            print("importing torch", flush=True)
-            os.kill(os.getpid(), signal.SIGINT)
-
-sys.meta_path.insert(0, Finder())
-from mugrpo.cli import main
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-def test_ctrl_c_while_the_command_is_starting_up_ends_it_without_a_traceback(tmp_path: Path):
-    words = ["train", str(write_config(tmp_path)), "--run-dir", str(tmp_path / "run")]
-    done = subprocess.run(
-        [sys.executable, "-c", INTERRUPT_AT_IMPORT, *words], capture_output=True, text=True
-    )
-    assert "importing torch\n" in done.stdout
-    assert done.returncode != 0
-    assert "Traceback" not in done.stderr

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.harm import accepted, contents, refused
-from tests.runs import EARLY, Command, checkpoints, final_weights, finished, killed, read_metrics
+from tests.faults.harm import accepted
+from tests.runs import EARLY, Command, checkpoints, final_weights, killed, read_metrics
+
+pytestmark = pytest.mark.long
 
 pytest_plugins = ["tests.run_fixtures"]
 
@@ -83,39 +85,3 @@ def test_early_ends_in_a_checkpoint_stand_whatever_the_new_limit(
     assert command("train", run_dir, "--stage_until.name", "all_updates", "--force").status == 0
     assert final_weights(run_dir, 8) == final_weights(early, 8)
     assert stage_starts(run_dir) == [0, 3, 5]
-
-
-def test_more_updates_than_the_current_stage_plans_are_refused_and_can_be_undone(
-    last_stage: Path, tmp_path: Path, command: Command, early: Path
-):
-    run_dir = Path(shutil.copytree(last_stage, tmp_path / "run"))
-    before = contents(run_dir / "stages")
-    ended = command("train", run_dir, "--schedule.stages", "3", "--force")
-    plan = run_dir / "stages/002/plan"
-    refused(ended, f"{plan} has 3 batches, the schedule 4: undo the change of schedule.stages")
-    assert contents(run_dir / "stages") == before
-    assert command("train", run_dir, "--schedule.stages", "2", "--force").status == 0
-    assert final_weights(run_dir, 8) == final_weights(early, 8)
-
-
-def test_fewer_updates_end_the_current_stage_where_the_run_ends(tmp_path: Path, command: Command):
-    """3 x 4 updates become 2 x 4 when the third of the stages 0-3, 3-5 and 5-9 has made one."""
-    run_dir = tmp_path / "run"
-    constant = ("--optimizer.lr_schedule", "constant", "--evaluation.every", "0")
-    killed(run_dir, "gradient", 7, *EARLY, *constant, "--schedule.stages", "3")
-    assert checkpoints(run_dir)[-1] == 6
-    starts = stage_starts(run_dir)
-    assert starts[-1] < 6
-    assert command("train", run_dir, "--schedule.stages", "2", "--force").status == 0
-    assert checkpoints(run_dir)[-1] == 8 and stage_starts(run_dir)[: len(starts)] == starts
-    finished(tmp_path / "eight", *EARLY, *constant)
-    assert final_weights(run_dir, 8) == final_weights(tmp_path / "eight", 8)
-
-
-def test_a_finished_run_whose_last_stage_was_cut_short_can_be_given_more_stages(
-    early: Path, tmp_path: Path, command: Command
-):
-    run_dir = Path(shutil.copytree(early, tmp_path / "run"))
-    ended = command("train", run_dir, "--schedule.stages", "3", "--force")
-    assert ended.status == 0, ended.err
-    assert checkpoints(run_dir)[-1] == 12

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +15,8 @@ from mugrpo.stages import trial
 from mugrpo.stages.stage import Stage
 from mugrpo.tools.summary import LEARNED_NOTHING
 from tests.builders import chain_tokenizer
-from tests.faults.case import Case, chains, lines
+from tests.cases import some
+from tests.faults.case import Case, chains
 from tests.faults.harm import accepted, refused, stopped
 from tests.runs import state
 
@@ -40,42 +40,6 @@ def refused_at_the_start(case: Case, *options: object, parts: tuple[str, ...]) -
     assert case.loads == [] and state(case.run_dir).rollouts == (0, 0)
 
 
-@pytest.mark.parametrize(
-    ("body", "part"),
-    [
-        ("raise ValueError('out of order')", "judge: ValueError: out of order"),
-        ("return [columns['level'][0]]", "judge: KeyError: 'level'; the data has the columns 'an"),
-        ("return [float('nan')]", "`judge` returned nan as reward 0 of 1"),
-        ("return []", "got 0 rewards for 1 completions from `judge`"),
-        ("return 1.0", "`judge` returned 1.0, not a list of 1 rewards"),
-    ],
-)
-def test_a_reward_that_cannot_work_is_refused_before_the_first_rollout(
-    case: Case, body: str, part: str
-):
-    case.data()
-    refused_at_the_start(case, *judge(case, body), parts=("a made-up completion", part))
-    case.starts(*judge(case, "return [1.0]"))
-
-
-def test_a_column_that_only_the_training_data_has_is_noticed_before_the_first_rollout(case: Case):
-    rows = chains()
-    case.data(lines([{**row, "level": 1} for row in rows[2:]]))
-    held_out = case.data(lines(rows[:2]), "held_out.jsonl")
-    options = (*judge(case, "return [columns['level'][0]]"), "--task.eval_data", held_out)
-    refused_at_the_start(case, *options, "--evaluation.every", 3, parts=("KeyError: 'level'",))
-    case.starts(*options)  # without evaluations nothing needs the column there
-
-
-def test_held_out_data_that_cannot_be_read_is_refused_before_a_model_is_loaded(case: Case):
-    case.data()
-    held_out = case.folder / "held_out.jsonl"
-    case.refused("--task.eval_data", held_out, parts=(str(held_out),))
-    case.data(b'{"question": "1+2="}\n', held_out.name)
-    parts = (f"{held_out}, line 1", "has no column 'prompt'")
-    case.refused("--task.eval_data", held_out, parts=parts)
-
-
 def test_a_reward_that_may_fail_or_does_not_apply_is_only_told(case: Case):
     """None for the made-up completion may be right, and so may an error if all may fail."""
     case.data()
@@ -86,7 +50,7 @@ def test_a_reward_that_may_fail_or_does_not_apply_is_only_told(case: Case):
     assert ended.status == 0 and "got no reward (error)" in ended.out
 
 
-@pytest.mark.parametrize("phase", ["check", "train"])
+@pytest.mark.parametrize("phase", some(1, ["check", "train"]))
 def test_a_reference_that_a_verifier_finds_wrong_is_refused(
     case: Case, monkeypatch: pytest.MonkeyPatch, phase: str
 ):
@@ -97,51 +61,6 @@ def test_a_reference_that_a_verifier_finds_wrong_is_refused(
     ended = case.command(phase, *case.words())
     refused(ended, "find the reference answer wrong", "answer_pattern")
     case.starts()
-
-
-def test_references_that_no_response_matches_are_refused_before_training(case: Case):
-    data = case.data(lines([{**row, "answer": f"#### {row['answer']}"} for row in chains()]))
-    option = '{name = "regex", pattern = "#### ([0-9])$"}'
-    case.refused("--task.rewards", "plain", parts=(f"{data}, line 1", "answer_pattern '#### (.+)'"))
-    for command in ("check", "train"):
-        refused(case.command(command, *case.words("--task.rewards", option)), "finds '7' in it")
-    case.starts("--task.rewards", option, "--task.answer_pattern", "#### (.+)")
-
-
-@pytest.mark.parametrize(
-    ("python", "part"),
-    [(sys.executable, "has no vllm"), ("/no/such/python", "cannot be run (No such file")],
-)
-def test_an_engine_that_cannot_start_is_refused_even_if_updates_come_first(
-    case: Case, python: str, part: str
-):
-    case.data()
-    case.starts()
-    case.loads.clear()
-    options = ("--engine.name", "vllm", "--engine.python", python, "--force")
-    refused(case.train(*options), f"engine.python = {python!r} {part}")
-    assert case.loads == []
-
-
-def test_a_sink_without_its_package_is_refused_before_the_first_rollout(
-    case: Case, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    case.data()
-    refused_at_the_start(case, "--sinks.wandb", "p", parts=("pip install 'mugrpo[wandb]'",))
-
-
-@pytest.mark.parametrize("text", [None, "def other(): pass\n"])
-def test_a_file_without_an_objective_is_refused_before_the_first_rollout(
-    case: Case, text: str | None
-):
-    case.data()
-    file = case.folder / "objective.py"
-    if text is not None:
-        file.write_text(text)
-    options = ("--objective.name", "file", "--objective.path", file)
-    parts = (f"objective.path = '{file}'", "must define loss" if text else "no such file")
-    refused_at_the_start(case, "--preset", "grpo", *options, parts=parts)
 
 
 # ---- stops that can be resumed ----
@@ -166,7 +85,7 @@ def judge(completions, **columns):
 """
 
 
-@pytest.mark.parametrize("limit", [0.0, 0.5])
+@pytest.mark.parametrize("limit", some(1, [0.0, 0.5]))
 def test_a_judge_that_is_away_stops_a_run_with_rollouts_and_the_same_command_resumes_it(
     case: Case, limit: float
 ):
@@ -174,17 +93,6 @@ def test_a_judge_that_is_away_stops_a_run_with_rollouts_and_the_same_command_res
     stopped(case.train(*words), "a made-up completion", "ConnectionError: the server is away")
     (case.folder / "up").touch()
     assert case.train(*words).status == LEARNED_NOTHING  # all rewards are 1
-
-
-BROKEN = """
-def judge(completions, **columns):
-    return [1.0] * len(completions) if os.path.exists(UP) else []
-"""
-
-
-def test_a_broken_contract_stops_a_run_with_rollouts(case: Case):
-    words = generated(case, BROKEN)
-    stopped(case.train(*words), "got 0 rewards for 1 completions from `judge`", "--force")
 
 
 KILLED = """
@@ -200,6 +108,7 @@ def judge(completions, **columns):
 """
 
 
+@pytest.mark.long
 def test_a_worker_that_is_killed_while_it_loads_stops_a_run_without_results(case: Case):
     """Something else kills the first worker as it judges, and its successor as it loads."""
     case.data()
@@ -212,6 +121,7 @@ def test_a_worker_that_is_killed_while_it_loads_stops_a_run_without_results(case
     assert case.train(*words).status == LEARNED_NOTHING  # all rewards are 1
 
 
+@pytest.mark.long
 def test_a_disk_without_room_for_the_checkpoints_stops_a_run_with_rollouts(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ):
@@ -243,23 +153,6 @@ def test_a_disk_without_room_for_the_checkpoints_is_refused(
     text = f"take {3 * CHECKPOINT:,} bytes, but {3 * CHECKPOINT - 1:,} are free"
     refused_at_the_start(case, *every, parts=(text, "--checkpoint.keep"))
     assert case.train(*every, "--checkpoint.keep", 1).status == 0  # a new one beside an old one
-
-
-def test_a_disk_that_may_be_too_small_is_told_and_the_run_begins(
-    case: Case, monkeypatch: pytest.MonkeyPatch
-):
-    """At most: two checkpoints, and 24 rollouts of 8 tokens with 8 bytes each."""
-    case.data()
-    most = 2 * CHECKPOINT + 24 * 8 * 8
-    free(monkeypatch, most - 1)
-    ended = case.train()
-    assert ended.status == 0
-    assert f"warning: {case.run_dir} still gets at least {CHECKPOINT:,} bytes, and {most:,}" in (
-        ended.out
-    )
-    shutil.rmtree(case.run_dir)
-    free(monkeypatch, most)
-    assert "warning" not in case.train().out
 
 
 def test_the_least_bytes_are_those_of_the_checkpoints(reference: Path, tmp_path: Path):

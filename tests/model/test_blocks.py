@@ -9,12 +9,11 @@ import torch
 from transformers import AutoModelForCausalLM, Gemma3Config
 
 from mugrpo.config.load import load_config
-from mugrpo.disk.errors import UsageError
-from mugrpo.model import blocks
-from mugrpo.model.blocks import blocks_of, compile_blocks, refuse_without_compiler, uncompiled
+from mugrpo.model.blocks import blocks_of, compile_blocks, uncompiled
 from mugrpo.model.logprobs import response_logprobs
 from mugrpo.optimize import forward
 from tests.builders import tiny_policy
+from tests.cases import table
 from tests.model.test_shared_prompts import RAGGED, difference, gradients, rows
 
 LONGER = [(prompt + 7, [length + 5 for length in lengths]) for prompt, lengths in RAGGED]
@@ -43,8 +42,8 @@ class Counting:
         return run
 
 
-@pytest.mark.parametrize("share", [True, False])
-@pytest.mark.parametrize("checkpointing", [True, False])
+@table("share", [True, False])
+@table("checkpointing", [True, False])
 def test_gradients_are_the_same_and_other_shapes_compile_nothing(share, checkpointing):
     """A checkpointed block is compiled within its checkpoint: its backward pass calls it again."""
     plain = tiny_policy("llama")
@@ -93,7 +92,7 @@ def test_whether_prompts_can_be_shared_is_tested_on_the_blocks_as_they_are(monke
     assert all("forward" in vars(block) for block in blocks_of(policy.model))
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@table("precision", ["fp32", "bf16"])
 def test_an_engine_gets_the_blocks_as_they_are(precision):
     policy = tiny_policy("llama", compile=True, precision=precision)
     working = policy.working()
@@ -115,12 +114,3 @@ def test_the_blocks_of_a_model_that_reads_images_are_those_of_its_decoder():
     config = Gemma3Config(text_config=text, vision_config=vision)
     found = blocks_of(AutoModelForCausalLM.from_config(config))
     assert [type(block).__name__ for block in found] == ["Gemma3DecoderLayer"] * 2
-
-
-def test_a_missing_compiler_is_told_before_the_run(monkeypatch):
-    monkeypatch.setattr(blocks.shutil, "which", lambda _: None)
-    with pytest.raises(UsageError, match=r"model.compile needs a C\+\+ compiler"):
-        refuse_without_compiler("cpu")
-    monkeypatch.setattr(blocks, "find_spec", lambda _: None)
-    with pytest.raises(UsageError, match=r"model.compile needs Triton"):
-        refuse_without_compiler("cuda")

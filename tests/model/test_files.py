@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM
@@ -17,10 +16,11 @@ from mugrpo.disk.publishing import checksums
 from mugrpo.model.files import saved_tensors, weights_in_memory, write_weights
 from mugrpo.model.policy import Policy
 from mugrpo.processes.ranks import ALONE
+from tests.cases import table
 from tests.runs import ENVIRONMENT
 
 
-@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+@table("dtype", [None, torch.bfloat16])
 def test_other_programs_read_the_files_whatever_the_precision(
     tmp_path: Path, embedded_policy: Policy, dtype: torch.dtype | None
 ):
@@ -79,7 +79,7 @@ with joined("optimize") as ranks:
 """
 
 
-@pytest.mark.parametrize("at_once", [1, 1 << 26], ids=["one by one", "all at once"])
+@table("at_once", [1, 1 << 26])
 def test_ranks_exchange_their_rows_and_each_opens_its_own_file_only(tmp_path: Path, at_once: int):
     script = tmp_path / "split.py"
     script.write_text(SPLIT)
@@ -91,7 +91,7 @@ def test_ranks_exchange_their_rows_and_each_opens_its_own_file_only(tmp_path: Pa
     assert len(list(out.iterdir())) == 4
 
 
-@pytest.mark.parametrize("files", [1, 2])
+@table("files", [1, 2])
 def test_weights_may_be_read_by_whoever_may_read_the_config(
     tmp_path: Path, embedded_policy: Policy, files: int
 ):

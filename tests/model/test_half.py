@@ -19,6 +19,7 @@ from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.forward import rollout_logprobs
 from mugrpo.optimize.trainer import Trainer
 from tests.builders import tiny_policy
+from tests.cases import table
 from tests.updates import config_of
 
 TINY = 2.0**-12  # too small a change for the 8 bits of a bf16 number near 1
@@ -108,7 +109,7 @@ def copies(layer: nn.Linear) -> torch.Tensor:
     return HalfCopy(layer).working.weight.detach().float()
 
 
-@pytest.mark.parametrize("weight", [1.5, 1.5 + STEP / 2, -1.5])  # of bf16, halfway, below 0
+@table("weight", [1.5, 1.5 + STEP / 2, -1.5])  # of bf16, halfway, below 0
 def test_weights_begin_at_random_places_so_that_a_quarter_of_the_copies_shows_a_quarter_of_a_step(
     weight,
 ):
@@ -135,7 +136,7 @@ def test_where_weights_begin_depends_on_the_seed_only_and_zero_stays_zero():
     assert not layers[0].bias.any()
 
 
-@pytest.mark.parametrize(("update", "copy_moves"), [(0, False), (1, True)])
+@table(("update", "copy_moves"), [(0, False), (1, True)])
 def test_a_small_first_update_does_not_move_weights_that_lie_halfway(
     experience, update, copy_moves
 ):
@@ -158,7 +159,7 @@ def test_in_fp32_the_model_itself_computes():
     assert policy.working() is policy.model
 
 
-@pytest.mark.parametrize("first", ["engine", "trainer"])
+@table("first", ["engine", "trainer"])
 def test_whoever_computes_first_the_other_sees_the_weights_after_a_change(first):
     policy = tiny_policy("llama", precision="bf16")
     ids = torch.tensor([[3, 4, 5]])

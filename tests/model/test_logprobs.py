@@ -12,6 +12,7 @@ from mugrpo.model import logprobs as module
 from mugrpo.model.logprobs import chunked_logprobs, response_logprobs
 from mugrpo.model.policy import load_policy
 from tests.builders import PROMPTS, encoded, plain_logprobs
+from tests.cases import table
 
 N, H, V = 37, 16, 50
 
@@ -49,9 +50,9 @@ def gradients(logprobs: torch.Tensor, head: Head) -> list[torch.Tensor]:
     return list(torch.autograd.grad((logprobs * weights).sum(), leaves))
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("temperature", [1.0, 0.7, 3.0])
-@pytest.mark.parametrize("chunk", [1, 7, N, N + 1, 1000])
+@table("bias", [True, False])
+@table("temperature", [1.0, 0.7, 3.0])
+@table("chunk", [1, 7, N, N + 1, 1000])
 def test_chunked_equals_dense(chunk, temperature, bias):
     head = make_head(bias=bias)
     expected, expected_entropy = dense(head, temperature)
@@ -91,7 +92,7 @@ def test_large_logits_do_not_overflow():
     assert weight.grad.flatten().tolist() == [-1000.0, 1000.0]  # (onehot - p) x hidden
 
 
-@pytest.mark.parametrize("chunk", [5, N])
+@table("chunk", [5, N])
 def test_bf16_hidden_states_with_an_fp32_head_are_computed_as_dense(chunk):
     head = make_head(hidden_dtype=torch.bfloat16)
     expected, expected_entropy = dense(head, 1.0)
@@ -123,8 +124,8 @@ def test_the_gradient_of_a_head_in_bf16_is_rounded_once_and_not_for_each_chunk()
     assert error < 2**-8  # the rounding of both
 
 
-@pytest.mark.parametrize("rest", [1e-4, 1e-3, 0.1])
-@pytest.mark.parametrize("chunk", [1, 3])
+@table("rest", [1e-4, 1e-3, 0.1])
+@table("chunk", [1, 3])
 def test_the_gradient_of_a_nearly_certain_token_keeps_its_digits(rest, chunk):
     """Logits of 40 and 40 + log(rest / (1 - rest)): d logprob / d logits = (rest, -rest).
 
@@ -160,7 +161,7 @@ def test_logits_of_the_last_chunk_are_computed_once_and_a_second_backward_pass_i
     assert torch.equal(*passes)
 
 
-@pytest.mark.parametrize("numbers", [1, 3 * V, 10**9])
+@table("numbers", [1, 3 * V, 10**9])
 def test_the_size_of_a_block_changes_nothing(monkeypatch, numbers):
     found = []
     for size in (numbers, module._ON_CPU):
@@ -223,7 +224,7 @@ def ragged_batch(policy) -> tuple[list[tuple[np.ndarray, np.ndarray]], torch.Ten
     return pairs, ids, mask
 
 
-@pytest.mark.parametrize("temperature", [0.7, 1.0])
+@table("temperature", [0.7, 1.0])
 def test_response_logprobs_are_the_plain_models_on_a_ragged_batch(any_policy, temperature):
     pairs, ids, mask = ragged_batch(any_policy)
     prompt_lengths = torch.tensor([len(prompt) for prompt, _ in pairs])

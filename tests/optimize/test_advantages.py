@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from mugrpo.optimize import advantages
+from tests.cases import table
 from tests.trl_losses import trl_run
 
 FAILED = 7.0  # the reward of a failed response, which must not be used
@@ -43,7 +44,7 @@ def test_population_std_divides_by_n():
     assert actual == pytest.approx([2 / s, -1 / s, -1 / s], rel=1e-12)
 
 
-@pytest.mark.parametrize(("std", "variance"), [("unbiased", 3.0), ("population", 2.0)])
+@table(("std", "variance"), [("unbiased", 3.0), ("population", 2.0)])
 def test_eps_inside_is_added_to_the_variance(std, variance):
     s = math.sqrt(variance + 0.25)
     actual = of_group([3.0, 0.0, 0.0], std=std, eps=0.25, eps_inside=True)
@@ -61,7 +62,7 @@ def test_groups_do_not_see_each_other():
     assert both.tolist() == [[0.5, -0.5], [3.0, -3.0]]
 
 
-@pytest.mark.parametrize("std", ["unbiased", "population", "none"])
+@table("std", ["unbiased", "population", "none"])
 def test_a_failed_response_is_left_out_and_gets_0(std):
     with_failure = of_group([1.0, FAILED, 0.0, 0.0], [True, False, True, True], std=std)
     without = of_group([1.0, 0.0, 0.0], std=std)
@@ -73,14 +74,14 @@ def test_failures_do_not_hide_that_the_rest_is_equal():
     assert of_group([1.0, FAILED, 1.0], [True, False, True]) == [0.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("std", ["unbiased", "population", "none"])
-@pytest.mark.parametrize("valid", [[False, True, False], [False, False, False]])
+@table("std", ["unbiased", "population", "none"])
+@table("valid", [[False, True, False], [False, False, False]])
 def test_fewer_than_two_known_rewards_give_0(valid, std):
     assert of_group([FAILED, 1.0, FAILED], valid, std=std) == [0.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("std", ["unbiased", "population", "none"])
-@pytest.mark.parametrize("reward", [0.0, 1.0, 0.1, 0.7])
+@table("std", ["unbiased", "population", "none"])
+@table("reward", [0.0, 1.0, 0.1, 0.7])
 def test_equal_rewards_give_exactly_0(reward, std):
     """In floats the mean of three or six 0.1s is not 0.1, which std + eps would not hide."""
     for size in (2, 3, 6, 7):
@@ -103,8 +104,7 @@ def trl_advantages(rewards_PG: torch.Tensor, scale: str) -> torch.Tensor:
     return scope["advantages"].nan_to_num(nan=0.0).reshape(rewards_PG.shape)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("scale", "std"), [("group", "unbiased"), ("none", "none")])
+@table(("scale", "std"), [("group", "unbiased"), ("none", "none")])
 def test_advantages_equal_trls_even_if_rewards_are_unknown(scale, std):
     """TRL's come from the code of its `_generate_and_score_completions`."""
     for seed in range(20):
@@ -138,7 +138,7 @@ def test_asymre_by_hand():
     assert actual[0, 1] == 0
 
 
-@pytest.mark.parametrize(
+@table(
     ("rewards", "valid", "expected"),
     [
         ([1.0, 0.0], [True, True], True),

@@ -15,6 +15,7 @@ import torch
 from mugrpo.config.objectives import Advantage
 from mugrpo.config.options import choices
 from mugrpo.optimize import advantages
+from tests.cases import table
 
 FORMS: dict[str, Callable[..., torch.Tensor]] = {
     "unbiased": partial(advantages.group, std="unbiased"),
@@ -41,7 +42,7 @@ def test_every_choice_is_a_function_here_that_takes_its_knobs():
         assert actual.dtype == torch.float64
 
 
-@pytest.mark.parametrize("form", FORMS)
+@table("form", FORMS)
 def test_permuting_a_group_or_the_groups_changes_nothing_but_order(form):
     for seed in range(10):
         rewards_PG, valid_PG = random_rewards(seed)
@@ -52,7 +53,7 @@ def test_permuting_a_group_or_the_groups_changes_nothing_but_order(form):
         torch.testing.assert_close(other, actual[problems][:, responses], rtol=1e-12, atol=1e-15)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@table("form", FORMS)
 def test_what_an_unknown_reward_holds_changes_nothing_and_its_advantage_is_0(form):
     for seed in range(10):
         rewards_PG, valid_PG = random_rewards(seed)
@@ -63,7 +64,7 @@ def test_what_an_unknown_reward_holds_changes_nothing_and_its_advantage_is_0(for
             assert torch.equal(other, actual)
 
 
-@pytest.mark.parametrize("form", GROUPS)
+@table("form", GROUPS)
 def test_group_advantages_sum_to_0_and_ignore_a_shift_of_all_rewards(form):
     for seed in range(10):
         rewards_PG, valid_PG = random_rewards(seed)
@@ -73,7 +74,7 @@ def test_group_advantages_sum_to_0_and_ignore_a_shift_of_all_rewards(form):
         torch.testing.assert_close(shifted, actual, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("form", ["unbiased", "population"])
+@table("form", ["unbiased", "population"])
 def test_with_a_std_the_scale_of_the_rewards_hardly_matters(form):
     """Only eps makes a difference: at std s the size is s / (s + 1e-4)."""
     rewards_PG, valid_PG = random_rewards(1)
@@ -84,8 +85,8 @@ def test_with_a_std_the_scale_of_the_rewards_hardly_matters(form):
     torch.testing.assert_close(unit, torch.ones(5).double(), rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize("form", GROUPS)
-@pytest.mark.parametrize("size", [1, 4])
+@table("form", GROUPS)
+@table("size", [1, 4])
 def test_equal_rewards_and_a_group_of_one_give_0_and_no_nan(form, size):
     for reward in (0.0, 1.0, 0.1, -1e30, 1e-30):
         rewards_PG = torch.full((2, size), reward, dtype=torch.float64)
@@ -93,7 +94,7 @@ def test_equal_rewards_and_a_group_of_one_give_0_and_no_nan(form, size):
         assert actual.tolist() == [[0.0] * size] * 2
 
 
-@pytest.mark.parametrize("size", [1, 4])
+@table("size", [1, 4])
 def test_shifted_and_asymre_advantages_of_equal_rewards(size):
     """They are R - c and -delta, even in a group of one."""
     rewards_PG, valid_PG = torch.ones(1, size), torch.ones(1, size, dtype=torch.bool)
@@ -101,7 +102,7 @@ def test_shifted_and_asymre_advantages_of_equal_rewards(size):
     assert FORMS["asymre"](rewards_PG, valid_PG).tolist() == [[0.1] * size]
 
 
-@pytest.mark.parametrize("form", FORMS)
+@table("form", FORMS)
 def test_a_group_without_known_rewards_gets_0(form):
     rewards_PG = torch.tensor([[1.0, 0.0, 0.5], [1.0, 0.0, 0.5]])
     valid_PG = torch.tensor([[False] * 3, [True] * 3])

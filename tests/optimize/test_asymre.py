@@ -6,11 +6,11 @@ behavior policy's exact distribution.
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from mugrpo.optimize import advantages
 from mugrpo.optimize.objectives import reinforce
+from tests.cases import table
 
 COUNTS = torch.tensor([10, 5, 3, 1, 1])
 ARMS = torch.repeat_interleave(torch.arange(5), COUNTS)  # the arm of each of the twenty responses
@@ -54,7 +54,7 @@ def asymre_limit(delta: float) -> Tensor:
     return (c - high).clamp(min=0) / -delta
 
 
-@pytest.mark.parametrize(
+@table(
     ("delta", "updates", "support"),
     [
         (-0.6, 1500, [0, 1, 2, 3, 4]),  # below min R - mean: every advantage is positive
@@ -73,7 +73,7 @@ def test_asymre_below_0_keeps_a_support_and_improves(delta, updates, support):
     assert (actual * REWARDS).sum() > MEAN + 0.01
 
 
-@pytest.mark.parametrize("delta", [0.0, 0.1, 0.3])
+@table("delta", [0.0, 0.1, 0.3])
 def test_asymre_at_0_or_above_collapses_onto_one_arm_which_need_not_be_the_best(delta):
     """At 0, theta grows by the constant c, so the largest beta (R - mean) wins, arm 1."""
     updates = {0.0: 70, 0.1: 28, 0.3: 12}[delta]

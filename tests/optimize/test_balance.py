@@ -15,6 +15,7 @@ from mugrpo.model.policy import load_policy
 from mugrpo.optimize.balance import Price, rounds, work
 from mugrpo.optimize.cut import cut, layout
 from mugrpo.processes.ranks import Ranks
+from tests.cases import table
 from tests.optimize.test_cut import row, rows_of
 
 TOKENS_ONLY = Price()
@@ -46,8 +47,8 @@ def time(costs: list[float], ranks: int) -> float:
 # --- Balance -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("share", [True, False])
-@pytest.mark.parametrize(
+@table("share", [True, False])
+@table(
     "case",
     [
         (64, 8, 200, 1000, 0.8),
@@ -93,7 +94,7 @@ def test_one_rank_has_the_cut_of_one_process():
     assert rounds([], 2048, share=True, ranks=4, price=SMOLLM2) == []
 
 
-@pytest.mark.parametrize("share", [True, False])
+@table("share", [True, False])
 def test_rounds_fit_the_budget_and_every_response_comes_once(share):
     generator = random.Random(0)
     for _ in range(100):

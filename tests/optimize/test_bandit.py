@@ -17,13 +17,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 
 from mugrpo.config.objectives import Advantage, Objective
 from mugrpo.config.options import choices
 from mugrpo.optimize import advantages, reference
 from mugrpo.optimize.objectives import kl_surrogate, load_objective
+from tests.cases import table
 
 COUNTS = torch.tensor([10, 5, 3, 1, 1])
 ARMS = torch.repeat_interleave(torch.arange(5), COUNTS)  # the arm of each of the twenty responses
@@ -210,8 +210,8 @@ def test_every_objective_has_a_closed_form_here():
     assert {name for name, _, _ in CLOSED.values()} == choices(Objective).keys() - {"file"}
 
 
-@pytest.mark.parametrize("case", CLOSED)
-@pytest.mark.parametrize("advantage", ["group", "shifted", "asymre", "soft"])
+@table("case", CLOSED)
+@table("advantage", ["group", "shifted", "asymre", "soft"])
 def test_expected_gradient_is_the_closed_form(case, advantage):
     name, options, weights = CLOSED[case]
     knobs = choices(Advantage)[advantage]().knobs
@@ -230,7 +230,7 @@ def test_expected_gradient_is_the_closed_form(case, advantage):
     assert reached
 
 
-@pytest.mark.parametrize("case", ["grpo, unclipped", "kl_surrogate", "m2po", "m2po_released"])
+@table("case", ["grpo, unclipped", "kl_surrogate", "m2po", "m2po_released"])
 def test_without_a_clip_it_is_the_policy_gradient_for_any_policy(case):
     """That is pi (A - E_pi A) for J(pi) = sum pi A, off-policy too.
 
@@ -248,7 +248,7 @@ def test_without_a_clip_it_is_the_policy_gradient_for_any_policy(case):
         same(actual, exact)
 
 
-@pytest.mark.parametrize("case", sorted(CLOSED.keys() - {"tpo"}))
+@table("case", sorted(CLOSED.keys() - {"tpo"}))
 def test_on_policy_every_objective_has_the_policy_gradient(case):
     """But tpo, whose target is at a distance. OAPL's has the factor 2 beta."""
     name, options, _ = CLOSED[case]

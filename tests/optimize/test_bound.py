@@ -21,6 +21,7 @@ from mugrpo.optimize import advantages
 from mugrpo.optimize.bound import EPS, NAMES, improvement_bound, shortfall
 from mugrpo.optimize.trainer import Trainer
 from tests.builders import stale
+from tests.cases import table
 from tests.updates import config_of, part, step, with_stored
 
 Tensor = torch.Tensor
@@ -105,7 +106,7 @@ def test_a_group_with_a_response_that_was_not_computed_has_no_effect():
     assert numbers == bound(RATIOS[:1], REWARDS[:1])
 
 
-@pytest.mark.parametrize(
+@table(
     ("rewards", "counted"),
     [
         ([[1.0, 1.0], [0.0, 0.0]], None),  # no variance anywhere
@@ -123,7 +124,7 @@ def test_an_uncounted_reward_may_be_outside_0_to_1():
     assert numbers["bound/surrogate"] == 0
 
 
-@pytest.mark.parametrize("ratios", [[math.inf, 0.5], [math.inf, math.inf]])
+@table("ratios", [[math.inf, 0.5], [math.inf, math.inf]])
 def test_if_a_ratio_overflows_what_depends_on_it_is_none_and_variations_are_finite(ratios):
     numbers = bound([ratios], [[1.0, 0.0]])
     unknown = [name for name, value in numbers.items() if value is None]
@@ -253,7 +254,7 @@ def test_at_ratio_1_surrogate_variations_and_both_bounds_are_0(experience):
     assert numbers == pytest.approx(dict.fromkeys(numbers, 0.0), abs=1e-4)
 
 
-@pytest.mark.parametrize("budget", [4096, 1])
+@table("budget", [4096, 1])
 def test_an_updates_numbers_are_those_of_its_groups_however_it_is_cut(experience, budget):
     """Groups: one of four right; one with a failed response; all right; two of four at the mean.
 

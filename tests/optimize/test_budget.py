@@ -13,13 +13,14 @@ from mugrpo.config.optimizer import OptimizerOptions
 from mugrpo.disk.errors import RunStopped
 from mugrpo.model.memory import out_of_memory
 from mugrpo.optimize.budget import MicroBatchTooLarge, TokenBudget, computing
+from tests.cases import table
 from tests.faults.harm import CPU, CUDA
 from tests.updates import hand_batch
 
 # ---- which errors mean that memory ran out ----
 
 
-@pytest.mark.parametrize(
+@table(
     "allocate",
     [
         lambda: torch.empty(1 << 50),
@@ -35,7 +36,7 @@ def test_errors_of_allocations_that_are_too_large_are_recognized(
     assert out_of_memory(caught.value), caught.value
 
 
-@pytest.mark.parametrize(
+@table(
     ("error", "expected"),
     [
         (CUDA, True),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import torch
 
 from mugrpo.optimize.objectives import cispo
+from tests.cases import table
 from tests.updates import assert_response, of_ratios
 
 RATIOS = [0.05, 0.5, 1.0, 6.0]
@@ -15,7 +15,7 @@ RATIOS = [0.05, 0.5, 1.0, 6.0]
 
 # loss = -clip(r) A log pi, log pi = -1, -2, -3, -4; the weight on grad log pi is clip(r) A. Both
 # hold for both signs of A, and beyond both bounds.
-@pytest.mark.parametrize(
+@table(
     ("advantage", "interval", "losses", "weights", "clipped"),
     [
         # clip(r) = .05, .5, 1, 5

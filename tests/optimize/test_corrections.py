@@ -10,6 +10,7 @@ import torch
 from mugrpo.config.load import build_config
 from mugrpo.optimize import corrections
 from mugrpo.optimize.loss import UpdateLoss
+from tests.cases import table
 from tests.updates import hand_batch
 
 # w = trainer / engine: 4, .5, .75 for three tokens; 1.5, 2 for two. The products are 1.5 and 3.
@@ -24,7 +25,7 @@ def of_weights(function, **knobs: object) -> torch.Tensor:
     return function(trainer, engine, MASK, **knobs) * MASK
 
 
-@pytest.mark.parametrize(
+@table(
     ("cap", "level", "expected"),
     [
         (2.0, "token", [[2.0, 0.5, 0.75], [1.5, 2.0, 0.0]]),
@@ -38,7 +39,7 @@ def test_truncated_by_hand(cap, level, expected):
     torch.testing.assert_close(actual, torch.tensor(expected).double(), rtol=1e-7, atol=0)
 
 
-@pytest.mark.parametrize(
+@table(
     ("interval", "level", "expected"),
     [
         ((0.0, 2.5), "token", [[0.0, 0.5, 0.75], [1.5, 2.0, 0.0]]),
@@ -61,7 +62,7 @@ def test_a_weight_at_an_end_of_the_interval_is_within_it():
         assert actual.tolist() == [[1.0]]
 
 
-@pytest.mark.parametrize("level", ["token", "sequence"])
+@table("level", ["token", "sequence"])
 def test_no_gradient_and_a_weight_of_1_between_equal_probabilities(level):
     trainer = torch.full((2, 3), -1.0, requires_grad=True)
     for weights in (
@@ -72,7 +73,7 @@ def test_no_gradient_and_a_weight_of_1_between_equal_probabilities(level):
         assert weights.tolist() == [[1.0] * 3] * 2
 
 
-@pytest.mark.parametrize("level", ["token", "sequence"])
+@table("level", ["token", "sequence"])
 def test_extreme_probabilities_give_weights_from_0_to_the_bound(level):
     """Probability 0 in the trainer: w = e^-80; in the engine: e^80, capped or masked; both: 1."""
     nothing = -math.inf

@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 
 import numpy as np
-import pytest
 
 from mugrpo.disk.records import FinishReason, Rollout
 from mugrpo.engines.base import Completion
 from mugrpo.optimize.cut import Layout, cut, layout, split_by_prompt, split_by_tokens
 from tests.builders import rollout
+from tests.cases import table
 
 
 def row(prompt: int, length: int, response: int) -> Rollout:
@@ -117,7 +117,7 @@ def test_shared_rows_are_cut_by_prompt_and_others_by_length():
     assert cut(rows, 520, share=False) == [[0, 2], [1, 3]]
 
 
-@pytest.mark.parametrize("share", [True, False])
+@table("share", [True, False])
 def test_budget_holds_and_every_row_comes_exactly_once(share):
     generator = random.Random(0)
     together = shared = 0

@@ -10,6 +10,7 @@ import torch
 from mugrpo.config.load import build_config
 from mugrpo.optimize.loss import UpdateLoss
 from mugrpo.optimize.objectives import decoupled_ppo, grpo
+from tests.cases import table
 from tests.updates import assert_response, hand_batch, of_ratios
 
 
@@ -27,7 +28,7 @@ def random_update(seed: int) -> tuple[torch.Tensor, ...]:
 # ---- decoupled PPO: -sg[prox / beta] min(q A, clip(q) A), q = pi / prox ----
 
 
-@pytest.mark.parametrize(
+@table(
     ("advantage", "losses", "weights", "clipped"),
     [
         # prox/beta = 2, 2, .5; pi/beta = 3, 1, .5: q = 1.5, .5, 1 in [.8, 1.2]
@@ -78,7 +79,7 @@ def test_decoupled_ppo_without_a_clip_is_the_plain_importance_weight():
 # ---- GRPO with clip_center "proximal": [max(r' - .2, 0), r' + .2], r' = prox / beta ----
 
 
-@pytest.mark.parametrize(
+@table(
     ("advantage", "losses", "weights", "clipped"),
     [
         # r' = 2, 2, 2, .1: [1.8, 2.2] and [0, .3]; r = 2.5, 2.1, 1, .01
@@ -126,7 +127,7 @@ def test_at_the_behavior_policy_both_centers_are_the_same():
         assert torch.equal(centered, plain)
 
 
-@pytest.mark.parametrize("level", ["token", "sequence"])
+@table("level", ["token", "sequence"])
 def test_it_never_clips_if_the_proximal_policy_is_the_policy(level):
     for seed in range(20):
         start, behavior, _, advantages, mask = random_update(seed)
@@ -150,9 +151,7 @@ def test_it_never_clips_if_the_proximal_policy_is_the_policy(level):
 # ---- in UpdateLoss: if no proximal policy is stored, the policy takes its place ----
 
 
-@pytest.mark.parametrize(
-    "objective", [{"name": "decoupled_ppo"}, {"name": "grpo", "clip_center": "proximal"}]
-)
+@table("objective", [{"name": "decoupled_ppo"}, {"name": "grpo", "clip_center": "proximal"}])
 def test_without_a_stored_proximal_policy_it_is_the_policy_and_nothing_is_clipped(objective):
     loss = UpdateLoss.of(build_config({"preset": "grpo", "objective": objective}, "test"))
     start, behavior, proximal, advantages, mask = random_update(0)

@@ -9,6 +9,7 @@ import torch
 
 from mugrpo.optimize.batching import MicroBatch
 from mugrpo.optimize.diagnostics import TokenStatistics
+from tests.cases import table
 from tests.updates import hand_batch
 
 PAD = 1e6  # a ratio that must affect no metric
@@ -110,7 +111,7 @@ def test_padding_is_in_no_metric():
     assert actual == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
+@table(
     ("tokens", "p99"),
     [
         (100, 99.0),  # 99 of 100 do not exceed it

@@ -20,6 +20,7 @@ from mugrpo.model.policy import Policy
 from mugrpo.model.shared_prompts import Packing
 from mugrpo.optimize.fsdp import distribute
 from tests.builders import chain_tokenizer, tiny_config
+from tests.cases import table
 from tests.model.test_blocks import Counting
 from tests.model.test_shared_prompts import RAGGED, difference, rows
 from tests.model.test_varlen import reference
@@ -72,7 +73,7 @@ def test_indices_of_packed_tokens_are_computed_once_a_micro_batch(
     assert calls == dict.fromkeys(needed, 1)
 
 
-@pytest.mark.parametrize(
+@table(
     ("precision", "checkpointing", "tolerance"),
     [("fp32", False, 1e-5), ("bf16", False, 0.02), ("bf16", True, 0.02)],
 )

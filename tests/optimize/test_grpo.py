@@ -6,13 +6,14 @@ import pytest
 import torch
 
 from mugrpo.optimize.objectives import grpo
+from tests.cases import table
 from tests.updates import assert_response, of_ratios
 
 NARROW, RELAXED = (0.8, 1.2), (0.0, 5.0)
 
 
 # |A| = 2, so a weight rA is twice the ratio.
-@pytest.mark.parametrize(
+@table(
     ("advantage", "interval", "weights"),
     [
         (2.0, NARROW, [1.0, 2.0, 0.0, 0.0]),
@@ -26,7 +27,7 @@ def test_weight_on_grad_log_pi_in_every_cell_of_the_clipping_table(advantage, in
     assert actual == pytest.approx(weights, abs=1e-12)
 
 
-@pytest.mark.parametrize(
+@table(
     ("advantage", "interval", "losses"),
     [
         (2.0, NARROW, [-1.0, -2.0, -2.4, -2.4]),  # above 1.2: -1.2 x 2
@@ -80,7 +81,7 @@ def test_clipped_fraction_marks_tokens_without_gradient_and_no_padding():
     ]
 
 
-@pytest.mark.parametrize(
+@table(
     ("advantage", "dual_clip", "expected"),
     [(1.0, None, -5.0), (-1.0, 3.0, 3.0)],  # -clip x A and -c x A
 )

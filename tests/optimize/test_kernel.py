@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 
 from mugrpo.optimize import kernel as kernels
 from mugrpo.optimize.kernel import choose_kernel, kernel_fault
 from tests.builders import tiny_policy
+from tests.cases import table
 from tests.model.test_varlen import reference
 
 
@@ -38,14 +38,14 @@ def fails(*arguments: Any, **options: Any) -> torch.Tensor:
     raise RuntimeError("head dimension 512 is not supported")
 
 
-@pytest.mark.parametrize("form", ["llama", "gemma3", "gpt2"])
+@table("form", ["llama", "gemma3", "gpt2"])
 def test_a_kernel_that_agrees_has_no_fault_and_leaves_no_gradient(form):
     policy = tiny_policy(form)
     assert kernel_fault(policy, reference) is None
     assert all(parameter.grad is None for parameter in policy.model.parameters())
 
 
-@pytest.mark.parametrize(
+@table(
     ("kernel", "fault"),
     [
         (

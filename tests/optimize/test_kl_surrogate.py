@@ -14,12 +14,13 @@ from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.objectives import kl_surrogate
 from mugrpo.optimize.trainer import Trainer
 from tests.builders import verdict
+from tests.cases import table
 
 LN2 = math.log(2)
 
 
-@pytest.mark.parametrize("advantage", [1.0, -3.0, 0.0])
-@pytest.mark.parametrize("penalty", [0.0, 0.1, 2.0])
+@table("advantage", [1.0, -3.0, 0.0])
+@table("penalty", [0.0, 0.1, 2.0])
 def test_losses_weights_and_penalty_by_hand(advantage, penalty):
     """At r = 2, 1/2, 1, r log r - r + 1 is 2 ln 2 - 1, (1 - ln 2) / 2, 0.
 

@@ -19,7 +19,7 @@ from mugrpo.optimize.forward import rollout_logprobs
 from mugrpo.optimize.logprobs_process import logprobs_elsewhere
 from mugrpo.optimize.trainer import Experience
 from tests.builders import tiny_policy
-from tests.cases import some
+from tests.cases import some, table
 from tests.waiting import alive
 
 CHAIN = model_path(ModelOptions())
@@ -34,7 +34,7 @@ def elsewhere(path: str, experience: Experience, folder: Path, check=lambda: Non
     logprobs_elsewhere(config_of(), path, experience.rollouts, folder / "log", check)
 
 
-@pytest.mark.parametrize("form", ["trained", "gpt2"])
+@table("form", ["trained", "gpt2"])
 def test_logprobs_equal_those_of_this_process_bit_for_bit(
     experience: Experience, tmp_path: Path, form: str
 ):

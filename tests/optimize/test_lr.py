@@ -7,6 +7,7 @@ import math
 import pytest
 
 from mugrpo.optimize.lr import learning_rate
+from tests.cases import table
 
 
 def rates(
@@ -48,8 +49,8 @@ def test_cosine_falls_along_half_a_period():
     )
 
 
-@pytest.mark.parametrize("schedule", ["linear", "cosine"])
-@pytest.mark.parametrize(("warmup", "total"), [(0, 2), (0, 100), (3, 5), (10, 4096)])
+@table("schedule", ["linear", "cosine"])
+@table(("warmup", "total"), [(0, 2), (0, 100), (3, 5), (10, 4096)])
 def test_the_update_after_the_last_has_the_final_share(schedule, warmup, total):
     actual = rates(schedule, updates=total + 1, warmup=warmup, total=total, final=0.1)
     assert actual[-1] == pytest.approx(0.1)
@@ -57,18 +58,18 @@ def test_the_update_after_the_last_has_the_final_share(schedule, warmup, total):
     assert max(actual) == 1.0
 
 
-@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+@table("schedule", ["linear", "cosine"])
 def test_updates_past_the_planned_end_stay_at_the_final_share(schedule):
     assert rates(schedule, updates=10, final=0.1)[7:] == pytest.approx([0.1] * 3)
 
 
-@pytest.mark.parametrize(("schedule", "last"), [("linear", 1 / 7), ("cosine", 0.049516)])
+@table(("schedule", "last"), [("linear", 1 / 7), ("cosine", 0.049516)])
 def test_at_the_default_final_share_the_last_update_still_trains(schedule, last):
     """Linear: 1 - 6/7. Cosine: (1 + cos(6 pi / 7)) / 2 = (1 - 0.900969) / 2."""
     assert rates(schedule, updates=7)[-1] == pytest.approx(last, abs=1e-6)
 
 
-@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+@table("schedule", ["constant", "linear", "cosine"])
 def test_every_rate_is_proportional_to_the_peak(schedule):
     for update, share in enumerate(rates(schedule, updates=7, warmup=2, final=0.2)):
         rate = learning_rate(

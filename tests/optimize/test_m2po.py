@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from mugrpo.optimize.objectives import grpo, m2po
+from tests.cases import table
 
 
 def kept(
@@ -28,7 +28,7 @@ def kept(
 
 # A = +1: 1/2, 1/4, 1/16 move away, -1 moves back. A = -1: -1/2, -1/8 move away, 3/4 moves back.
 # Squares of T in order: .25, .0625, .00390625 | .25, .015625; their sum is .58203125.
-@pytest.mark.parametrize(
+@table(
     ("limit", "expected"),
     [
         (0.12, ["xxxx", "xxx"]),  # mean .1164
@@ -93,7 +93,7 @@ def literal_prepass(
     return keep.tolist(), sum(squares.values()) / max(1, len(squares))
 
 
-@pytest.mark.parametrize("limit", [0.01, 0.04, 0.25, 2.0])
+@table("limit", [0.01, 0.04, 0.25, 2.0])
 def test_prepass_equals_the_literal_while_loop(limit):
     """Log ratios are multiples of 1/8, so the arithmetic is exact and ties are common."""
     masked = 0

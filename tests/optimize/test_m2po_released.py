@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from mugrpo.optimize.objectives import grpo, m2po_released
+from tests.cases import table
 
 
 def cap_of(
@@ -30,7 +31,7 @@ def cap_of(
 
 
 # A = 1: .1, .2, .4 move away (.01, .04, .16; their sum .21), -.9 moves back.
-@pytest.mark.parametrize(
+@table(
     ("limit", "cap"),
     [
         (0.08, math.inf),  # a budget of .24 is not reached
@@ -86,7 +87,7 @@ def test_a_second_moment_of_exactly_the_limit():
     assert cap == math.inf or cap == pytest.approx(0.27)
 
 
-@pytest.mark.parametrize(
+@table(
     ("advantage", "losses", "weights", "clipped"),
     [
         # t = ln 2: [1/2, 2] on r = 1/4, 1, 3

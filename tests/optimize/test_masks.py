@@ -11,6 +11,7 @@ from mugrpo.optimize.loss import UpdateLoss
 from mugrpo.optimize.masks import negative_advantage_veto, off_policy
 from mugrpo.optimize.objectives import grpo
 from mugrpo.optimize.reduction import reduced_loss
+from tests.cases import table
 from tests.updates import config_of, hand_batch
 
 SCOPES = ("suffix", "trigger", "post_trigger", "from_trigger", "response")
@@ -74,20 +75,20 @@ def removed(
     return "".join("x" if token else "." for token in vetoed[0].tolist())
 
 
-@pytest.mark.parametrize("scope", SCOPES)
-@pytest.mark.parametrize("row", ROWS)
+@table("scope", SCOPES)
+@table("row", ROWS)
 def test_tokens_that_each_scope_removes(row, scope):
     ratios, expected = ROWS[row]
     assert removed(ratios, -1.0, scope) == expected[scope]
 
 
-@pytest.mark.parametrize("scope", SCOPES)
-@pytest.mark.parametrize("advantage", [1.0, 0.0])
+@table("scope", SCOPES)
+@table("advantage", [1.0, 0.0])
 def test_responses_without_negative_advantage_are_never_touched(scope, advantage):
     assert removed([0.05, 0.9, 0.01, 2.0], advantage, scope) == "...."
 
 
-@pytest.mark.parametrize("scope", SCOPES)
+@table("scope", SCOPES)
 def test_a_trigger_reaches_its_own_response_only(scope):
     ratios = torch.tensor([[0.9, 0.9], [0.05, 0.9], [0.9, 0.9]])
     vetoed = negative_advantage_veto(
@@ -101,12 +102,12 @@ def test_a_trigger_reaches_its_own_response_only(scope):
     assert vetoed.any(-1).tolist() == [False, True, False]
 
 
-@pytest.mark.parametrize("scope", SCOPES)
+@table("scope", SCOPES)
 def test_padding_never_triggers(scope):
     assert removed([0.5, 0.9, 0.0, 0.0], -1.0, scope, mask=[True, True, False, False]) == "...."
 
 
-@pytest.mark.parametrize("scope", SCOPES)
+@table("scope", SCOPES)
 def test_padding_is_never_removed(scope):
     padded = removed([0.5, 0.05, 0.9, 0.9], -1.0, scope, mask=[True, True, True, False])
     assert padded == removed([0.5, 0.05, 0.9], -1.0, scope) + "."
@@ -148,8 +149,8 @@ def test_a_ratio_of_exactly_kappa_is_no_trigger_in_the_loss():
     assert above["vetoed_fraction"].tolist() == [[True, True, True]]
 
 
-@pytest.mark.parametrize("scope", SCOPES)
-@pytest.mark.parametrize("dual_clip", [None, 3.0])
+@table("scope", SCOPES)
+@table("dual_clip", [None, 3.0])
 def test_equals_grpo_with_the_same_interval_when_kappa_is_0(scope, dual_clip):
     generator = torch.Generator().manual_seed(0)
     behavior = -3 * torch.rand(6, 8, generator=generator)
@@ -192,7 +193,7 @@ def reduced(
     return loss.item(), gradient.tolist(), metrics
 
 
-@pytest.mark.parametrize(
+@table(
     ("reduction", "divisor", "without", "with_veto"),
     [
         # token losses: .5 .05 .9 2 | -1 -2; the veto leaves .5 .05 0 0
@@ -218,7 +219,7 @@ def test_gradient_by_hand_under_the_veto():
     assert metrics["vetoed_fraction"].tolist() == [[False, False, True, True], [False] * 4]
 
 
-@pytest.mark.parametrize("objective", ["cispo", "topr", "reinforce", "kl_surrogate", "m2po"])
+@table("objective", ["cispo", "topr", "reinforce", "kl_surrogate", "m2po"])
 def test_a_veto_removes_the_suffix_under_any_objective(objective):
     ratios = torch.tensor([[0.5, 0.05, 0.9, 1.1]], dtype=torch.float64)
     behavior = torch.full((1, 4), -2.0, dtype=torch.float64)
@@ -249,8 +250,8 @@ def test_a_vetoed_token_does_not_count_as_clipped():
     assert metrics["clipped_fraction"].tolist() == [[True, True, False]]
 
 
-@pytest.mark.parametrize("scope", ["suffix", "post_trigger", "from_trigger", "response"])
-@pytest.mark.parametrize("exponent", [50.0, 200.0])
+@table("scope", ["suffix", "post_trigger", "from_trigger", "response"])
+@table("exponent", [50.0, 200.0])
 def test_extreme_ratios_under_the_veto_give_zeros_and_no_nan(scope, exponent):
     """Ratios e^-8, then e^50 or e^200: the latter is inf in fp32, and 0 x inf would be NaN."""
     loss, gradient, metrics = composed(

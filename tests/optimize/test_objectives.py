@@ -10,6 +10,7 @@ import torch
 from mugrpo.config import objectives
 from mugrpo.config.options import choices
 from mugrpo.optimize.objectives import Objective, load_objective
+from tests.cases import table
 
 OBJECTIVES = {n: part for n, part in choices(objectives.Objective).items() if n != "file"}
 NAMES = sorted(OBJECTIVES)
@@ -96,7 +97,7 @@ def test_only_objectives_that_say_so_have_a_gradient_at_advantage_0(name, update
     assert gradient[0].any() and gradient[2].any()
 
 
-@pytest.mark.parametrize("name", FORMS)
+@table("name", FORMS)
 def test_no_probability_of_0_gives_a_loss_or_a_gradient_that_is_not_finite(name):
     """Tokens of probability 0 under either policy, or both, and certain ones."""
     nothing = -torch.inf

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from mugrpo.disk.publishing import sha256_of
 from mugrpo.optimize.optimizer_state import _rows, write_optimizer
+from tests.cases import table
 
 
-@pytest.mark.parametrize("cuts", [[7], [4, 3], [3, 3, 1], [2, 0, 5], [7, 0]])
-@pytest.mark.parametrize(
-    "wanted", [slice(0, 7), slice(0, 4), slice(4, 7), slice(2, 5), slice(6, 7), slice(7, 7)]
-)
+@table("cuts", [[7], [4, 3], [3, 3, 1], [2, 0, 5], [7, 0]])
+@table("wanted", [slice(0, 7), slice(0, 4), slice(4, 7), slice(2, 5), slice(6, 7), slice(7, 7)])
 def test_wanted_rows_come_from_whichever_files_hold_them(
     tmp_path: Path, cuts: list[int], wanted: slice
 ):

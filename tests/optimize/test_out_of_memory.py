@@ -19,7 +19,7 @@ from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.forward import rollout_logprobs
 from mugrpo.optimize.trainer import Trainer
 from tests.builders import stale
-from tests.cases import some
+from tests.cases import some, table
 from tests.faults.harm import CUDA, fail_at
 from tests.runs import ENVIRONMENT
 from tests.updates import assert_same_gradients, config_of, step
@@ -165,7 +165,7 @@ def test_an_error_of_another_kind_in_an_update_is_raised_as_it_is(
 # ---- logprobs alone ----
 
 
-@pytest.mark.parametrize("nth", [1, 2])
+@table("nth", [1, 2])
 def test_logprobs_of_another_policy_are_computed_again_in_smaller_micro_batches(
     experience: Experience, embedded_policy: Policy, monkeypatch: pytest.MonkeyPatch, nth: int
 ):

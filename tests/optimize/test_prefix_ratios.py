@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from mugrpo.optimize.objectives import grpo, minpro, pnpo
+from tests.cases import table
 from tests.updates import assert_response, of_ratios
 
 OPEN = (0.0, 1e9)
@@ -16,7 +17,7 @@ OPEN = (0.0, 1e9)
 # ---- MinPRO: w_t = r_t sg[min_{j<t} r_j], w_1 = r_1; the gradient is the token's own ----
 
 
-@pytest.mark.parametrize(
+@table(
     ("ratios", "w"),
     [
         ([0.5, 0.9, 2.0], [0.5, 0.45, 1.0]),  # minima before: -, .5, .5
@@ -92,7 +93,7 @@ def test_pnpo_clips_the_prefix_mean():
     assert_response(actual, [-4.0, -4.0, 0.0], [-4.0, -2.0, 0.0], [0, 0, 1])
 
 
-@pytest.mark.parametrize("module", [minpro, pnpo])
+@table("module", [minpro, pnpo])
 def test_on_one_token_responses_they_equal_grpo(module):
     for seed in range(5):
         generator = torch.Generator().manual_seed(seed)
@@ -110,7 +111,7 @@ def test_on_one_token_responses_they_equal_grpo(module):
             torch.testing.assert_close(ours, reference, rtol=1e-14, atol=0)
 
 
-@pytest.mark.parametrize("module", [minpro, pnpo])
+@table("module", [minpro, pnpo])
 def test_padding_after_a_response_affects_none_of_its_tokens(module):
     mask = torch.tensor([[True, True, False]])
     logprobs = torch.tensor([[-1.0, -2.0, -50.0]], requires_grad=True)

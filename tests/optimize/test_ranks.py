@@ -273,10 +273,3 @@ def test_a_process_is_identified_by_its_id_and_start_time():
     assert driver.began(child.pid) == ""
     child.wait()
     assert driver.began(child.pid) == ""
-
-
-def test_replicas_that_do_not_divide_the_ranks_are_refused():
-    policy = tiny_policy("llama")
-    policy.ranks = Ranks(0, 4)
-    with pytest.raises(UsageError, match="replicas = 3 does not divide the 4 ranks"):
-        distribute(policy, DistributedOptions(replicas=3))

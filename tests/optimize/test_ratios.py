@@ -15,12 +15,13 @@ from mugrpo.optimize.ratios import (
     ppo_min,
     sequence_log_ratios,
 )
+from tests.cases import table
 
 INF = math.inf
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(
+@table("dtype", [torch.float32, torch.float64])
+@table(
     ("logprob", "behavior", "value", "slope"),
     [
         (-1.0, -1.5, 0.5, 1.0),

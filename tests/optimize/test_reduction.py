@@ -6,13 +6,14 @@ import pytest
 import torch
 
 from mugrpo.optimize.reduction import denominator, reduced_loss
+from tests.cases import table
 
 REDUCTIONS = ("token_mean", "sequence_mean", "constant")
 LOSS = torch.tensor([[1.0, 2.0, 3.0], [10.0, 99.0, 99.0]], dtype=torch.float64)
 MASK = torch.tensor([[True, True, True], [True, False, False]])
 
 
-@pytest.mark.parametrize(
+@table(
     ("reduction", "divisor", "expected"),
     [
         ("token_mean", 4, 16 / 4),  # (1 + 2 + 3 + 10) / 4 tokens
@@ -25,7 +26,7 @@ def test_reductions_by_hand(reduction, divisor, expected):
     assert reduced_loss(LOSS, MASK, reduction, divisor).item() == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
+@table(
     ("reduction", "weights"),
     [
         ("token_mean", [[1 / 4, 1 / 4, 1 / 4], [1 / 4, 0, 0]]),
@@ -40,7 +41,7 @@ def test_weight_of_each_token(reduction, weights):
     torch.testing.assert_close(gradient, torch.tensor(weights, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("reduction", REDUCTIONS)
+@table("reduction", REDUCTIONS)
 def test_parts_of_an_update_add_up_to_its_whole(reduction):
     """Any cut, in any order, with less padding if a part is shorter."""
     generator = torch.Generator().manual_seed(0)
@@ -57,7 +58,7 @@ def test_parts_of_an_update_add_up_to_its_whole(reduction):
         torch.testing.assert_close(sum(parts), whole, rtol=1e-13, atol=1e-15)
 
 
-@pytest.mark.parametrize("reduction", REDUCTIONS)
+@table("reduction", REDUCTIONS)
 def test_leaving_out_a_response_with_loss_0_changes_nothing(reduction):
     """A response with loss 0 may be left out: the denominator is the update's, not the batch's."""
     loss = torch.stack([LOSS[0], torch.zeros(3, dtype=torch.float64)])
@@ -67,7 +68,7 @@ def test_leaving_out_a_response_with_loss_0_changes_nothing(reduction):
     )
 
 
-@pytest.mark.parametrize("reduction", REDUCTIONS)
+@table("reduction", REDUCTIONS)
 def test_a_response_without_tokens_contributes_0(reduction):
     empty = reduced_loss(LOSS, torch.zeros(2, 3, dtype=torch.bool), reduction, 4)
     assert empty.item() == 0.0

@@ -10,6 +10,7 @@ import torch
 from mugrpo.config.load import build_config
 from mugrpo.optimize import reference
 from mugrpo.optimize.loss import UpdateLoss
+from tests.cases import table
 from tests.updates import hand_batch
 
 LN2 = math.log(2)
@@ -64,8 +65,8 @@ def test_it_is_never_below_0_and_precise_near_equality():
     assert values.item() == pytest.approx(0.5e-6, rel=2e-3)
 
 
-@pytest.mark.parametrize("corrected", [True, False])
-@pytest.mark.parametrize(
+@table("corrected", [True, False])
+@table(
     ("logprob", "behavior", "ref", "ratio", "distance"),
     [
         (-math.inf, -1.0, -1.0, -40, 40),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from mugrpo.optimize.advantages import asymre, group, shifted
 from mugrpo.optimize.objectives import reinforce
+from tests.cases import table
 
 # Three responses of 2, 1 and 3 tokens; rewards 1, 0, 1/2, mean 1/2.
 REWARDS = torch.tensor([[1.0, 0.0, 0.5]])
@@ -25,7 +25,7 @@ def of_advantages(advantages_PG: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
     return (loss * MASK).detach(), -gradient
 
 
-@pytest.mark.parametrize(
+@table(
     ("advantages", "expected"),
     [
         # R - (mean + delta): 1 - .4, 0 - .4, .5 - .4

@@ -20,6 +20,7 @@ from mugrpo.optimize.samples import SampleCollector
 from mugrpo.optimize.trainer import Trainer
 from mugrpo.processes.messages import from_json, to_json
 from tests.builders import plain_logprobs, sampled_experience, stale, tiny_policy, with_turns
+from tests.cases import table
 from tests.updates import assert_same_gradients, config_of, step
 
 KAPPA = 0.7
@@ -89,7 +90,7 @@ def expected_loss(
     return total
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "reduction", "veto"),
     [
         ("grpo", "token_mean", False),
@@ -98,7 +99,7 @@ def expected_loss(
         ("gspo", "sequence_mean", False),
     ],
 )
-@pytest.mark.parametrize("share", [True, False])
+@table("share", [True, False])
 def test_gradients_are_those_of_single_tokens(policy, turns, name, reduction, veto, share):
     """Each sampled token by a forward pass of its own, in fp64; the trainer's is in fp32."""
     config = config_of(
@@ -125,7 +126,7 @@ def test_the_metrics_count_sampled_tokens(policy, turns):
     assert metrics["tokens"] < sum(len(r.response_ids) for r in turns.rollouts)
 
 
-@pytest.mark.parametrize("share", [True, False])
+@table("share", [True, False])
 def test_logprobs_are_the_plain_models_and_0_where_nothing_was_sampled(policy, turns, share):
     config = config_of(optimizer={"share_prompts": share, "micro_batch_tokens": 150})
     for rollout, logprobs in zip(

@@ -16,6 +16,7 @@ from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.samples import SampleCollector
 from mugrpo.optimize.trainer import Trainer
 from tests.builders import plain_logprobs, stale
+from tests.cases import table
 from tests.updates import config_of, hand_batch
 
 # The session's experience has 4 groups of 4 with rewards 1000, 1100, 0000, 0111. The first rows of
@@ -45,7 +46,7 @@ def seen(experience: Experience) -> SampleCollector:
     return watched(experience)
 
 
-@pytest.mark.parametrize(
+@table(
     ("count", "expected"),
     [
         (1, [0]),
@@ -66,7 +67,7 @@ def test_half_have_a_negative_advantage_and_each_is_the_first_of_its_group(
     assert negative == [row in NEGATIVE for row in expected]
 
 
-@pytest.mark.parametrize(("count", "groups"), [(1, 1), (2, 2), (3, 3), (4, 3), (6, 3)])
+@table(("count", "groups"), [(1, 1), (2, 2), (3, 3), (4, 3), (6, 3)])
 def test_rollouts_are_of_different_groups_as_far_as_possible(seen, experience, count, groups):
     shown = [s["problem_id"] for s in chosen(seen, experience, count)]
     assert (len(shown), len(set(shown))) == (count, groups)

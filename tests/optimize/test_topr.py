@@ -10,6 +10,7 @@ import torch
 
 from mugrpo.optimize.advantages import shifted
 from mugrpo.optimize.objectives import cispo, reinforce, topr
+from tests.cases import table
 
 RATIOS = [
     [0.5, 0.8, 9.0],  # two tokens: product .4
@@ -66,7 +67,7 @@ def test_negative_weight_multiplies_the_taper_of_wrong_responses_only():
     assert tapered.tolist() == [[True, True, False], [False] * 3, [True] * 3, [False] * 3]
 
 
-@pytest.mark.parametrize(
+@table(
     ("taper", "weights"),
     [
         # products of .5, .8 | 2, .25, 3 | .5, .1, .2 | 4, up to each token; at most 1

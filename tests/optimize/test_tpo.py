@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import torch
 
 from mugrpo.optimize.objectives import tpo
+from tests.cases import table
 
 
 def test_the_gap_by_hand():
@@ -25,7 +25,7 @@ def test_the_gap_by_hand():
     torch.testing.assert_close(metrics["target_gap"], expected.abs())
 
 
-@pytest.mark.parametrize("seed", range(3))
+@table("seed", range(3))
 def test_the_gradient_is_that_of_the_cross_entropy_to_the_target(seed):
     """-sum_i q_i log p_i by autograd, in each group; responses of different lengths."""
     generator = torch.Generator().manual_seed(seed)

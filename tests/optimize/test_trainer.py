@@ -18,6 +18,7 @@ from mugrpo.optimize.diagnostics import TokenStatistics
 from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.loss import UpdateLoss
 from tests.builders import stale
+from tests.cases import table
 from tests.updates import assert_same_gradients, config_of, norm, part, step, with_stored
 
 # Configs of methods, without the reduction.
@@ -40,8 +41,8 @@ STORED = ("trainer_behavior_logprobs", "proximal_logprobs", "reference_logprobs"
 ALONE = {"share_prompts": False}  # so the computed tokens are those of the responses' rows
 
 
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-@pytest.mark.parametrize("name", METHODS)
+@table("reduction", REDUCTIONS)
+@table("name", METHODS)
 def test_the_cut_into_micro_batches_changes_no_gradient(experience, name, reduction):
     experience = stale(experience)
     groups = {**METHODS[name], "reduction": reduction}
@@ -58,7 +59,7 @@ def test_the_cut_into_micro_batches_changes_no_gradient(experience, name, reduct
         assert whole["masked_fraction"] > 0  # the pre-pass over all micro-batches had work
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@table("name", OTHERS)
 def test_the_cut_into_micro_batches_changes_no_gradient_of_any_method(experience, name):
     experience = with_stored(experience, *STORED)
     (whole, together), (cut, apart) = (
@@ -80,7 +81,7 @@ def test_the_chunk_of_the_logprobs_changes_no_gradient(experience):
     assert_same_gradients(small, large)
 
 
-@pytest.mark.parametrize("name", [*METHODS, *OTHERS, "kl"])
+@table("name", [*METHODS, *OTHERS, "kl"])
 def test_sharing_prompts_changes_no_gradient_of_any_method(experience, name):
     kl = {"reference": {"name": "kl", "coefficient": 0.5}}
     groups = {**METHODS, **OTHERS, "kl": kl}[name]
@@ -124,7 +125,7 @@ GROUP_ADVANTAGES = [
 ]
 
 
-@pytest.mark.parametrize("name", [*METHODS, *GROUP_ADVANTAGES])
+@table("name", [*METHODS, *GROUP_ADVANTAGES])
 def test_not_computing_responses_of_advantage_zero_changes_no_gradient(experience, name):
     experience, groups = with_stored(experience, *STORED), {**METHODS, **OTHERS}[name]
     few, skipped = step(experience, config_of(**groups, optimizer=ALONE))
@@ -141,7 +142,7 @@ def test_not_computing_responses_of_advantage_zero_changes_no_gradient(experienc
     assert_same_gradients(skipped, computed)
 
 
-@pytest.mark.parametrize("name", ["topr", "asymre"])
+@table("name", ["topr", "asymre"])
 def test_advantages_without_the_zero_variance_mask_train_on_groups_without_variance(
     experience, name
 ):
@@ -167,7 +168,7 @@ def test_a_kl_term_has_a_gradient_in_groups_without_variance_unless_they_are_mas
     assert metrics["grad_norm"] > 0 and metrics["kl_reference"] > 0
 
 
-@pytest.mark.parametrize("rewards", [[1.0, 0.5, 0.0, 0.5], [1.0, None, 0.0, 0.0]])
+@table("rewards", [[1.0, 0.5, 0.0, 0.5], [1.0, None, 0.0, 0.0]])
 def test_a_kl_term_has_a_gradient_at_advantage_0_in_a_varied_group(experience, rewards):
     every = with_stored(experience, *STORED)
     case = replace(

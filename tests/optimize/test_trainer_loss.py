@@ -13,6 +13,7 @@ from mugrpo.engines.base import Request
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.optimize.experience import Experience
 from tests.builders import PROMPTS, encoded, generated, plain_logprobs, rollout, stale, verdict
+from tests.cases import table
 from tests.updates import assert_same_gradients, config_of, part, step
 
 MAX_NEW_TOKENS = 48
@@ -77,7 +78,7 @@ def dense_loss(tokens: Tokens, name: str, reduction: str, removed: set) -> torch
     return total / counts[reduction]
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "reduction", "parts"),
     [
         ("grpo", "sequence_mean", {}),

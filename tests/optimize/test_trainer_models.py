@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pytest
 import torch
 
 from mugrpo.config.run import ModelOptions
@@ -8,6 +7,7 @@ from mugrpo.engines.base import Request
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.optimize.experience import Experience
 from tests.builders import PROMPTS, encoded, generated, rollout, stale, tiny_policy, verdict
+from tests.cases import table
 from tests.updates import assert_same_gradients, config_of, step
 
 
@@ -22,7 +22,7 @@ def random_experience(policy: Policy) -> Experience:
     return stale(Experience(rollouts, [verdict(reward) for reward in (1, 0, 0, 1)]))
 
 
-@pytest.mark.parametrize("form", ["llama", "qwen2", "gpt2"])
+@table("form", ["llama", "qwen2", "gpt2"])
 def test_gradient_checkpointing_changes_no_gradient(form):
     # The configs ask for dropout of 0.5, and checkpointing keeps the model in training mode.
     case = random_experience(tiny_policy(form))

@@ -13,6 +13,7 @@ from mugrpo.optimize import gradient
 from mugrpo.optimize.batching import MicroBatch
 from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.trainer import Trainer
+from tests.cases import table
 from tests.updates import assert_same_gradients, config_of, norm, part, step, weights
 
 
@@ -79,7 +80,7 @@ def nan_policy(monkeypatch: pytest.MonkeyPatch, *updates: int) -> None:
     monkeypatch.setattr(gradient, "batch_logprobs", spoiled)
 
 
-@pytest.mark.parametrize("where", ["policy", "rollouts"])
+@table("where", ["policy", "rollouts"])
 def test_a_nonfinite_update_touches_neither_weights_nor_moments(experience, monkeypatch, where):
     trainer, bad = Trainer(load_policy(ModelOptions()), config_of()), experience
     if where == "policy":

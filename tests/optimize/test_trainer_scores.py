@@ -8,12 +8,13 @@ import pytest
 
 from mugrpo.disk.records import Score, Status
 from mugrpo.optimize.experience import Experience
+from tests.cases import table
 from tests.updates import assert_same_gradients, config_of, part, step
 
 REDUCTIONS = ("token_mean", "sequence_mean", "constant")
 
 
-@pytest.mark.parametrize("reduction", REDUCTIONS)
+@table("reduction", REDUCTIONS)
 def test_a_failed_score_leaves_the_statistics_but_not_the_denominator(experience, reduction):
     with_it = part(experience, [0, 1, 2, 3], [1, 0, None, 0])
     without = part(experience, [0, 1, 3], [1, 0, 0])
@@ -38,7 +39,7 @@ def truncated_case(experience: Experience, status: Status) -> Experience:
     return replace(one, scores=[*one.scores[:2], third, one.scores[3]])
 
 
-@pytest.mark.parametrize(("option", "same_as"), [("zero", Status.WRONG), ("masked", Status.ERROR)])
+@table(("option", "same_as"), [("zero", Status.WRONG), ("masked", Status.ERROR)])
 def test_a_truncated_response_counts_as_wrong_or_as_failed(experience, option, same_as):
     config = config_of(rewards={"truncated": option})
     metrics, gradients = step(truncated_case(experience, Status.TRUNCATED), config)

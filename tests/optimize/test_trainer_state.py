@@ -12,6 +12,7 @@ from mugrpo.model.policy import Policy, load_policy
 from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.trainer import Trainer
 from tests.builders import PROMPTS, encoded, stale, tiny_policy
+from tests.cases import table
 from tests.updates import config_of, weights
 
 CONFIG = config_of(
@@ -55,7 +56,7 @@ def saved(experience: Experience, tmp_path: Path) -> tuple[Trainer, Path]:
     return trainer, tmp_path
 
 
-@pytest.mark.parametrize("form", ["chain", "llama", "gpt2"])  # embeddings untied, tied, tied
+@table("form", ["chain", "llama", "gpt2"])  # embeddings untied, tied, tied
 def test_a_loaded_trainer_continues_bit_for_bit(experience, tmp_path, form):
     trainer = Trainer(policy_of(form), CONFIG)
     for _ in range(2):

@@ -15,6 +15,7 @@ import torch
 
 from mugrpo.optimize import corrections, masks
 from mugrpo.optimize.objectives import cispo, grpo
+from tests.cases import table
 from tests.trl_losses import (
     DAPO,
     NARROW,
@@ -30,13 +31,11 @@ from tests.trl_losses import (
     trl_weights,
 )
 
-pytestmark = pytest.mark.slow  # importing TRL takes seconds
-
 # ---- loss types, levels, delta ----
 
 
-@pytest.mark.parametrize("interval", [NARROW, RELAXED, DAPO])
-@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "bnpo", "dr_grpo"])
+@table("interval", [NARROW, RELAXED, DAPO])
+@table("loss_type", ["grpo", "dapo", "bnpo", "dr_grpo"])
 def test_every_loss_type_equals_trl(loss_type, interval):
     for seed in SEEDS:
         update = random_update(seed)
@@ -46,7 +45,7 @@ def test_every_loss_type_equals_trl(loss_type, interval):
         )
 
 
-@pytest.mark.parametrize("high", [5.0, 2.0, 1.2])
+@table("high", [5.0, 2.0, 1.2])
 def test_cispo_equals_trl_with_low_0(high):
     for seed in SEEDS:
         update = random_update(seed)
@@ -56,7 +55,7 @@ def test_cispo_equals_trl_with_low_0(high):
         )
 
 
-@pytest.mark.parametrize("shape", [(2.0, 3.0, 3.0, 2.0), (1.0, 1.0, 2.0, 0.5)])
+@table("shape", [(2.0, 3.0, 3.0, 2.0), (1.0, 1.0, 2.0, 0.5)])
 def test_vespo_equals_trl(shape):
     """Also beyond the bounds of e^+-20 on a token's ratio and [1e-8, e^20] on a response's."""
     options = {"name": "vespo", "positive": shape[:2], "negative": shape[2:]}
@@ -96,8 +95,8 @@ def test_cispo_counts_clipped_tokens_of_both_signs_and_trl_only_those_with_a_abo
     assert metrics["clipped_fraction"].double().mean() == 0.5
 
 
-@pytest.mark.parametrize("interval", [NARROW, RELAXED, (1 - 3e-4, 1 + 4e-4)])
-@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo"])
+@table("interval", [NARROW, RELAXED, (1 - 3e-4, 1 + 4e-4)])
+@table("loss_type", ["grpo", "dapo", "dr_grpo"])
 def test_sequence_level_equals_trl(loss_type, interval):
     """GSPO: ours is straight-through per token, TRL's has one number per response; sums agree."""
     for seed in SEEDS:
@@ -112,8 +111,8 @@ def test_sequence_level_equals_trl(loss_type, interval):
         )
 
 
-@pytest.mark.parametrize("level", ["token", "sequence"])
-@pytest.mark.parametrize(("interval", "c"), [(NARROW, 1.2), (NARROW, 3.0), (RELAXED, 6.0)])
+@table("level", ["token", "sequence"])
+@table(("interval", "c"), [(NARROW, 1.2), (NARROW, 3.0), (RELAXED, 6.0)])
 def test_dual_clip_equals_trls_delta_if_not_below_the_upper_bound(level, interval, c):
     reached = False
     for seed in range(20):
@@ -142,7 +141,7 @@ def one_token(ratio: float, advantage: float) -> Update:
     )
 
 
-@pytest.mark.parametrize(
+@table(
     ("advantage", "our_loss", "trl_loss"),
     [
         (1.0, -4.0, -3.0),  # ours leaves A > 0 alone; TRL: -min(3, 4)
@@ -160,7 +159,7 @@ def test_within_the_interval_trls_delta_differs_from_dual_clip(advantage, our_lo
     assert trl.item() == pytest.approx(trl_loss, abs=1e-12)
 
 
-@pytest.mark.parametrize("interval", [NARROW, RELAXED, DAPO])
+@table("interval", [NARROW, RELAXED, DAPO])
 def test_clipped_fraction_equals_trls(interval):
     reached = 0.0
     for seed in range(10):
@@ -195,7 +194,7 @@ def test_fp32_is_within_1e_6():
 # ---- the off-policy sequence mask ----
 
 
-@pytest.mark.parametrize("delta", [0.0, 0.1, 0.5])
+@table("delta", [0.0, 0.1, 0.5])
 def test_off_policy_mask_is_the_inverse_of_trls(delta):
     from trl import GRPOTrainer
 
@@ -215,7 +214,7 @@ def test_off_policy_mask_is_the_inverse_of_trls(delta):
     assert dropped > 0
 
 
-@pytest.mark.parametrize(
+@table(
     ("loss_type", "level"),
     [*itertools.product(["grpo", "dapo", "dr_grpo"], ["token", "sequence"]), ("cispo", "token")],
 )
@@ -262,7 +261,7 @@ MODES = [
 ]
 
 
-@pytest.mark.parametrize(("mode", "correction", "clip"), MODES)
+@table(("mode", "correction", "clip"), MODES)
 def test_weights_equal_trls(mode, correction, clip):
     knobs = {k: v for k, v in correction.items() if k != "name"}
     reached = 0
@@ -278,8 +277,8 @@ def test_weights_equal_trls(mode, correction, clip):
     assert reached > 0
 
 
-@pytest.mark.parametrize(("mode", "correction", "clip"), MODES)
-@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo", "cispo"])
+@table(("mode", "correction", "clip"), MODES)
+@table("loss_type", ["grpo", "dapo", "dr_grpo", "cispo"])
 def test_corrected_losses_equal_trl(loss_type, mode, correction, clip):
     """Both take the ratio to the trainer's behavior logprobs, so staleness counts once."""
     for seed in SEEDS:
@@ -306,7 +305,7 @@ def test_truncation_has_no_lower_bound_and_trls_has_an_optional_one():
     torch.testing.assert_close(weights.clamp(min=0.9), trl)
 
 
-@pytest.mark.parametrize(("mode", "correction", "clip"), MODES)
+@table(("mode", "correction", "clip"), MODES)
 def test_sequence_level_under_a_correction(mode, correction, clip):
     """GSPO. With one weight per response, values and gradients are equal.
 

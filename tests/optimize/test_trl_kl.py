@@ -10,6 +10,7 @@ import torch
 
 from mugrpo.config.parts import KLReference
 from mugrpo.optimize import reference
+from tests.cases import table
 from tests.trl_losses import (
     DAPO,
     NARROW,
@@ -23,11 +24,9 @@ from tests.trl_losses import (
     theirs,
 )
 
-pytestmark = pytest.mark.slow  # importing TRL takes seconds
 
-
-@pytest.mark.parametrize("corrected", [True, False])
-@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo", "cispo"])
+@table("corrected", [True, False])
+@table("loss_type", ["grpo", "dapo", "dr_grpo", "cispo"])
 def test_kl_term_equals_trl_in_both_forms(loss_type, corrected):
     for seed in SEEDS:
         update = random_update(seed)
@@ -79,7 +78,7 @@ def test_at_the_sequence_level_trl_corrects_kl_by_the_response_ratio_and_we_by_t
     assert (ours_sequence - trl).abs() > 1e-3
 
 
-@pytest.mark.parametrize("corrected", [True, False])
+@table("corrected", [True, False])
 def test_kl_term_is_not_masked_weighted_or_bounded_in_either(corrected):
     """With token_mask, delta and a clip, which apply to the policy term alone."""
     for seed in SEEDS:

@@ -3,11 +3,12 @@ import torch
 
 from mugrpo.config.preset import PRESETS
 from mugrpo.optimize.weights import Method
+from tests.cases import table
 
 REFUSED = {"decoupled-ppo", "m2po", "m2po-released", "tpo"}
 
 
-@pytest.mark.parametrize("name", sorted(PRESETS.keys() - REFUSED))
+@table("name", sorted(PRESETS.keys() - REFUSED))
 def test_weights_have_the_gradient_of_the_method_and_ignore_what_was_not_sampled(name: str):
     """The mask has a hole in each response, as an environment's words make, and padding."""
     torch.manual_seed(0)
@@ -45,7 +46,7 @@ def test_the_weights_of_tapered_and_mu_grpo_by_hand():
     assert metrics["vetoed_fraction"].tolist() == [[0, 0, 1]]
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "options", "says"),
     [
         *((name, {}, "use `mugrpo train`") for name in sorted(REFUSED)),

@@ -14,6 +14,7 @@ from itertools import repeat
 import pytest
 
 from mugrpo.processes import http
+from tests.cases import table
 
 OK = b"HTTP/1.1 200 OK\r\n"
 HEAD = OK + b"\r\n"
@@ -126,7 +127,7 @@ def test_an_answer_that_comes_in_time(server: Hostile):
     assert base64.b64encode(b"me:p@ss") in asked and f"Host: {server.url[7:]}".encode() in asked
 
 
-@pytest.mark.parametrize("url", ["file:///etc/hostname", "ftp://localhost/x", "data:,1"])
+@table("url", ["file:///etc/hostname", "ftp://localhost/x", "data:,1"])
 def test_only_http_is_spoken(url: str):
     with pytest.raises((http.Refused, http.Unanswered)):
         http.ask(url, "", seconds=SECONDS, longest=LONGEST)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from mugrpo.processes.limited import LimitError, limited
+from tests.cases import table
 from tests.waiting import alive, soon, until
 
 
@@ -22,7 +23,7 @@ def within(work: Any, seconds: int = 5, megabytes: int = 64) -> Any:
     return limited(work, seconds=seconds, megabytes=megabytes)
 
 
-@pytest.mark.parametrize("value", [[], {"a": [1, None, 2.5]}, "ü \ud800", "x" * 10_000_000])
+@table("value", [[], {"a": [1, None, 2.5]}, "ü \ud800", "x" * 10_000_000])
 def test_a_value_comes_back_however_long_it_is(value: Any):
     assert within(lambda: value) == value
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from mugrpo.processes.messages import Inbox, from_json, printable, send, to_json
+from tests.cases import table
 
 
 def test_messages_keep_every_character_and_arrive_in_pieces():
@@ -24,7 +25,7 @@ def test_messages_keep_every_character_and_arrive_in_pieces():
         assert [inbox.message(), inbox.message(), inbox.message()] == [said, "next", None]
 
 
-@pytest.mark.parametrize(
+@table(
     "text",
     [
         "[" * 100_000,

@@ -16,6 +16,7 @@ import pytest
 from mugrpo.processes import child
 from mugrpo.processes.messages import to_json
 from mugrpo.processes.peer import Peer, PeerLost, audible
+from tests.cases import table
 from tests.waiting import alive, soon
 
 ROOT = Path(__file__).parents[2]
@@ -62,7 +63,7 @@ def test_messages_go_both_ways_and_it_ends_with_what_it_started():
     assert not alive(pid) and soon(lambda: not alive(grandchild))
 
 
-@pytest.mark.parametrize(
+@table(
     ("last", "ended"),
     [
         ("os._exit(3)", "status 3"),
@@ -214,7 +215,7 @@ def pids(run: subprocess.Popen[str]) -> list[int]:
     return known
 
 
-@pytest.mark.parametrize("busy", ["time.sleep(600)", "while True: pass", HOLDS_THE_LOCK])
+@table("busy", ["time.sleep(600)", "while True: pass", HOLDS_THE_LOCK])
 def test_it_and_what_it_started_die_with_a_killed_parent(busy: str):
     run = parent(f"tell(peer, {busy!r}); time.sleep(600)")
     known = pids(run)
@@ -224,7 +225,7 @@ def test_it_and_what_it_started_die_with_a_killed_parent(busy: str):
     assert soon(lambda: not any(map(alive, known)))
 
 
-@pytest.mark.parametrize("busy", ["time.sleep(600)", "while True: pass"])
+@table("busy", ["time.sleep(600)", "while True: pass"])
 def test_without_f_setsig_a_thread_of_the_child_ends_it(busy: str):
     run = parent(f"""
     peer.end()

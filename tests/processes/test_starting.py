@@ -32,6 +32,7 @@ def ranks_of(run: subprocess.Popen[bytes]) -> list[int]:
     return found
 
 
+@pytest.mark.long
 def test_ranks_of_one_machine_run_nothing_of_the_working_directory_and_listen_on_loopback(
     traps: Path, tmp_path: Path
 ):

@@ -11,9 +11,7 @@ from typing import Any
 import numpy as np
 
 from mugrpo.disk.publishing import with_sum
-from mugrpo.disk.records import FinishReason, Rollout
 from mugrpo.disk.run_dir import FORMAT, RunDir
-from mugrpo.disk.shards import ShardSet, write_rollouts
 
 HOSTILE = (
     "</script><img src=x onerror=alert(1)>\"'><style>*{display:none}</style>]]><!-- --!>"
@@ -64,13 +62,6 @@ def update(number: int, **values: Any) -> dict[str, Any]:
 
 def evaluation(number: int, accuracy: float | None, **values: Any) -> dict[str, Any]:
     return {"kind": "evaluation", "update": number, "accuracy": accuracy, **values}
-
-
-def write_lengths(root: Path, stage: int, lengths: Sequence[int], longest: int = 48) -> ShardSet:
-    """Write a stage's rollouts of these lengths as one shard. Those of `longest` are truncated."""
-    shards = ShardSet(RunDir(root).shards(stage, "rollouts"), "rollouts")
-    write_rollouts(shards, 0, [_rollout(row, size, longest) for row, size in enumerate(lengths)])
-    return shards
 
 
 def write_samples(
@@ -141,9 +132,7 @@ def plausible_run(root: Path, *, stages: int, per_stage: int, seed: int = 0) -> 
                 accuracy = 0.27 + 0.7 * (1 - math.exp(-4 * number / total)) + rng.normal(0, 0.01)
                 counts = _statuses(512, min(0.99, accuracy))
                 lines.append(evaluation(number, min(0.99, accuracy), problems=512, **counts))
-        sizes = np.clip(rng.normal(30 + 3 * stage, 7, 400), 4, 48).astype(int)
         if stage < 12:
-            write_lengths(root, stage, sizes.tolist())
             write_samples(
                 root,
                 first + per_stage,
@@ -152,21 +141,6 @@ def plausible_run(root: Path, *, stages: int, per_stage: int, seed: int = 0) -> 
                 staleness=per_stage - 1,
             )
     write_metrics(root, lines)
-
-
-def _rollout(row: int, length: int, longest: int) -> Rollout:
-    return Rollout(
-        problem_id=f"p{row}",
-        occurrence=0,
-        sample=0,
-        seed=row,
-        prompt_ids=np.array([1, 2], np.int32),
-        response_ids=np.ones(length, np.int32),
-        behavior_logprobs=np.full(length, -0.5, np.float32),
-        finish_reason=FinishReason.LENGTH if length >= longest else FinishReason.STOP,
-        temperature=1.0,
-        policy_step=0,
-    )
 
 
 def _statuses(count: int, share: float) -> dict[str, Any]:

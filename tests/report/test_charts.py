@@ -9,11 +9,22 @@ import re
 import altair as alt
 import pytest
 
-from mugrpo.report.axes import Axis
-from mugrpo.report.charts import Picture, Trace, line_chart, refresh_lines, words
-from mugrpo.report.embed import chart_markup, svg, vega_lite
-from mugrpo.report.markup import visible
-from mugrpo.report.rows import Part, Row, stacked_rows
+from mugrpo.report.charts import (
+    Axis,
+    Picture,
+    Trace,
+    envelope,
+    line_chart,
+    log_ticks,
+    refresh_lines,
+    svg,
+    thinned,
+    vega_lite,
+    with_room,
+    words,
+)
+from mugrpo.report.parts import drawn
+from mugrpo.report.readable import visible
 from tests.report.parsed import layer
 from tests.report.synthetic import HOSTILE
 
@@ -117,22 +128,12 @@ def test_refreshes_are_drawn_under_the_lines():
     assert layer(chart, "refreshes") == [{"x": 5}, {"x": 7}]
 
 
-def test_rows_stack_their_parts_with_the_text_that_fits():
-    rows = [Row("stage 0", [Part(3.0, "a", "a: 3", "3"), Part(0.01, "b", "b: 0", "0")], "3.01")]
-    chart = spec(stacked_rows(rows, {"a": "optimize", "b": "score"}))
-    first, second = layer(chart, "parts")
-    assert (first["x"], first["x2"], second["x"], second["x2"]) == (0, 3, 3, 3.01)
-    assert (first["text"], second["text"]) == ("3", "")
-    assert (first["ink"], second["ink"]) == ("var(--on-dark)", "var(--on-light)")
-
-
 def test_hostile_labels_are_text_in_the_page_and_in_the_picture():
     label = words(HOSTILE)
     assert label == f"{visible(HOSTILE)[:40]}\u2026"
     traces = [Trace([0], [1.0], series=label), Trace([0], [2.0], series='a\\"b\\')]
-    picture = line_chart(Axis("x"), Axis("y"), traces)
-    assert picture is not None
-    html = chart_markup("a chart", picture)
+    html = drawn(HOSTILE, HOSTILE, line_chart(Axis("x"), Axis("y"), traces))
+    assert html is not None
     assert "<img" not in html and html.count("</script>") == 1
     data = re.findall(r'<script type="application/json">(.*?)</script>', html)[0]
     assert not set("<>&") & set(data) and data.isascii()
@@ -149,11 +150,50 @@ def test_no_values_are_too_odd_for_a_chart(values, log):
     known = [v for v in known if abs(v) < 1e300]
     assert (picture is None) == (not known)
     if picture:
-        drawn = svg(spec(picture)).lower()
-        assert "nan" not in drawn and "infinity" not in drawn
+        image = svg(spec(picture)).lower()
+        assert "nan" not in image and "infinity" not in image
 
 
 @pytest.mark.parametrize("xs", [[1e30], [1e99, 1e99], [0.0, 5e-324], [-1e30], [0.0]])
 def test_no_xs_are_too_odd_for_a_chart(xs):
-    drawn = svg(spec(line_chart(Axis("x"), Axis("y"), [Trace(xs, [1.0] * len(xs))]))).lower()
-    assert "nan" not in drawn and "infinity" not in drawn
+    image = svg(spec(line_chart(Axis("x"), Axis("y"), [Trace(xs, [1.0] * len(xs))]))).lower()
+    assert "nan" not in image and "infinity" not in image
+
+
+def test_an_axis_leaves_room_around_its_values_even_if_there_is_one():
+    assert with_room([0.0, 1.0]) == pytest.approx((-0.06, 1.06))
+    assert with_room([5.0]) == pytest.approx((4.5, 5.5))
+    low, high = with_room([1.0], log=True)
+    assert low < 1 < high
+    low, high = with_room([1e-300, 1e300], log=True)
+    assert low > 0 and high < 1e301
+
+
+def test_log_ticks_are_powers_of_ten_with_finer_ones_if_those_are_few():
+    assert log_ticks(Axis(low=0.5, high=30)) == pytest.approx([0.5, 1, 2, 5, 10, 20])
+    assert log_ticks(Axis(low=1e-3, high=1e3)) == pytest.approx([10.0**k for k in range(-3, 4)])
+    wide = log_ticks(Axis(low=1e-30, high=1e30))
+    assert len(wide) <= 8 and wide[0] == pytest.approx(1e-30)
+
+
+def test_thinning_keeps_every_extreme_and_at_most_two_points_a_column():
+    points = [(float(x), math.sin(x)) for x in range(4096)]
+    points[1234] = (1234.0, 50.0)
+    points[3000] = (3000.0, -50.0)
+    kept = thinned(points, 100)
+    assert len(kept) <= 200 and set(kept) <= set(points)
+    assert (1234.0, 50.0) in kept and (3000.0, -50.0) in kept
+    assert [x for x, _ in kept] == sorted(x for x, _ in kept)
+
+
+def test_thinning_keeps_columns_of_gaps_and_short_series():
+    few = [(0.0, 1.0), (1.0, None), (2.0, 3.0)]
+    assert thinned(few, 10) == few
+    gap = [(float(x), None if 400 <= x < 600 else 1.0) for x in range(1000)]
+    assert [x for x, y in thinned(gap, 10) if y is None] == [400.0, 500.0]
+
+
+def test_an_envelope_is_the_widest_of_each_step():
+    lower = [(0.0, 2.0), (1.0, 1.0), (2.0, None), (3.0, None)]
+    upper = [(0.0, 3.0), (1.0, 9.0), (2.0, 4.0), (3.0, None)]
+    assert envelope(lower, upper, 2) == [(0.0, (1.0, 9.0)), (2.0, None)]

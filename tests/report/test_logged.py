@@ -22,18 +22,12 @@ def test_a_single_runs_rewards_share_a_chart_and_each_metric_has_its_own(tmp_pat
     charts = report(run_at(tmp_path / "run")).charts()
     rewards = {row["series"]: row["y"] for row in layer(charts["Rewards"], "lines")}
     assert rewards == {"short": [0.25, 0.25, 0.75, 0.75], "numeric": [0.5, 0.5, 1, 1]}
-    (words,) = layer(charts["words"], "lines")
+    (words,) = layer(charts["Logged words"], "lines")
     assert (words["x"], words["y"]) == ([0, 4, 4, 8], [12, 12, 6, 6])
 
 
 def test_several_runs_share_the_chart_of_each_reward(tmp_path):
     charts = report(run_at(tmp_path / "a"), run_at(tmp_path / "b")).charts()
     assert "Rewards" not in charts
-    for name in ("Reward short", "Reward numeric", "words"):
+    for name in ("Rewards short", "Rewards numeric", "Logged words"):
         assert {row["run"] for row in layer(charts[name], "lines")} == {"a", "b"}
-
-
-def test_a_run_of_an_earlier_version_has_no_such_section(tmp_path):
-    write_config(tmp_path / "run")
-    write_metrics(tmp_path / "run", [refresh(0, 0, behavior_reward=0.5), update(1)])
-    assert "Rewards" not in report(tmp_path / "run").of("h2")

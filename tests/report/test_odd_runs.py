@@ -15,7 +15,6 @@ from tests.report.synthetic import (
     timed_run,
     update,
     write_config,
-    write_lengths,
     write_metrics,
 )
 
@@ -39,7 +38,6 @@ def begun(root) -> None:
 
 def generating(root) -> None:
     write_config(root)
-    write_lengths(root, 0, [3, 4])
     (root / "metrics.jsonl").write_text("")
 
 
@@ -56,7 +54,6 @@ def optimizing(root) -> None:
 
 def between_stages(root) -> None:
     timed_run(root, updates=4)
-    write_lengths(root, 0, [3, 4])
     RunDir(root).shards(1, "rollouts").mkdir(parents=True)
 
 

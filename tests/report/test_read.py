@@ -5,15 +5,12 @@ from pathlib import Path
 import pytest
 
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.run_dir import RunDir
-from mugrpo.report import read
 from mugrpo.report.read import evenly, flattened, number, read_runs, unique_names
 from tests.report.synthetic import (
     refresh,
     sample,
     update,
     write_config,
-    write_lengths,
     write_metrics,
     write_samples,
 )
@@ -57,38 +54,8 @@ def test_an_incomplete_last_line_is_skipped_and_a_bad_one_noted(tmp_path):
     first, second = (tmp_path / "metrics.jsonl").read_text().splitlines()[:2]
     (tmp_path / "metrics.jsonl").write_text(f"{first}\nrubbish\n{second}\n")
     run = read_runs([tmp_path])[0]
-    assert [line["update"] for line in run.updates] == [1]
-    assert len(run.notes) == 1 and "line 2" in run.notes[0]
-
-
-def test_lengths_are_those_of_the_rollouts_by_finish_reason(tmp_path):
-    write_config(tmp_path)
-    write_lengths(tmp_path, 0, [5, 48, 7, 48])
-    write_lengths(tmp_path, 1, [9])
-    run = read_runs([tmp_path])[0]
-    found = {s: {r: list(n) for r, n in by.items()} for s, by in run.lengths.items()}
-    assert found == {0: {"stop": [5, 7], "length": [48, 48]}, 1: {"stop": [9]}}
-    assert run.rollout_stages == 2
-
-
-def test_a_shard_that_does_not_match_its_checksum_becomes_a_note(tmp_path):
-    write_config(tmp_path)
-    shards = write_lengths(tmp_path, 0, [5, 6])
-    write_lengths(tmp_path, 1, [9])
-    content = bytearray(shards.path(0).read_bytes())
-    content[40] ^= 1
-    shards.path(0).write_bytes(content)
-    run = read_runs([tmp_path])[0]
-    assert list(run.lengths) == [1]
-    assert len(run.notes) == 1 and "does not match its checksum" in run.notes[0]
-
-
-def test_a_manifest_that_cannot_be_read_becomes_a_note(tmp_path):
-    write_config(tmp_path)
-    write_lengths(tmp_path, 0, [5])
-    (RunDir(tmp_path).shards(0, "rollouts") / "manifest.json").write_text("{")
-    run = read_runs([tmp_path])[0]
-    assert run.lengths == {} and len(run.notes) == 1 and "stage 0" in run.notes[0]
+    assert [line["update"] for line in run.updates] == [1, 2]
+    assert run.notes == [f"1 lines of {tmp_path / 'metrics.jsonl'} cannot be read"]
 
 
 def test_a_token_has_its_ratio_and_its_marks(tmp_path):
@@ -153,25 +120,3 @@ def test_reading_writes_nothing(tmp_path):
     before = sorted(tmp_path.rglob("*"))
     read_runs([tmp_path])
     assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_of_many_lines_a_few_are_read_with_what_the_others_add_up_to(
-    tmp_path, monkeypatch: pytest.MonkeyPatch
-):
-    """Of 9 updates every third is kept, of a tenth the last; 3 evaluations are all kept."""
-    monkeypatch.setattr(read, "_LONG", 0)
-    monkeypatch.setattr(read, "_LINES_READ", 3)
-    write_config(tmp_path)
-    updates = [
-        {**update(n), "time/update": 2.0**n, "skipped": int(n == 4), "loss": float(n)}
-        for n in range(1, 11)
-    ]
-    lines = [*updates, *({"kind": "evaluation", "update": n, "accuracy": 0.5} for n in (0, 5, 10))]
-    write_metrics(tmp_path, lines, torn='{"kind": "update", "update": 11')
-    (run,) = read_runs([tmp_path])
-    assert [line["update"] for line in run.updates] == [4, 8, 10]
-    assert [line["time/update"] for line in run.updates] == [30.0, 480.0, 1536.0]
-    assert [line["skipped"] for line in run.updates] == [1, 0, 0]
-    assert [line["loss"] for line in run.updates] == [4.0, 8.0, 10.0]
-    assert run.made == 10 and len(run.evaluations) == 3
-    assert any("every 4th" in note for note in run.notes)

@@ -1,8 +1,13 @@
 from __future__ import annotations
 
-import pytest
+import html
 
-from mugrpo.report.readable import duration, plain
+import pytest
+from markupsafe import Markup
+
+from mugrpo.report.parts import part
+from mugrpo.report.readable import cut, duration, plain, visible
+from tests.report.synthetic import HOSTILE
 
 
 @pytest.mark.parametrize(
@@ -34,3 +39,37 @@ def test_numbers_read_plainly(value, shown):
 )
 def test_durations(seconds, shown):
     assert duration(seconds) == shown
+
+
+@pytest.mark.parametrize(
+    ("given", "seen"),
+    [
+        ("plain text, ünïcode, 数学, \U0001f600", "plain text, ünïcode, 数学, \U0001f600"),
+        ("a\nb\tc", "a\nb\tc"),
+        ("\x00\x1b\r\x7f", "␀␛␍␡"),
+        ("\x85", "⟨U+0085⟩"),
+        ("a\u202eb\u2066c", "a⟨U+202E⟩b⟨U+2066⟩c"),
+        ("\ud800 \udfff", "⟨U+D800⟩ ⟨U+DFFF⟩"),
+        ("\u2028\u200b\ufeff", "⟨U+2028⟩⟨U+200B⟩⟨U+FEFF⟩"),
+        ("\ufffe\U0001ffff", "⟨U+FFFE⟩⟨U+1FFFF⟩"),
+    ],
+)
+def test_invisible_characters_are_shown(given, seen):
+    assert visible(given) == seen
+
+
+def test_a_cut_says_how_much_there_was():
+    assert cut("abc", 3) == ("abc", None)
+    assert cut("a" * 2000, 1000) == ("a" * 1000, "cut: 1,000 of 2,000 characters shown")
+
+
+def test_hostile_text_becomes_text_and_markup_stays():
+    safe = part("paragraph", HOSTILE)
+    assert html.unescape(safe) == f"<p>{visible(HOSTILE)}</p>"
+    assert not set("\"'\x00\u202e") & set(safe) and safe.count("<") == 2
+    assert part("paragraph", Markup("<b>")) == "<p><b></p>"
+
+
+def test_a_section_without_content_is_empty():
+    assert part("section", "t", None, "") == ""
+    assert part("section", "t", "x", None) == "<section><h2>t</h2>\nx</section>"

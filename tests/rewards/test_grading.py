@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import importlib.util
 import inspect
 import re
 import subprocess
@@ -16,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from mugrpo.config.base import RewardOption, WorkerOptions
-from mugrpo.config.load import build_config
 from mugrpo.config.rewards import (
     EnvironmentReward,
     ExactOptions,
@@ -29,6 +27,7 @@ from mugrpo.config.rewards import (
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status, TrainerState
 from mugrpo.rewards.grading import Grader
+from tests.cases import table
 from tests.rewards.hostile import HOSTILE, LIKE_OTHERS, TRULY_12
 
 FILE = Path(__file__).parent / "misbehaving.py"
@@ -47,7 +46,7 @@ def answer(text: str, reference: str = "12", **columns: object) -> Answer:
     return Answer(problem, text, [5, 6, 0], FinishReason.STOP)
 
 
-@pytest.mark.parametrize(
+@table(
     ("own", "right_at", "status", "reward"),
     [
         (0.75, 1.0, Status.RIGHT, 1.0 + 2 * 0.75),
@@ -139,7 +138,7 @@ def test_both_readings_are_kept_and_weight_0_changes_nothing_else():
     assert second.parts == {"plain": 1.0, "numeric": 1.0, "answer": "12", "answer/numeric": "12"}
 
 
-@pytest.mark.parametrize(
+@table(
     ("rewards", "outcome"),
     [
         (
@@ -173,7 +172,7 @@ def test_none_from_all_functions_is_skipped():
     ]
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "reward"), [("later", 0.3), ("an_object", 0.25), ("as_numpy", 0.5), ("length", 3.0)]
 )
 def test_forms_of_functions(name, reward):
@@ -199,7 +198,7 @@ def what(prompts, completions, completion_ids, level, answer, **rest):
 TURNS = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "3+9?"}]
 
 
-@pytest.mark.parametrize(
+@table(
     ("prompt", "prompts", "completions"),
     [
         ("3+9?", ["3+9?"] * 2, ["a\ud800", "\x00b"]),
@@ -271,7 +270,7 @@ def test_a_file_can_import_its_neighbors_and_a_module_is_found_in_the_current_di
 # Rewards that fail: test_pool has more of them.
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "status", "reason"),
     [
         ("raise boom", Status.ERROR, "obeys: ValueError: boom"),
@@ -300,7 +299,7 @@ def test_a_reference_that_is_not_mathematics_is_an_error():
     assert score == Score(Status.ERROR, None, {"reason": reason})
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "sentence"),
     [
         (
@@ -334,12 +333,12 @@ def test_the_index_in_the_message_is_that_in_the_batch():
         scores((function("returns"),), "[1, None, float('nan')]", "b", "c", workers=workers)
 
 
-@pytest.mark.parametrize(("text", "reward"), [("[True]", 1.0), ("[np.bool_(False)]", 0.0)])
+@table(("text", "reward"), [("[True]", 1.0), ("[np.bool_(False)]", 0.0)])
 def test_booleans_are_rewards_as_in_trl(text, reward):
     assert [score.reward for score in scores((function("returns"),), text)] == [reward]
 
 
-@pytest.mark.parametrize(
+@table(
     ("signature", "columns", "reference", "taken"),
     [
         ("completions, solution", {"level": 2}, "12", "solution"),
@@ -360,9 +359,7 @@ def test_an_argument_that_is_no_column_is_refused_with_the_columns(
             list(grader.scores([answer("12", reference, **columns)]))
 
 
-@pytest.mark.parametrize(
-    "text", ["[np.float32(0.5)]", "(0.5,)", "np.array([0.5])", "[np.array(0.5)]"]
-)
+@table("text", ["[np.float32(0.5)]", "(0.5,)", "np.array([0.5])", "[np.array(0.5)]"])
 def test_numbers_of_numpy_are_accepted(text):
     assert scores((function("returns"),), text)[0].reward == 0.5
 
@@ -372,7 +369,7 @@ def nothing_taken():
     yield
 
 
-@pytest.mark.parametrize(
+@table(
     ("content", "name", "sentence"),
     [
         ("", "f", "rewards.py has no f"),
@@ -394,22 +391,6 @@ def test_a_function_that_cannot_be_loaded_is_refused_before_any_answer(
     with pytest.raises(UsageError):
         grader.start()
     assert not grader._pool._workers
-
-
-def test_missing_files_rewards_and_packages_are_refused_at_once(tmp_path, monkeypatch):
-    with pytest.raises(UsageError, match="there is no file"):
-        Grader((function("f", file=tmp_path / "none.py"),), ONE)
-    with pytest.raises(UsageError, match="no reward is named"):
-        Grader((), ONE)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"pip install 'mugrpo\[math\]'"):
-        Grader((MathOptions(),), ONE)
-
-
-def test_a_column_that_cannot_be_sent_is_named():
-    sentence = r"column bad of problem 'p1' cannot be sent .* object"
-    with Grader((function("half"),), ONE) as grader, pytest.raises(UsageError, match=sentence):
-        list(grader.scores([answer("a", good=1, bad=object())]))
 
 
 def test_an_error_in_the_reader_leaves_no_process_at_work():
@@ -496,13 +477,6 @@ def test_a_function_may_judge_a_batch_with_a_model_of_its_own_and_no_limits(tmp_
     with Grader((function("judged", file=file),), options) as grader:
         rewards = [score.reward for score in grader.scores(map(answer, ["a", "bb", "ccc", "dddd"]))]
     assert rewards == [300.5, 301.0, 301.5, 102.0]  # half the length, and 100 for each in the batch
-
-
-def test_an_unknown_reward_is_refused_with_the_names_of_all():
-    raw = {"task": {"name": "dataset", "data": "p.jsonl", "rewards": "maths"}}
-    names = "code, environment, exact, function, math, numeric, plain, regex"
-    with pytest.raises(UsageError, match=f"no such reward 'maths': choose among {names}"):
-        build_config(raw, "test")
 
 
 def test_a_worker_loads_nothing_heavy_that_it_does_not_need():

@@ -12,6 +12,7 @@ from mugrpo.config.rewards import FunctionOptions
 from mugrpo.disk.errors import BrokenReward
 from mugrpo.disk.records import Answer, FinishReason, Problem, Score, TrainerState
 from mugrpo.rewards.grading import Grader
+from tests.cases import table
 from tests.faults.case import CONFIG, GOOD
 from tests.runs import assert_same, finished, killed, read_metrics, write_config
 
@@ -83,7 +84,7 @@ def test_a_call_has_responses_of_one_policy_only(tmp_path):
     assert sizes == [[1.0], [2.0], None]
 
 
-@pytest.mark.parametrize(
+@table(
     ("logging", "message"),
     [
         ("log_metric('a', float('nan'))", r"log_metric\('a'\) got nan, not a finite number"),

@@ -20,7 +20,7 @@ from mugrpo.processes.messages import to_json
 from mugrpo.processes.warden import LONGEST_LOG
 from mugrpo.rewards import pool as pool_module
 from mugrpo.rewards.pool import Pool
-from tests.cases import some
+from tests.cases import some, table
 from tests.waiting import alive, soon
 
 HERE = Path(__file__).parent
@@ -116,7 +116,7 @@ def test_only_reward_functions_wait_so_verifiers_have_no_deadline_but_of_computi
     assert pool(patience=1.0)._patience == 1.0
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "reason"),
     [
         ("bomb", "obeys: MemoryError"),
@@ -306,7 +306,7 @@ def test_daemons_die_with_a_killed_run(tmp_path):
     assert soon(lambda: not any(map(alive, known)))
 
 
-@pytest.mark.parametrize("text", ["share 600", "children 4 150"])
+@table("text", ["share 600", "children 4 150"])
 def test_shared_maps_and_the_memory_of_children_count(text):
     """A limit for each process would not see the first, and let the second have it four times."""
     workers = pool(memory_mb=400, timeout=60)

@@ -6,13 +6,12 @@ import runpy
 import tomllib
 from pathlib import Path
 
-import pytest
-
 from mugrpo.disk.records import Status
 from mugrpo.rewards.mathematics import Mathematics
 from mugrpo.rewards.notation import normal
 from mugrpo.rewards.plain import plain
 from mugrpo.rewards.rules import RULES
+from tests.cases import table
 from tests.runs import ROOT
 
 MATH, LIBRARY = Mathematics(strict=True), Mathematics(strict=False)
@@ -35,24 +34,24 @@ LOOSE = [
 ]
 
 
-@pytest.mark.parametrize(("reference", "text", "verdicts"), CASES)
+@table(("reference", "text", "verdicts"), CASES)
 def test_verdicts_of_both_graders(reference, text, verdicts):
     assert (MATH(text, reference).right, plain(text, reference).right) == verdicts
 
 
-@pytest.mark.parametrize("reference", sorted({reference for reference, _, _ in CASES}))
+@table("reference", sorted({reference for reference, _, _ in CASES}))
 def test_each_reference_is_an_answer_to_itself(reference):
     text = reference if r"\boxed" in reference else rf"\boxed{{{reference}}}"
     assert MATH(text, reference).right and plain(text, reference).right
 
 
-@pytest.mark.parametrize(("reference", "text"), LOOSE)
+@table(("reference", "text"), LOOSE)
 def test_strictness_takes_back_what_math_verify_matches_loosely(reference, text):
     assert LIBRARY(text, reference).status is Status.RIGHT
     assert MATH(text, reference).status in (Status.WRONG, Status.NO_ANSWER)
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.written)
+@table("rule", RULES)
 def test_each_rule_rewrites_its_example_and_no_other_rule_does(rule, monkeypatch):
     assert normal(rule.written) == rule.becomes
     others = [other for other in RULES if other is not rule]
@@ -60,7 +59,7 @@ def test_each_rule_rewrites_its_example_and_no_other_rule_does(rule, monkeypatch
     assert normal(rule.written) != rule.becomes
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.written)
+@table("rule", RULES)
 def test_what_is_in_the_one_notation_stays_as_it_is(rule):
     assert normal(rule.becomes) == rule.becomes
 

@@ -11,6 +11,7 @@ from mugrpo.disk.records import Status
 from mugrpo.rewards.mathematics import Mathematics
 from mugrpo.rewards.response import LONGEST_TEXT, find
 from mugrpo.rewards.verifiers import exact, matched, numeric
+from tests.cases import table
 from tests.rewards.hostile import boxed, nested
 
 STRICT, LIBRARY = Mathematics(strict=True), Mathematics(strict=False)
@@ -24,7 +25,7 @@ HUGE = [  # (reference, text): too large to compute, so only what is written the
 ]
 
 
-@pytest.mark.parametrize(("reference", "text", "right"), HUGE)
+@table(("reference", "text", "right"), HUGE)
 def test_huge_numbers_are_compared_as_written_and_not_computed(reference, text, right, monkeypatch):
     assert STRICT(text, reference).right is right
     assert STRICT(text, reference) == STRICT(text, reference)
@@ -35,7 +36,7 @@ def test_several_boxes_are_a_set_to_math_verify():
     assert (LIBRARY(text, "1, 2").right, LIBRARY(text, "2").right) == (True, False)
 
 
-@pytest.mark.parametrize("verifier", [STRICT, LIBRARY])
+@table("verifier", [STRICT, LIBRARY])
 def test_no_answer_is_not_a_wrong_answer(verifier):
     assert verifier("I do not know.", "12").status is Status.NO_ANSWER
     assert verifier("", "12").status is Status.NO_ANSWER
@@ -50,8 +51,8 @@ def test_only_the_end_of_a_text_is_read():
     assert STRICT("." * LONGEST_TEXT + r"\boxed{12}", "12").status is Status.RIGHT
 
 
-@pytest.mark.parametrize("verifier", [STRICT, LIBRARY])
-@pytest.mark.parametrize("reference", ["", "$", "$ $"])
+@table("verifier", [STRICT, LIBRARY])
+@table("reference", ["", "$", "$ $"])
 def test_a_reference_that_cannot_be_read_is_an_error_and_not_a_verdict(reference, verifier):
     with pytest.raises(ValueError, match=r"read the reference"):
         verifier(r"\boxed{12}", reference)
@@ -62,7 +63,7 @@ def test_running_out_of_stack_while_parsing_is_an_error_and_not_a_verdict():
         STRICT(boxed(nested("2^{", "2", "}", 240)), "12")
 
 
-@pytest.mark.parametrize("swallowed", [MemoryError, RecursionError])
+@table("swallowed", [MemoryError, RecursionError])
 def test_an_error_that_math_verify_swallows_while_comparing_is_raised(swallowed, monkeypatch):
     def fails(*_, **__):
         raise swallowed
@@ -80,7 +81,7 @@ def test_a_comparison_that_sympy_cannot_do_is_wrong(monkeypatch):
     assert STRICT(r"\boxed{x+2}", "x+1").status is Status.WRONG
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "groups"),
     [
         (r"\boxed{1}\boxed{12}", [["1", "12"]]),
@@ -98,7 +99,7 @@ def test_boxes_come_in_groups(text, groups):
     assert (find(text) or []) == groups
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "reference", "status"),
     [
         (" yes\n", "yes", "right"),
@@ -115,7 +116,7 @@ def test_exact_may_ignore_case():
     assert exact("STRASSE", "straße", ignore_case=True).right
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "reference", "tolerance", "status"),
     [
         ("first 3, then 12.", "12", 0.0, "right"),
@@ -144,7 +145,7 @@ def test_numeric_needs_a_number_as_reference():
         numeric("12", "many", tolerance=0.0)
 
 
-@pytest.mark.parametrize(
+@table(
     ("pattern", "text", "status", "answer"),
     [
         (r"<answer>(.*?)</answer>", "<answer>7</answer> <answer> 12 </answer>", "right", "12"),

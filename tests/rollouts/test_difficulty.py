@@ -6,11 +6,9 @@ import math
 from typing import Any
 
 import numpy as np
-import pytest
 
 from mugrpo.config.load import build_config
 from mugrpo.config.stages import RatedProblems
-from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Problem
 from mugrpo.rollouts.difficulty import passed_over, stated_rates, with_measured
 
@@ -66,20 +64,3 @@ def test_measured_rates_replace_stated_ones():
     found = with_measured(stated, {0: [True, False, False, True, False], 2: [True], 1: []})
     np.testing.assert_array_equal(found, [0.4, 1, 1, math.nan])
     assert np.isnan(stated_rates(problems, None)).all()
-
-
-@pytest.mark.parametrize("cell", [1.5, -0.1, "half", [1], math.nan])
-def test_a_cell_that_is_no_rate_is_refused(cell):
-    with pytest.raises(UsageError, match="not a solve rate from 0 to 1; fix the data"):
-        stated_rates([Problem("p", "?", "", {"rate": cell})], "rate")
-
-
-def test_a_column_that_no_problem_has_is_refused():
-    with pytest.raises(UsageError, match=r"difficulty\.column = 'rate', but no problem has such"):
-        stated_rates([Problem("p", "?", "", {"other": 0.5})], "rate")
-
-
-@pytest.mark.parametrize("band", [{"low": 0.6, "high": [1, 0.5]}, {"high": 1.1}, {"low": -0.1}])
-def test_what_is_no_band_is_refused(band):
-    with pytest.raises(UsageError, match="are no band within 0 to 1"):
-        options(**band)

@@ -14,6 +14,7 @@ from mugrpo.disk.records import FinishReason, Rollout
 from mugrpo.engines.base import Decoded
 from mugrpo.rollouts.sampler import Draw, Piece, PieceName, SampledShard
 from mugrpo.rollouts.side_by_side import sampled_shards
+from tests.cases import table
 
 NOTHING = Decoded((), 0)
 
@@ -134,7 +135,7 @@ class Pairs(Plain):
         return SampledShard(rollouts, len(groups), float(len(groups)))
 
 
-@pytest.mark.parametrize(
+@table(
     ("groups", "samplers", "pieces"),
     [
         (5, 2, [[0, 2, 4], [1, 3]]),

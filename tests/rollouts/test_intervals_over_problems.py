@@ -13,6 +13,7 @@ from scipy.stats import t as student
 from mugrpo.disk.errors import UsageError
 from mugrpo.rollouts.intervals import holm, interval, paired, pooled, t_interval
 from mugrpo.rollouts.measures import pass_at
+from tests.cases import table
 from tests.rollouts.interval_table import CELLS, DIFFICULTIES, coverage, draw_right, truth
 
 SHARES = st.lists(st.floats(0, 1), min_size=1, max_size=20)
@@ -25,7 +26,7 @@ OUTSIDE = {
 }
 
 
-@pytest.mark.parametrize("cell", CELLS, ids=str)
+@table("cell", CELLS)
 def test_the_interval_covers_the_mean_of_all_problems(cell):
     difficulties, problems, k = cell
     repetitions = 4000 if problems == 500 else 20_000
@@ -37,10 +38,8 @@ def test_the_interval_covers_the_mean_of_all_problems(cell):
         assert 93 <= percent <= 97
 
 
-@pytest.mark.parametrize(
-    "difficulties", ["most all or nothing, Beta(0.3, 0.3)", "uniform, Beta(1, 1)"]
-)
-@pytest.mark.parametrize(("k", "least"), [(4, 1), (16, 1), (16, 8), (16, 12), (16, 16), (32, 1)])
+@table("difficulties", ["most all or nothing, Beta(0.3, 0.3)", "uniform, Beta(1, 1)"])
+@table(("k", "least"), [(4, 1), (16, 1), (16, 8), (16, 12), (16, 16), (32, 1)])
 def test_it_covers_pass_and_g_pass(difficulties, k, least):
     """Of 32 responses. The truth is that of k responses to a new problem: a beta-binomial tail."""
     right = draw_right(np.random.default_rng(3), difficulties, 4000, 100, 32)
@@ -125,10 +124,10 @@ def test_equal_differences_do_not_give_certainty():
     assert better.p_value == 0.25
 
 
-@pytest.mark.parametrize("difficulties", DIFFICULTIES)
-@pytest.mark.parametrize("problems", [30, 200])
-@pytest.mark.parametrize("k", [1, 32])
-@pytest.mark.parametrize("gain", [0.0, 0.7])
+@table("difficulties", DIFFICULTIES)
+@table("problems", [30, 200])
+@table("k", [1, 32])
+@table("gain", [0.0, 0.7])
 def test_paired_intervals_cover_the_difference(difficulties, problems, k, gain):
     """Both models share a problem's difficulty; the second gains 0.7 in logits, +- 0.5.
 

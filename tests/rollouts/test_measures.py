@@ -23,9 +23,10 @@ from mugrpo.rollouts.measures import (
     pass_at,
     values,
 )
+from tests.cases import table
 
 
-@pytest.mark.parametrize("n", [1, 4, 7])
+@table("n", [1, 4, 7])
 def test_every_subset_enumerated(n):
     for right in range(n + 1):
         outcomes = [True] * right + [False] * (n - right)
@@ -74,7 +75,7 @@ def test_problems_with_too_few_verdicts_are_unknown():
     assert np.isnan(pass_at([2, 2], [3, 4], 4)).tolist() == [True, False]
 
 
-@pytest.mark.parametrize(
+@table(
     ("votes", "share"),
     [
         ([], 0),
@@ -99,7 +100,7 @@ class Equal:
         return a[0] == b[0]
 
 
-@pytest.mark.parametrize(
+@table(
     ("votes", "share", "calls"),
     [
         # Right without a doubt: 4 votes against 3 wrong ones. 0.5 and 1/2 are both right.
@@ -171,7 +172,7 @@ def test_measures_by_hand():
     assert (found["avg@4"].low, found["avg@4"].high) == interval([3 / 4, 1 / 3], 4)
 
 
-@pytest.mark.parametrize(
+@table(
     ("n", "passes", "stable"),
     [(1, [1], None), (3, [1, 2, 3], None), (4, [1, 2, 4], 2), (32, [1, 2, 4, 8, 16, 32], 16)],
 )

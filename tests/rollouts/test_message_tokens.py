@@ -21,6 +21,7 @@ from mugrpo.environments.base import Reply
 from mugrpo.rollouts.messages import BadCallError, MessageEncoder
 from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.turns import Dialogue, Turns
+from tests.cases import table
 from tests.rollouts.games import Games
 
 TOOL = {
@@ -71,10 +72,8 @@ def encoded(prompts: PromptEncoder, text: str) -> np.ndarray:
     return np.array(prompts.ids_of(text), np.int32)
 
 
-@pytest.mark.parametrize(
-    "template", ["qwen3_training", "qwen2_5_training", "qwen3_5_think_training"]
-)
-@pytest.mark.parametrize("contents", [["5"], ["{'error': 'no'}", "several\nlines"]])
+@table("template", ["qwen3_training", "qwen2_5_training", "qwen3_5_think_training"])
+@table("contents", [["5"], ["{'error': 'no'}", "several\nlines"]])
 def test_suffixes_of_tools_answers_are_trls(template: str, contents: list[str]):
     prompts = prompts_of(template_of(template), TOOL)
     messages = [{"role": "tool", "name": "add", "content": content} for content in contents]
@@ -164,19 +163,6 @@ def test_a_call_that_cannot_be_read_is_answered(prompts, text: str):
     )
 
 
-def test_a_template_that_leaves_tools_out_is_refused():
-    template = "{% for m in messages %}{{ m['content'] }}<|im_end|>{% endfor %}"
-    with pytest.raises(UsageError, match="does not tell the model about tools such as add"):
-        MessageEncoder(prompts_of(template, TOOL))
-    MessageEncoder(prompts_of(template))  # without tools it is fine
-
-
-def test_a_tokenizer_that_cannot_read_calls_is_refused():
-    template = "{{ tools }}{% for m in messages %}{{ m['content'] }}<|im_end|>{% endfor %}"
-    with pytest.raises(UsageError, match="no response_template"):
-        MessageEncoder(prompts_of(template, TOOL))
-
-
 def test_a_template_that_rewrites_earlier_messages_is_refused():
     template = (
         "{{ messages | length }}{% for m in messages %}{{ m['content'] }}<|im_end|>{% endfor %}"
@@ -184,14 +170,6 @@ def test_a_template_that_rewrites_earlier_messages_is_refused():
     encoder = MessageEncoder(prompts_of(template))
     with pytest.raises(UsageError, match="writes earlier messages differently"):
         encoder.suffix(0, [{"role": "user", "content": "x"}])
-
-
-def test_a_prompt_that_its_environment_makes_too_long_is_refused():
-    prompts = prompts_of(template_of("qwen3_training"), limit=60)
-    encoder = MessageEncoder(prompts)
-    encoder.prompt(ASKED, [])
-    with pytest.raises(UsageError, match="more than the 60 that"):
-        encoder.prompt(ASKED, [{"role": "user", "content": "x" * 40}])
 
 
 def test_in_the_plain_form_a_message_is_its_content():

@@ -8,14 +8,13 @@ from itertools import count, islice
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mugrpo.config.stages import ScheduleOptions
-from mugrpo.disk.errors import UsageError
 from mugrpo.rollouts.mixing import Source, interleaved
 from mugrpo.rollouts.schedule import Schedule
+from tests.cases import table
 
 
 def mixed(sources: tuple[Source, ...], **options: Any) -> Schedule:
@@ -58,7 +57,7 @@ def test_a_decimal_weight_is_what_the_config_says():
     assert list(islice(interleaved((0.1, 0.2)), 300)) == list(islice(interleaved((1, 2)), 300))
 
 
-@pytest.mark.parametrize(("problems", "growth"), [(22, 1), (24, 1), (22, 2)])
+@table(("problems", "growth"), [(22, 1), (24, 1), (22, 2)])
 def test_without_sources_the_groups_are_those_of_the_closed_form(problems, growth):
     """Epoch b // B and place b % B of batch b, with B full batches in an epoch."""
     options = ScheduleOptions(stages=4, batches_per_stage=3, growth=growth, problems_per_update=4)
@@ -112,12 +111,6 @@ def test_excluded_problems_are_passed_over():
     orders = [np.random.default_rng((5, epoch)).permutation(20) for epoch in range(3)]
     kept = [[(int(i), e) for i in order if i not in excluded][:8] for e, order in enumerate(orders)]
     assert drawn == [*kept[0], *kept[1], *kept[2]][:20]
-
-
-def test_a_source_with_too_few_problems_is_refused():
-    with pytest.raises(UsageError, match="the source 'b' has 1 problems to train on, but an upd"):
-        mixed((Source(20, "a"), Source(1, "b")))
-    mixed((Source(20, "a"), Source(0, "b", (0.0,))))  # never drawn
 
 
 def test_groups_that_follow_a_stage_lack_what_a_source_does_not_have():

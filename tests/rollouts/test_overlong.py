@@ -15,6 +15,7 @@ from mugrpo.rollouts.score import overlong_penalty
 from mugrpo.rollouts.selection import correctness_varies
 from mugrpo.run.provenance import judge_fingerprint
 from mugrpo.stages.evaluate import accuracy
+from tests.cases import table
 from tests.rollouts.scoring import RIGHT, SKIPPED, WRONG, Fixed, Folder, failure, response
 from tests.runs import Command
 
@@ -30,7 +31,7 @@ def long(length: int, sample: int = 0, *, cut: bool = False) -> Rollout:
     return result
 
 
-@pytest.mark.parametrize(
+@table(
     ("length", "penalty"),
     [(1, 0.0), (5, 0.0), (6, 0.0), (7, -0.25), (8, -0.5), (9, -0.75), (10, -1.0)],
 )
@@ -109,7 +110,7 @@ def test_in_an_evaluation_the_reward_is_lower_and_the_accuracy_the_same(folder: 
     assert penalized == without and without["accuracy"] == 2 / 4
 
 
-@pytest.mark.parametrize(
+@table(
     "options",
     [{"rewards": {"overlong_buffer": 0.5}}, {"rollouts": {"max_new_tokens": 47}}],
 )

@@ -16,6 +16,7 @@ from mugrpo.disk.records import Message, Problem
 from mugrpo.rollouts.preflight import notices
 from mugrpo.rollouts.prompts import PromptEncoder
 from tests.builders import chain_tokenizer
+from tests.cases import table
 
 TURN = "{{ m.role | length }},{{ m.content }}%s"
 PROMPTING = "{% if add_generation_prompt %}9,{% endif %}"
@@ -50,7 +51,7 @@ def with_parts(single: str) -> Any:
     return tokenizer
 
 
-@pytest.mark.parametrize(
+@table(
     "form",
     [
         None,
@@ -63,7 +64,7 @@ def test_nothing_is_told_of_a_sound_form(form: str | None):
     assert told(form) == []
 
 
-@pytest.mark.parametrize(
+@table(
     ("case", "parts"),
     [
         ({"form": template("<|im_end|>")}, ("'<|im_end|>'", "'<eos>'", "--model.eos_token '<|im_")),

@@ -17,6 +17,7 @@ from mugrpo.disk.records import Problem
 from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.run.opening import prompt_encoder
 from tests.builders import chain_tokenizer
+from tests.cases import table
 
 # <pad> is 0, <eos> 1, "0" to "9" 2 to 11, then + - = ,
 SIX, EIGHT, TWO = (Problem(text, text, "4") for text in ("3+2-1=", "1+3+2-1=", "1="))
@@ -55,11 +56,6 @@ def test_a_prompt_with_an_id_outside_the_embeddings_is_refused():
     assert PromptEncoder(chain_tokenizer(), 15, PromptOptions())(SIX).max() == 14
 
 
-def test_an_empty_prompt_is_refused():
-    with pytest.raises(UsageError, match="problem 'p7' has an empty prompt"):
-        encoder()(Problem("p7", "", "0"))
-
-
 # ---- prompts that are too long ----
 
 
@@ -69,15 +65,6 @@ def test_a_prompt_as_long_as_the_room_fits():
     assert encoder(None).fitting([SIX, EIGHT]) == [SIX, EIGHT]
 
 
-def test_longer_prompts_are_refused_with_their_count_and_the_longest():
-    seven = Problem("7", "1+1+10=", "2")
-    assert refusal(encoder(6), SIX, EIGHT, TWO, seven) == (
-        "2 of 4 prompts are longer than the 6 tokens that rollouts.max_new_tokens leaves of the "
-        "model's context (the longest has 8); lower rollouts.max_new_tokens, or choose "
-        "--prompt.overlong drop or truncate"
-    )
-
-
 def test_longer_prompts_are_left_out_if_chosen():
     encode = encoder(6, overlong="drop")
     assert encode.fitting([EIGHT, SIX, TWO]) == [SIX, TWO]
@@ -85,7 +72,7 @@ def test_longer_prompts_are_left_out_if_chosen():
     assert encode.fitting([]) == []
 
 
-@pytest.mark.parametrize("overlong", ["error", "drop"])
+@table("overlong", ["error", "drop"])
 def test_if_no_prompt_fits_dropping_is_not_suggested(overlong):
     assert refusal(encoder(6, overlong=overlong), EIGHT, EIGHT) == (
         "2 of 2 prompts are longer than the 6 tokens that rollouts.max_new_tokens leaves of the "
@@ -123,7 +110,7 @@ def with_ends(both: bool) -> Any:
     return tokenizer
 
 
-@pytest.mark.parametrize("both", [False, True])
+@table("both", [False, True])
 def test_tokens_that_the_tokenizer_adds_take_room_too(both: bool):
     """But an end after every text is no part of a prompt: a response would come after it."""
     ids = [0, *SIX_IDS]
@@ -146,17 +133,6 @@ def test_the_whole_conversation_counts():
     assert encode(problem).tolist() == [15, 3, 14, 12]
 
 
-@pytest.mark.parametrize("tokens", [512, 513, 1000])
-def test_no_room_for_a_prompt_in_the_context_is_refused(tokens: int):
-    config = build_config({"rollouts": {"max_new_tokens": tokens}}, "test")
-    with pytest.raises(UsageError) as refused:
-        prompt_encoder(config)
-    assert str(refused.value) == (
-        f"rollouts.max_new_tokens = {tokens} leaves no room for a prompt in the model's context of "
-        "512 tokens; lower it"
-    )
-
-
 def test_responses_leave_the_rest_of_the_context_to_prompts():
     for tokens, room in ((511, 1), (48, 464)):
         config = build_config({"rollouts": {"max_new_tokens": tokens}}, "test")
@@ -173,24 +149,7 @@ TURNS = (
 )
 
 
-def test_a_conversation_in_plain_form_is_refused_with_the_option():
-    problem = Problem("c7", TURNS, "4")
-    text = refusal(encoder(100), problem)
-    assert text == (
-        "problem 'c7' is a conversation; use --prompt.form chat (a task.system_prompt makes "
-        "every problem one)"
-    )
-    with pytest.raises(UsageError, match="problem 'c7' is a conversation"):
-        encoder(None)(problem)
-
-
-@pytest.mark.parametrize(("limit", "overlong"), FREE)
-def test_a_conversation_in_plain_form_is_refused_before_anything_is_sampled(limit, overlong):
-    encode = encoder(limit, overlong=overlong)
-    assert "'c7' is a conversation" in refusal(encode, SIX, Problem("c7", TURNS, "4"))
-
-
-@pytest.mark.parametrize(("limit", "overlong"), [*FREE, (100, "error")])
+@table(("limit", "overlong"), [*FREE, (100, "error")])
 def test_a_template_that_fails_on_a_prompt_is_reported_before_anything_is_sampled(limit, overlong):
     tokenizer = chain_tokenizer()
     tokenizer.chat_template = (
@@ -210,7 +169,7 @@ TEMPLATE = (
 )
 
 
-@pytest.mark.parametrize("prompt", [SIX.prompt, TURNS, TURNS[1:2]])
+@table("prompt", [SIX.prompt, TURNS, TURNS[1:2]])
 def test_the_chat_form_gives_the_ids_that_the_tokenizer_itself_gives(prompt: Any):
     tokenizer = with_ends(True)  # the template writes them itself, so they must not be added
     tokenizer.chat_template = TEMPLATE
@@ -247,7 +206,7 @@ ADD = {"type": "function", "function": {"name": "+", "parameters": {}}}
 TOOLS = "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}"
 
 
-@pytest.mark.parametrize("column", [[ADD], json.dumps([ADD]), [{**ADD, "strict": None}]])
+@table("column", [[ADD], json.dumps([ADD]), [{**ADD, "strict": None}]])
 def test_the_tools_of_a_column_reach_the_template(column: Any):
     tokenizer = chain_tokenizer()
     tokenizer.chat_template = TOOLS + TEMPLATE
@@ -264,21 +223,6 @@ CALLING = (
 )
 
 
-@pytest.mark.parametrize(
-    ("problem", "part"),
-    [
-        (replace(TWO, columns={"tools": ["hammer"]}), "not a list of JSON schemas"),
-        (replace(TWO, columns={"tools": "hammer"}), "not a list of JSON schemas"),
-        (replace(TWO, columns={"tools": [ADD]}), "writes nothing of the tools"),
-        (replace(TWO, prompt=CALLING), "writes nothing of the tool_calls"),
-    ],
-)
-def test_tools_that_do_not_reach_the_model_are_refused(problem: Problem, part: str):
-    tokenizer = chain_tokenizer()
-    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    assert part in refusal(encoder(None, tokenizer, form="chat"), problem)
-
-
 def test_tools_beside_those_of_an_environment_are_refused():
     tokenizer = chain_tokenizer()
     tokenizer.chat_template = TOOLS
@@ -290,11 +234,6 @@ def test_tools_beside_those_of_an_environment_are_refused():
 
 
 # ---- templates ----
-
-
-def test_a_chat_form_without_a_template_names_the_two_ways_out():
-    with pytest.raises(UsageError, match=r"no chat template; .*--prompt\.form plain.*template"):
-        encoder(form="chat")
 
 
 def with_file(file: Path, content: bytes, tokenizer: Any = None) -> PromptEncoder:
@@ -313,19 +252,3 @@ def test_a_template_file_takes_precedence_over_the_tokenizers_own(tmp_path: Path
     tokenizer.chat_template = TEMPLATE
     content = b"{{ messages[0].role | length }}{{ messages[0].content }}"
     assert with_file(tmp_path / "chat.jinja", content, tokenizer)(SIX).tolist() == [6, *SIX_IDS]
-
-
-def test_an_unreadable_template_file_is_named(tmp_path: Path):
-    file = tmp_path / "chat.jinja"
-    sentence = f"^prompt.chat_template = {str(file)!r} cannot be read: "
-    with pytest.raises(UsageError, match=sentence):
-        encoder(form="chat", chat_template=str(file))
-    with pytest.raises(UsageError, match=sentence):
-        with_file(file, b"\xff\xfe not UTF-8")
-
-
-def test_a_template_that_is_not_jinja_is_refused_with_its_fault(tmp_path: Path):
-    encode = with_file(tmp_path / "chat.jinja", b"{% for m in messages %}")
-    sentence = refusal(encode, SIX)
-    assert sentence.startswith("the chat template fails on problem '3+2-1=' (Unexpected end of ")
-    assert sentence.endswith("); fix it, or name another with --prompt.chat_template")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from itertools import islice
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mugrpo.config.stages import ScheduleOptions
 from mugrpo.rollouts.schedule import Schedule
+from tests.cases import table
 
 
 def schedule(**options: float) -> Schedule:
@@ -52,7 +52,7 @@ def test_a_stage_that_ends_early_after_whole_ones_keeps_their_starts():
     assert (plan.stages, plan.batches(4)) == (5, 5)
 
 
-@pytest.mark.parametrize("ends", [(), (8,), (16,), (8, 11, 26), (3, 19)])
+@table("ends", [(), (8,), (16,), (8, 11, 26), (3, 19)])
 def test_equal_stages_are_computed_as_stages_that_hardly_grow_are_counted(ends):
     equal, growing = schedule(), schedule(growth=1 + 1e-9)
     for end in ends:
@@ -65,7 +65,7 @@ def test_equal_stages_are_computed_as_stages_that_hardly_grow_are_counted(ends):
         assert list(equal.groups(stage)) == list(growing.groups(stage))
 
 
-@pytest.mark.parametrize("update", [16, 32])
+@table("update", [16, 32])
 def test_a_stages_last_planned_update_is_no_early_end(update: int):
     plan = schedule()
     assert plan.ending_at(update) is plan

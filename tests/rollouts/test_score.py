@@ -15,6 +15,7 @@ from mugrpo.rollouts.messages import MessageEncoder
 from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.score import response_text, scored
 from tests.builders import chain_tokenizer
+from tests.cases import table
 from tests.rollouts.scoring import (
     CUT,
     PROBLEMS,
@@ -41,7 +42,7 @@ def test_an_answer_is_the_text_without_its_end_and_the_ids_with_it(folder):
     ]
 
 
-@pytest.mark.parametrize("cut", [False, True])
+@table("cut", [False, True])
 def test_special_tokens_stay_in_a_text_but_for_its_end_and_padding(cut):
     """In what rewards get, what an environment gets, and what people read."""
     tokenizer = chain_tokenizer()

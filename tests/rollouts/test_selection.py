@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,12 +11,13 @@ from mugrpo.config.rewards import RewardOptions
 from mugrpo.disk.plans import Place
 from mugrpo.disk.records import Status
 from mugrpo.rollouts.selection import Group, batches, correctness_varies, further_groups
+from tests.cases import table
 
 R, W, N = Status.RIGHT, Status.WRONG, Status.NO_ANSWER
 CUT, SKIPPED, ERROR, SLOW = Status.TRUNCATED, Status.SKIPPED, Status.ERROR, Status.UNFINISHED
 
 
-@pytest.mark.parametrize(
+@table(
     ("statuses", "varies"),
     [
         ([R, W, W], True),
@@ -37,9 +37,7 @@ def test_a_group_varies_if_some_are_right_and_some_are_not(statuses, varies):
     assert correctness_varies(statuses, RewardOptions()) is varies
 
 
-@pytest.mark.parametrize(
-    ("truncated", "varies"), [("zero", True), ("masked", False), ("scored", True)]
-)
+@table(("truncated", "varies"), [("zero", True), ("masked", False), ("scored", True)])
 def test_a_cut_response_is_not_right_unless_it_is_masked(truncated, varies):
     rewards = RewardOptions(truncated=truncated)
     assert correctness_varies([R, R, CUT], rewards) is varies

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from mugrpo.rollouts.statistics import described, refresh_metrics
+from tests.cases import table
 from tests.rollouts.scoring import RIGHT, SKIPPED, WRONG, Fixed, groups, response
 
 
@@ -84,7 +83,7 @@ def test_a_stages_statuses_are_one_line():
     assert "\n" not in described(line(None, right=3), 10)
 
 
-@pytest.mark.parametrize(("share", "shown"), [(0.9, "90%"), (0.958, "96%"), (1.0, "100%")])
+@table(("share", "shown"), [(0.9, "90%"), (0.958, "96%"), (1.0, "100%")])
 def test_too_many_groups_without_a_gradient_are_a_warning_with_their_share(share, shown):
     said, warning = described(line(share, wrong=8), 10).split("\n")
     assert said == "  8 rollouts: wrong 8 (100.0%)"

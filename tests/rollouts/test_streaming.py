@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import pytest
 
 from mugrpo.disk.records import FinishReason, Problem
 from mugrpo.engines import worker
@@ -14,6 +13,7 @@ from mugrpo.engines.base import Completion, Decoded, More, Request
 from mugrpo.engines.process import RemoteEngine
 from mugrpo.rollouts.sampler import Sampler
 from mugrpo.rollouts.side_by_side import sampled_shards
+from tests.cases import table
 
 IDS = np.array([5], np.int32)
 
@@ -96,7 +96,7 @@ def test_no_slot_is_idle_while_the_last_responses_of_a_shard_run():
     assert sum(shard.slots for _, shard in done) == 6
 
 
-@pytest.mark.parametrize("streams", [True, False])
+@table("streams", [True, False])
 def test_a_sampler_asks_for_its_nucleus_and_one_without_for_the_whole_distribution(streams: bool):
     """Responses of one shard, and those of a stage in pieces."""
     engine, draws = Slots(), [(Problem("1", "", ""), 0)]

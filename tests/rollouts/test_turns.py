@@ -27,6 +27,7 @@ from mugrpo.rollouts.score import response_text
 from mugrpo.rollouts.side_by_side import sampled_shards
 from mugrpo.rollouts.turns import Dialogue
 from tests.builders import tiny_policy
+from tests.cases import table
 from tests.rollouts.games import Answer, Games, counting
 
 MOST = 60  # tokens of a response
@@ -155,7 +156,7 @@ def test_turn_seeds_begin_with_the_rollouts_and_differ():
     assert len(seeds) == 27 and all(0 <= seed < 2**64 for seed in seeds)
 
 
-@pytest.mark.parametrize("late", [1, 2])
+@table("late", [1, 2])
 def test_the_bits_do_not_depend_on_when_environments_reply(policy, late):
     """Replies at once, or one at a time, in another order, after a while."""
     assert_same(sampled(policy, late=late), sampled(policy))

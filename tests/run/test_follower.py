@@ -15,15 +15,8 @@ import pytest
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import with_sum
 from mugrpo.run import follower as module
-from mugrpo.run.follower import Follower
-from mugrpo.run.state import Bar, Sign
-from tests.report.synthetic import (
-    evaluation,
-    refresh,
-    update,
-    write_config,
-    write_metrics,
-)
+from mugrpo.run.follower import Bar, Follower, RunState, Sign, plain
+from tests.report.synthetic import evaluation, refresh, update, write_config, write_metrics
 from tests.runs import start_train
 from tests.waiting import until
 
@@ -50,14 +43,13 @@ def hold(root: Path, holder: str = f"pid {os.getpid()} on host {HERE} since 2026
     (root / "lock").write_text(f"{holder}\n")
 
 
-def publish(root: Path, stage: int, **rows: int) -> None:
-    """Write manifests that list this many rows of each kind, in one shard."""
-    for kind, count in rows.items():
-        folder = root / f"stages/{stage:03d}/{kind}"
-        folder.mkdir(parents=True, exist_ok=True)
-        entry = {"rows": count, "bytes": 1, "sha256": "", "groups": [1] if kind == "plan" else 1}
-        shards = {"kind": kind, "shards": {"0": entry} if count else {}}
-        (folder / "manifest.json").write_text(json.dumps(with_sum(shards)))
+def publish(root: Path, stage: int, rollouts: int) -> None:
+    """Write a manifest that lists so many rollouts, in one shard."""
+    folder = root / f"stages/{stage:03d}/rollouts"
+    folder.mkdir(parents=True, exist_ok=True)
+    entry = {"rows": rollouts, "bytes": 1, "sha256": "", "groups": 1}
+    manifest = with_sum({"kind": "rollouts", "shards": {"0": entry}})
+    (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
 @pytest.fixture
@@ -81,53 +73,22 @@ def test_bars_times_and_metrics_are_those_worked_out_by_hand(
         os.utime(path, (0, 993.0 if path.name != "lock" else 900.0))
     monkeypatch.setattr(module.time, "time", lambda: 1000.0)
     state = Follower(root).state()
-    assert (state.place, state.phases) == ("stage 1 (of 0 to 1)", ("generate",))
+    assert state.stage == "stage 1 (of 0 to 1)"
     assert state.bars == (Bar("rollouts", 256, 512), Bar("updates", 0, 4), Bar("all", 4, 8))
     assert state.title == f"{root}  mu-grpo, chain"
     assert state.status == f"pid {os.getpid()} on host {HERE} since 2026-11-24; last file 7.0 s ago"
     assert state.used == 5 + 13 + 12 + 5 + 7
-    # 4 updates of 3 s, half a stage's 11 s of rollouts, the last evaluation
-    assert state.left == 4 * 3 + 5.5 + 5
-    assert state.metrics == (
-        ("accuracy", "0.750 (0.700 to 0.800) after update 4"),
-        ("reward", "0.25"),
-    )
+    # 4 updates of 3 s with 10 s of evaluations for four of them, and half a stage's 13 s
+    assert state.left == 4 * (12 + 10) / 4 + 6.5
+    assert state.results == ("accuracy 0.750 (0.700 to 0.800) after update 4", "reward 0.25")
 
 
-def test_the_time_left_is_unknown_before_everything_was_done_once(root: Path):
+def test_the_time_left_is_unknown_before_an_update_and_a_rollout_were_made(root: Path):
     for lines in ([], STAGE_0[:1], STAGE_0[:2]):
         write_metrics(root, lines)
         assert Follower(root).state().left is None
-    write_metrics(root, STAGE_0[:3])  # 7 updates, the other stage with its refresh, 2 evaluations
-    assert Follower(root).state().left == 7 * 3 + 11 + 2 + 512 / 512 * 11 + 2 * 5
-
-
-@pytest.mark.parametrize(
-    ("rows", "unfinished", "phases"),
-    [
-        ({}, None, ("refresh", "generate")),  # which of them does not show
-        ({"rollouts": 128}, None, ("generate",)),
-        ({"rollouts": 512}, None, ("score",)),
-        ({"rollouts": 512, "scores": 256}, None, ("score",)),
-        ({"rollouts": 512, "scores": 512}, None, ("generate",)),  # dynamic sampling: more groups
-        ({"rollouts": 512, "scores": 512, "plan": 512}, None, ("optimize",)),
-        ({"rollouts": 256, "scores": 128, "plan": 512}, None, ("generate", "optimize")),  # overlap
-        ({}, "evaluations/update-000004.tmp.12", ("evaluate",)),
-        (
-            {"rollouts": 512, "scores": 512, "plan": 512},
-            "evaluations/update-4.tmp.1",
-            ("evaluate",),
-        ),
-        ({"rollouts": 128}, "checkpoints/update-000004.tmp.12", ("generate", "checkpoint")),
-    ],
-)
-def test_phases_follow_from_what_is_published(
-    root: Path, rows: dict[str, int], unfinished: str | None, phases: tuple[str, ...]
-):
-    publish(root, 1, **rows)
-    if unfinished:
-        (root / unfinished).mkdir(parents=True)
-    assert Follower(root).state().phases == phases
+    write_metrics(root, STAGE_0[:3])  # 7 updates of 3 + 5 s, the rollouts of two stages
+    assert Follower(root).state().left == 7 * (3 + 5) + 13 + 13
 
 
 def ended_process() -> int:
@@ -142,7 +103,7 @@ def test_how_a_run_ended_is_told(root: Path):
     hold(root, holder)
     killed = Follower(root).state()
     assert (killed.status, killed.running) == (f"killed ({holder}); {again}", False)
-    assert (killed.phases, killed.left, killed.used) == ((), None, 35.0)
+    assert (killed.left, killed.used) == (None, 35.0)
     hold(root, f"pid {dead} on host another.{HERE} since noon")  # nobody here can know
     assert Follower(root).state().running
     hold(root, "")
@@ -207,55 +168,33 @@ def test_a_stage_that_ended_early_moves_the_next_ones(root: Path):
     ended = {"kind": "stage_end", "update": 3, "stage": 0}
     write_metrics(root, [update(1), update(2), update(3), ended])
     state = Follower(root).state()
-    assert (state.place, state.bars[1]) == ("stage 1 (of 0 to 2)", Bar("updates", 0, 4))
+    assert (state.stage, state.bars[1]) == ("stage 1 (of 0 to 2)", Bar("updates", 0, 4))
 
 
-def test_only_what_was_added_is_read_and_half_a_line_waits(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-):
-    read: list[bytes] = []
-    loads = json.loads
-    monkeypatch.setattr(module.json, "loads", lambda text: read.append(text) or loads(text))
+def test_a_file_that_grows_or_is_replaced_is_followed(root: Path):
     follower, path = Follower(root), root / "metrics.jsonl"
-    follower.state()
-    read.clear()
+    assert follower.state().bars[-1].done == 4
     line = json.dumps(update(5, stage=1)).encode() + b"\n"
     with open(path, "ab", buffering=0) as file:
         file.write(line[:9])
         state = follower.state()
-        assert state.bars[-1].done == 4 and state.notes == () and line[:9] not in read
+        assert state.bars[-1].done == 4 and state.notes == ()
         file.write(line[9:])
     assert follower.state().bars[-1].done == 5
     assert follower.state().bars[-1].done == 5  # and not twice
-    assert [text for text in read if isinstance(text, bytes)] == [line]
-
-
-def test_a_file_that_a_resumed_run_has_cut_is_read_again(root: Path):
-    follower = Follower(root)
-    assert follower.state().bars[-1].done == 4
     (root / "new").write_text("".join(json.dumps(line) + "\n" for line in STAGE_0[:4]))
-    os.replace(root / "new", root / "metrics.jsonl")
-    state = follower.state()
-    assert (state.bars[-1].done, state.metrics[0][1]) == (2, "0.250 after update 0")
+    os.replace(root / "new", path)  # as a resumed run cuts it
+    assert follower.state().bars[-1].done == 2
 
 
-@pytest.mark.parametrize(
-    "line", ["7", "{}", '{"kind": "update"}', '{"kind": [], "update": 1e999}', "[" * 9999, "\\x1b"]
-)
-def test_lines_that_are_none_are_counted_and_change_nothing(root: Path, line: str):
-    expected = Follower(root).state().bars
-    write_metrics(root, STAGE_0, torn=f"{line}\n")
-    state = Follower(root).state()
-    assert state.bars == expected
-    assert state.notes == (f"{root / 'metrics.jsonl'} has 1 unreadable lines",)
-
-
-def test_a_manifest_that_cannot_be_read_is_noted_and_shows_no_number(root: Path):
-    publish(root, 1, rollouts=256)
+def test_what_cannot_be_read_is_noted(root: Path):
+    write_metrics(root, STAGE_0, torn="7\n")
+    (root / "stages/001/rollouts").mkdir(parents=True)
     (root / "stages/001/rollouts/manifest.json").write_text("{")
     state = Follower(root).state()
-    assert [bar.name for bar in state.bars] == ["updates", "all"] and state.phases == ()
-    assert "manifest.json is unreadable" in state.notes[0]
+    assert state.bars[-1].done == 4
+    assert state.notes[0] == f"{root / 'metrics.jsonl'} has 1 unreadable lines"
+    assert "manifest.json is unreadable" in state.notes[1]
 
 
 @pytest.mark.parametrize("text", [None, "", "{", "7", '{"config": {"schedule": {"stages": 0}}}'])
@@ -274,11 +213,35 @@ def test_a_run_is_followed_while_it_trains_and_after_it_is_killed(tmp_path: Path
     follower = Follower(root)
     state = follower.state()
     assert state.running and state.status.startswith(f"pid {started.pid} on host {HERE} since ")
-    assert (state.place, state.phases) == ("stage 1 (of 0 to 1)", ("optimize",))
     assert state.bars == (Bar("rollouts", 24, 24), Bar("updates", 1, 3), Bar("all", 4, 6))
-    assert state.used is not None and state.left is not None and state.notes == ()
-    assert [name for name, _ in state.metrics[:2]] == ["accuracy", "reward"]
-    assert len(state.signs) == 7
+    assert state.left is not None and state.notes == () and len(state.signs) == 7
     started.process.kill()
     started.end()
     assert follower.state().status.startswith(f"killed (pid {started.pid} on host {HERE}")
+
+
+def test_the_text_fits_its_width_and_cannot_command_a_terminal():
+    state = RunState(
+        title="\x1b[2J",
+        status="pid 7 on host a since 2026-11-24 10:00:00",
+        running=True,
+        stage="stage 1 (of 0 to 3)",
+        bars=(Bar("rollouts", 512, 512), Bar("all", 24, 240)),
+        used=245.0,
+        left=730.0,
+        results=("accuracy 0.750", "entropy 0.5"),
+        signs=(Sign("largest ratio, A < 0", 312.0, 100.0),),
+        notes=(),
+    )
+    assert plain(state, 40).splitlines() == [
+        "run      \\x1b[2J",
+        "status   pid 7 on host a since",
+        "         2026-11-24 10:00:00",
+        "stage    stage 1 (of 0 to 3)",
+        "rollouts ━━━━━━━━━━━━━━━━━━━━━━━ 512/512",
+        "all      ━━                       24/240",
+        "time     4:05 used, about 12:10 left",
+        "results  accuracy 0.750, entropy 0.5",
+        "warning signs: now, limit (! beyond it)",
+        "! largest ratio, A < 0       312 > 100",
+    ]

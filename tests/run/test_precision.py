@@ -10,6 +10,7 @@ import torch
 
 import mugrpo
 from mugrpo.model import hardware
+from tests.cases import table
 from tests.runs import write_config
 
 
@@ -22,9 +23,7 @@ def opened(folder: Path, monkeypatch: pytest.MonkeyPatch, device: str) -> str:
         return run.config.model.precision
 
 
-@pytest.mark.parametrize(
-    ("first", "kept", "then"), [("cuda", "bf16", "cpu"), ("cpu", "fp32", "cuda")]
-)
+@table(("first", "kept", "then"), [("cuda", "bf16", "cpu"), ("cpu", "fp32", "cuda")])
 def test_on_another_machine_it_stays(tmp_path, monkeypatch, capsys, first, kept, then):
     assert opened(tmp_path, monkeypatch, first) == kept
     assert ("precision: bf16; " in capsys.readouterr().out) == (first == "cuda")

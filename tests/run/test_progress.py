@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import io
+import re
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from mugrpo.run import progress as module
 from mugrpo.run.progress import Progress
+from tests.runs import write_config
+from tests.terminal import into_file, on_terminal, run_command, seen, talk
 
 
 class Clock:
@@ -110,3 +114,51 @@ def test_without_a_terminal_a_line_is_printed_after_ten_seconds_and_at_the_end(c
         "accuracy 0.250",
         "a sentence",
     ]
+
+
+def test_what_python_prints_is_above_the_page_which_leaves_nothing():
+    status, written = on_terminal(talk)
+    assert status == 0 and "8/40 rollouts" in written
+    lines = seen(written)
+    said = ["printed", "a sentence"]
+    assert [line for line in lines if line in said] == said
+    assert sum("UserWarning: a warning" in line for line in lines) == 1 and lines[-1] == "after"
+    (end,) = [line for line in lines if "40/40" in line]
+    assert end.startswith("stage 0 (of 0 to 3)  generate  40/40 rollouts")
+    assert not any("━" in line for line in lines)
+
+
+def without_numbers(text: str) -> str:
+    return re.sub(r"\d+", "0", text)
+
+
+@pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {"CI": "true"}])
+def test_where_nothing_can_be_redrawn_the_lines_are_those_of_a_file(
+    tmp_path: Path, environment: dict[str, str]
+):
+    _, written = on_terminal(talk, **environment)
+    assert without_numbers(written) == without_numbers(into_file(talk, tmp_path / "out"))
+
+
+def test_a_run_on_a_terminal_leaves_the_lines_that_it_leaves_in_a_file(tmp_path: Path):
+    """After Ctrl-C, after the end, and all lines in between; times aside."""
+    config = str(write_config(tmp_path))
+    words = ["train", config, "--run-dir"]
+    redrawn = 1.2  # seconds: long enough that the page is drawn meanwhile
+    for interrupted, status in ((True, 3), (False, 0)):
+        shown, stored = ([*words, str(tmp_path / name)] for name in ("shown", "stored"))
+        ended, written = on_terminal(run_command, shown, interrupted, redrawn, columns=1000)
+        assert ended == status
+        assert "updates" in written and "warning signs" in written
+        lines = [line.replace("/shown", "/stored") for line in seen(written)]
+        expected = into_file(run_command, tmp_path / f"out {status}", stored, interrupted)
+        left = iter(comparable(lines))
+        assert all(line in left for line in comparable(expected.splitlines()))
+        assert len(lines) - len(expected.splitlines()) <= 2  # the test's own lines tear the page
+
+
+def comparable(lines: list[str]) -> list[str]:
+    """Return the lines without times, those of unfinished phases and those of the test."""
+    kept = [line for line in lines if not line.endswith(" left") and " at gradient" not in line]
+    kept = [re.sub(r"would take .*", "", line) for line in kept]
+    return [re.sub(r"  [\d,]+ tokens/s|\d+:\d\d|\d+\.\d s", "", line).rstrip() for line in kept]

@@ -31,6 +31,7 @@ from mugrpo.run.room import (
     with_room,
 )
 from tests.builders import tiny_config
+from tests.cases import table
 
 pytest_plugins = ["tests.run_fixtures"]
 
@@ -69,7 +70,7 @@ def peak(form: Path, **options: dict) -> UpdateMemory:
     return update_memory(chosen, Sizes.of(chosen, form), PROMPT)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@table("ranks", [1, 2, 4])
 def test_weights_gradients_and_moments_take_16_bytes_a_parameter_over_the_ranks(
     form: Path, parameters: int, ranks: int
 ):
@@ -81,7 +82,7 @@ def test_weights_gradients_and_moments_take_16_bytes_a_parameter_over_the_ranks(
     assert (found.parts["gathered"] > 0) == (ranks > 1)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@table("ranks", [1, 2])
 def test_an_adapter_alone_has_gradients_and_moments(form: Path, parameters: int, ranks: int):
     """Two layers of 32 hidden and 48 inner dimensions, with two heads of 8 for keys and values.
 
@@ -138,7 +139,8 @@ def test_each_sleeping_vllm_keeps_the_base_of_an_adapter_in_the_hosts_memory():
     assert base(engine={**vllm, "rest": "stay"}, lora=lora) == 0
 
 
-@pytest.mark.parametrize(
+@pytest.mark.long
+@table(
     ("published", "precision", "ratio"),
     [("qwen2.5-0.5b", "fp32", 1.12), ("qwen3-1.7b", "fp32", 1.0), ("qwen3-1.7b", "bf16", 1.02)],
 )
@@ -289,20 +291,12 @@ def test_a_resumed_run_keeps_the_sizes_that_it_began_with():
     assert changed.optimizer.micro_batch_tokens == 4096  # which is then refused, as any change
 
 
-def test_a_missing_form_is_refused(tmp_path: Path, command):
-    file = tmp_path / "config.toml"
-    file.write_text("")
-    words = ["plan", file, "--memory", "--machine", "1xH100"]
-    ended = command(*words, "--form", tmp_path / "nowhere")
-    assert ended.status == 2 and "has no config.json" in ended.err and "--form DIR" in ended.err
-
-
 FOUR = ("--engine.processes=4", "--distributed.processes=4", "--optimizer.micro_batch_tokens=12288")
 OVERLAP = (*FOUR, "--overlap=true", "--engine.gpu_memory_utilization=0.85")
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
+@table(
     ("recipe", "form", "billions", "gpus", "options"),  # billions of parameters, as published
     [
         ("mu_grpo", "qwen2.5-math-7b", "7.62", 8, ()),

@@ -11,6 +11,7 @@ from mugrpo.config.run import SinkOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.metrics import MetricsLog
 from mugrpo.run.sinks import Sinks
+from tests.cases import table
 
 
 class Recorder(ModuleType):
@@ -78,7 +79,7 @@ def test_a_sink_that_fails_is_reported_once_and_dropped(recorder, tmp_path, monk
     assert said == [f"{name} failed (no route) and is dropped; metrics.jsonl has everything"]
 
 
-@pytest.mark.parametrize("package", ["wandb", "trackio"])
+@table("package", ["wandb", "trackio"])
 def test_a_missing_package_is_one_sentence_with_the_way_to_install_it(
     package, tmp_path, monkeypatch
 ):

@@ -49,6 +49,7 @@ def test_only_the_shards_of_another_judge_are_made_again(begun: Path, command: C
     assert [entry.get("judge") for entry in entries(begun)] == [*own[:2], None]
 
 
+@pytest.mark.long
 def test_train_rescores_the_current_stage_and_leaves_past_ones(run_dir: Path, command: Command):
     """Four updates are made: stage 0 is past, and stage 1 is current with truncated responses."""
     old, past = judges(run_dir, 0), files(run_dir, "scores", 0)
@@ -75,6 +76,7 @@ def test_score_leaves_a_past_stage_unless_again_is_given(run_dir: Path, command:
     assert set(judges(run_dir)).isdisjoint(old)
 
 
+@pytest.mark.long
 def test_optimize_alone_does_not_train_on_the_scores_of_two_judges(begun: Path, command: Command):
     """Another judge is killed after it has scored all shards but the last."""
     words = ("score", begun, "--stage", 0, *ANOTHER)
@@ -83,6 +85,7 @@ def test_optimize_alone_does_not_train_on_the_scores_of_two_judges(begun: Path, 
     refused(command("optimize", begun, "--stage", 0), "mugrpo score ")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("nth", [1, 3])
 def test_after_a_kill_train_rescores_the_rest(run_dir: Path, command: Command, nth: int):
     words = ("score", run_dir, "--stage", 1, *ANOTHER)
@@ -96,6 +99,7 @@ def test_after_a_kill_train_rescores_the_rest(run_dir: Path, command: Command, n
     assert "status/truncated" not in refreshes(run_dir)[1]
 
 
+@pytest.mark.long
 def test_after_a_kill_before_the_new_refresh_line_train_writes_it(run_dir: Path, command: Command):
     words = ("score", run_dir, "--stage", 1, *ANOTHER)
     assert mugrpo(*words, at="cut metrics").status == -signal.SIGKILL

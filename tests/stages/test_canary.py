@@ -21,6 +21,7 @@ from mugrpo.optimize.forward import rollout_logprobs
 from mugrpo.rollouts.sampler import Draw, Sampler
 from mugrpo.stages.canary import canary, canary_rollouts, logprob_gap
 from mugrpo.stages.sampling import Sampling
+from tests.cases import table
 from tests.updates import config_of
 
 
@@ -88,7 +89,7 @@ def test_without_rollouts_there_is_nothing_to_compare():
     assert checked(0.0, rollouts=[]) is None
 
 
-@pytest.mark.parametrize(("responses", "asked"), [(0, []), (2, ["a", "b"]), (9, ["a", "b", "c"])])
+@table(("responses", "asked"), [(0, []), (2, ["a", "b"]), (9, ["a", "b", "c"])])
 def test_each_engine_answers_the_first_groups_and_none_if_the_canary_is_off(
     responses: int, asked: list[str]
 ):

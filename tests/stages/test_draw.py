@@ -92,6 +92,7 @@ def test_a_killed_run_draws_the_same_problems(banded: Path, tmp_path: Path, plac
     assert_same(tmp_path / "run", banded)
 
 
+@pytest.mark.long
 def test_a_lost_draw_is_made_again_from_the_scores(banded: Path, tmp_path: Path):
     killed(tmp_path / "run", "gradient", 5, *BAND)
     shard_path(tmp_path / "run", 1, 0, "draw").unlink()
@@ -101,6 +102,7 @@ def test_a_lost_draw_is_made_again_from_the_scores(banded: Path, tmp_path: Path)
     assert rates_of(tmp_path / "run", 1) == rates_of(banded, 1)
 
 
+@pytest.mark.long
 def test_too_few_problems_left_for_an_update_means_all_are_drawn(tmp_path: Path):
     """No rate is exactly 0.123, so nothing that was drawn before is left; two problems are new."""
     words = ("--task.train_problems", "6", "--difficulty.name", "band")
@@ -111,6 +113,7 @@ def test_too_few_problems_left_for_an_update_means_all_are_drawn(tmp_path: Path)
     assert not any(row["excluded"] for row in draw(tmp_path / "run", 1))
 
 
+@pytest.mark.long
 def test_another_band_needs_another_run(banded: Path, tmp_path: Path):
     killed(tmp_path / "run", "gradient", 1, *BAND)
     ended = train(tmp_path / "run", *BAND, "--difficulty.high", "0.9", "--force")

@@ -22,6 +22,7 @@ from mugrpo.model.policy import load_policy
 from mugrpo.optimize.trainer import Trainer
 from mugrpo.run.weights import hand_over
 from mugrpo.stages.generate import pieces_of
+from tests.cases import table
 from tests.runs import (
     Command,
     differences,
@@ -197,7 +198,7 @@ def test_vllm_in_bf16_gets_rounded_weights_where_memory_has_room_for_them(
     assert not memory_folder(run_dir).exists()  # nobody reads weights of other updates
 
 
-@pytest.mark.parametrize(
+@table(
     ("stage_groups", "shard_groups", "engines", "pieces"),
     [
         (6, 2, 1, 1),  # three shards

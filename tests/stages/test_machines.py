@@ -14,9 +14,6 @@ from pathlib import Path
 import pytest
 
 from mugrpo.config.run import RunConfig
-from mugrpo.disk.errors import UsageError
-from mugrpo.pipeline import follow
-from mugrpo.processes.ranks import Ranks
 from mugrpo.stages.local_ranks import idle_while_generating
 from tests.runs import ENVIRONMENT, differences, finished, read_metrics, start_train
 from tests.waiting import alive, soon, until
@@ -101,11 +98,3 @@ def test_the_other_machine_ends_with_the_run(tmp_path: Path):
         started.end()
         assert agent.wait(90) != 0
         assert len(ranks) == 1 and soon(lambda: not any(map(alive, ranks)), 10)
-
-
-def test_ranks_that_no_run_has_started_are_refused(monkeypatch: pytest.MonkeyPatch):
-    class Alone:
-        ranks = Ranks(driven=True, by_hand=True)
-
-    with pytest.raises(UsageError, match="--follow is for the other machines of a run"):
-        follow(Alone())  # type: ignore[arg-type]

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.stages.orders import Order, answer_to, give
 from tests.runs import ENVIRONMENT
@@ -99,6 +101,7 @@ def test_all_ranks_get_the_orders_that_the_first_one_reads(tmp_path: Path):
         assert said(notes) == [["optimize 4", "logprobs 4", "ended"]] * 3
 
 
+@pytest.mark.long
 def test_a_signal_to_any_rank_that_waits_for_an_order_stops_all_within_seconds(tmp_path: Path):
     with three_ranks(tmp_path) as (folder, notes, launcher):
         give(folder, Order(1, "optimize", 4))
@@ -110,6 +113,7 @@ def test_a_signal_to_any_rank_that_waits_for_an_order_stops_all_within_seconds(t
         assert said(notes) == [["optimize 4", "stopped"]] * 3
 
 
+@pytest.mark.long
 def test_a_rank_that_waits_for_an_order_ends_when_another_one_is_lost(tmp_path: Path):
     """It notices at the next pulse of the first rank, without the launcher, which is stopped."""
     with three_ranks(tmp_path) as (_, notes, launcher):

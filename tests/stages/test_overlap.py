@@ -11,6 +11,7 @@ import pytest
 
 from mugrpo.config.load import build_config
 from mugrpo.disk.errors import UsageError
+from tests.cases import table
 from tests.faults.harm import resume_words, stopped
 from tests.runs import (
     SHARDS,
@@ -169,13 +170,7 @@ def test_two_ranks_wait_for_shards_too(tmp_path: Path):
     assert_same_but_for_order(tmp_path / "run", tmp_path / "plain")
 
 
-@pytest.mark.long
-def test_a_stage_of_one_shard_is_reported(tmp_path: Path):
-    ended = finished(tmp_path / "run", *OVERLAP, "--rollouts.shard_rollouts", "24")
-    assert "the stage is one shard, which all updates wait for" in ended.out
-
-
-@pytest.mark.parametrize(
+@table(
     ("raw", "words"),
     [
         ({}, "engine outside this process"),

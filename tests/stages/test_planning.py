@@ -23,7 +23,6 @@ from tests.runs import (
     killed,
     read_metrics,
     shards,
-    state,
     write_config,
 )
 
@@ -112,30 +111,6 @@ def test_one_refresh_line_covers_all_rounds(dynamic: Path):
 
 
 # A shard is two engine batches. The first round of stage 0 is three shards, each later one is one.
-@pytest.mark.parametrize(
-    ("place", "nth", "have"),
-    [
-        pytest.param("canary", 2, (3, 3), marks=pytest.mark.long),
-        pytest.param("engine batch", 8, (3, 3), marks=pytest.mark.long),
-        ("rollout shard without manifest", 5, (4, 4)),
-        ("scoring", 30, (4, 3)),  # between the generation and the scoring of a round
-        pytest.param("score shard without manifest", 4, (4, 3), marks=pytest.mark.long),
-        pytest.param(
-            "cut metrics", 3, (5, 5), marks=pytest.mark.long
-        ),  # before the line that covers two more rounds
-        pytest.param("plan without manifest", 1, (6, 6), marks=pytest.mark.long),
-        ("gradient", 5, (6, 6)),
-    ],
-)
-def test_a_run_killed_between_or_within_rounds_ends_in_the_same_bits(
-    dynamic: Path, tmp_path: Path, command: Command, place: str, nth: int, have: tuple[int, int]
-):
-    run_dir = tmp_path / "run"
-    killed(run_dir, place, nth, *DYNAMIC)
-    on_disk = state(run_dir)
-    assert (on_disk.rollouts[0], on_disk.scores[0]) == have
-    assert command("train", run_dir).status == 0
-    assert_same(run_dir, dynamic)
 
 
 @pytest.mark.long
@@ -159,6 +134,7 @@ def test_phase_by_phase_gives_the_bits_of_train(dynamic: Path, tmp_path: Path, c
     assert ours == theirs
 
 
+@pytest.mark.long
 def test_a_lost_shard_of_a_later_round_of_a_past_stage_is_made_again(
     dynamic: Path, tmp_path: Path, command: Command
 ):
@@ -173,6 +149,7 @@ def test_a_lost_shard_of_a_later_round_of_a_past_stage_is_made_again(
 # ---- too few groups ----
 
 
+@pytest.mark.long
 def test_a_stage_that_has_reached_the_sampling_limit_stops_with_the_remedies(
     tmp_path: Path, command: Command
 ):
@@ -203,6 +180,7 @@ def test_a_stage_that_has_reached_the_sampling_limit_stops_with_the_remedies(
     assert final_weights(every) == final_weights(tmp_path / "never dynamic")
 
 
+@pytest.mark.long
 def test_filling_up_without_sampling_more_uses_every_group_once(tmp_path: Path):
     run_dir = tmp_path / "run"
     share = ("--sampling.max_oversampling", "1", "--sampling.when_short", "fill")

@@ -14,7 +14,7 @@ import pytest
 
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.plans import Place, read_plan
-from mugrpo.report.panels import GROUPS
+from mugrpo.report.page import GROUPS
 from mugrpo.run.progress import Progress
 from mugrpo.stages.logprobs import StoredLogprobs, logprobs_stage
 from mugrpo.stages.plan import plan_stage, stage_shards
@@ -256,7 +256,7 @@ def _groups(run_dir: Path, stage: int) -> set[tuple[str, int]]:
     ("place", "nth"),
     [
         pytest.param("stage", 2, marks=pytest.mark.long),
-        ("plan without manifest", 2),
+        pytest.param("plan without manifest", 2, marks=pytest.mark.long),
         pytest.param("gradient", 4, marks=pytest.mark.long),
         ("gradient", 6),
     ],
@@ -269,6 +269,7 @@ def test_a_killed_run_replays_the_same_rollouts(
     assert_same(tmp_path / "run", replayed)
 
 
+@pytest.mark.long
 def test_a_lost_plan_is_made_again_from_the_earlier_ones(replayed: Path, tmp_path: Path):
     killed(tmp_path / "run", "gradient", 5, *REPLAY)
     shard_path(tmp_path / "run", 1, 0, "plan").unlink()
@@ -283,6 +284,7 @@ def test_training_beside_generation_replays_the_same(replayed: Path, tmp_path: P
     assert_same_but_for_order(tmp_path / "run", replayed)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_report")
 def test_methods_of_a_bakeoff_replay_what_the_run_replays(
     replayed: Path, tmp_path: Path, command: Command
@@ -294,6 +296,7 @@ def test_methods_of_a_bakeoff_replay_what_the_run_replays(
     assert final_weights(arm) == final_weights(run_dir)
 
 
+@pytest.mark.long
 def test_another_share_needs_force_and_counts_from_the_next_stage_on(
     tmp_path: Path, replayed: Path, command: Command
 ):

@@ -13,7 +13,7 @@ from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.records import Score, Status
 from mugrpo.tasks.chain import Chain
 from tests.cases import some
-from tests.faults.harm import refused, resume_words, stopped
+from tests.faults.harm import refused, stopped
 from tests.runs import (
     Command,
     assert_same,
@@ -56,6 +56,7 @@ def test_scores_are_made_again_and_no_rollout_is_touched(
     assert {key: new[key] for key in same} == {key: old[key] for key in same}
 
 
+@pytest.mark.long
 def test_the_same_judge_gives_the_same_scores_and_the_same_run(
     begun: Path, command: Command, reference: Path
 ):
@@ -77,6 +78,7 @@ def test_training_goes_on_with_the_new_scores(begun: Path, command: Command, str
     assert len(refreshes(begun)) == 2
 
 
+@pytest.mark.long
 def test_rescoring_a_stage_that_was_trained_on_keeps_its_updates_and_says_so(
     run_dir: Path, command: Command, stricter: None
 ):
@@ -107,6 +109,7 @@ def _update(line: dict[str, Any]) -> int:
     return int(line["update"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("place", "nth", "made"),
     some(
@@ -136,6 +139,7 @@ def test_after_a_kill_the_rest_keeps_its_scores_and_another_again_makes_all(
     assert_same(begun, reference)
 
 
+@pytest.mark.long
 def test_after_a_kill_between_a_shard_and_its_manifest_another_again_makes_all(
     begun: Path, command: Command, reference: Path
 ):
@@ -160,6 +164,7 @@ def stricter_twice(monkeypatch: pytest.MonkeyPatch, stricter: None) -> None:
     monkeypatch.setattr(Chain, "score", score)
 
 
+@pytest.mark.long
 def test_after_a_stop_each_shard_has_the_scores_of_one_judge(
     begun: Path, command: Command, stricter_twice: None
 ):
@@ -176,16 +181,7 @@ def test_after_a_stop_each_shard_has_the_scores_of_one_judge(
     assert line["behavior_reward"] == pytest.approx(rewards(begun) / 24)
 
 
-def test_after_a_stop_the_message_names_the_command_that_does_the_rest(
-    begun: Path, command: Command, stricter_twice: None
-):
-    ended = command("score", begun, *AGAIN)
-    stopped(ended, "the judge broke down")
-    before = files(begun, "scores")
-    assert command(*resume_words(ended)).status == 0
-    assert 2 in written(before, files(begun, "scores"))
-
-
+@pytest.mark.long
 def test_after_a_stop_training_writes_the_refresh_line_of_the_scores_on_disk(
     begun: Path, command: Command, stricter_twice: None
 ):
@@ -195,6 +191,7 @@ def test_after_a_stop_training_writes_the_refresh_line_of_the_scores_on_disk(
     assert line["behavior_reward"] == pytest.approx(rewards(begun) / 24)
 
 
+@pytest.mark.long
 def test_a_judge_that_fails_leaves_a_run_that_goes_on_once_it_is_fixed(
     begun: Path, command: Command, reference: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -214,19 +211,13 @@ def test_a_judge_that_fails_leaves_a_run_that_goes_on_once_it_is_fixed(
     assert_same(begun, reference)
 
 
-def test_again_before_anything_is_generated_names_the_command_to_run_first(
-    tmp_path: Path, command: Command
-):
-    words = [write_config(tmp_path), "--run-dir", tmp_path / "run", *AGAIN]
-    refused(command("score", *words), "stage 0 has 0 of 3 shards of rollouts", "mugrpo generate ")
-
-
 def test_only_score_accepts_again(tmp_path: Path, command: Command):
     words = [write_config(tmp_path), "--run-dir", tmp_path / "run"]
     refused(command("generate", *words, "--again"), "--again")
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
 def test_a_finished_run_can_be_scored_again_and_stays_finished(
     reference: Path, tmp_path: Path, command: Command, stricter: None
 ):

@@ -9,15 +9,85 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.test_extras import EXTRAS
-from tests.test_wheel import ROOT, TINY, packed, starter, use_the_commands
+from tests.runs import ROOT
 
 pytestmark = pytest.mark.wheel
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"].keys() - {"test", "bench"}
+TINY = [
+    "--schedule.stages=1",
+    "--schedule.batches_per_stage=2",
+    "--schedule.problems_per_update=4",
+    "--task.train_problems=8",
+    "--task.eval_problems=8",
+]
+SMALL = """
+[task]
+train_problems = 8
+eval_problems = 8
+[schedule]
+stages = 1
+batches_per_stage = 2
+problems_per_update = 4
+"""
+STUDY = """
+title = "Two seeds"
+question = "Does a study need a clone?"
+base = "mine.toml"
+seeds = [0, 1]
+[axes.rate]
+one = { optimizer.lr = 1e-4 }
+"""
+
+Run = Callable[..., subprocess.CompletedProcess[str]]  # of the command with its arguments
+
+
+def starter(folder: Path, *python: object, **environment: object) -> Run:
+    """Return a function that runs a command in `folder`, with one thread and a home of its own."""
+    home = folder.parent / "home"
+    own = {"XDG_STATE_HOME": home, "MUGRPO_CACHE": home, "OMP_NUM_THREADS": 1, **environment}
+    merged = {**os.environ, **{name: str(value) for name, value in own.items()}}
+    folder.mkdir()
+
+    def start(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [*map(str, python), *words]
+        return subprocess.run(command, cwd=folder, env=merged, capture_output=True, text=True)
+
+    return start
+
+
+def use_the_commands(run: Run, folder: Path) -> None:
+    """Use every command that a newcomer meets, in the empty `folder`."""
+
+    def done(*words: str) -> str:
+        ended = run(*words)
+        assert (ended.returncode, ended.stderr) == (0, ""), ended
+        return ended.stdout
+
+    assert "packages   Python " in done("doctor")
+    assert "  tapered-grpo " in done("objectives")
+    assert done("vllm-env", "--help").startswith("usage: mugrpo vllm-env [-h] [FOLDER]\n")
+    assert list(folder.iterdir()) == []
+    model = folder.parent / "home" / "models" / "SmolLM2-135M-Instruct"
+    model.mkdir(parents=True)  # so that nothing is downloaded
+    assert done("convert", "smollm2") == f"{model}\n"
+    assert "\n2 updates\n" in done("demo", *TINY)
+    demo = folder / "runs" / "demo"
+    assert json.loads((demo / "config.json").read_text())["config"]["optimizer"]["lr"] == 2e-4
+    assert (demo / "checkpoints" / "update-000002").is_dir()
+    assert done("report", "runs/demo") == "runs/demo/report.html\n"
+    (folder / "mine.toml").write_text(SMALL)
+    (folder / "study.toml").write_text(STUDY)
+    done("study", "run", "study.toml", "--jobs", "1")
+    assert "2 of 2 runs" in (folder / "results" / "study" / "README.md").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -31,11 +101,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return wheel
 
 
-def test_the_wheel_holds_what_the_other_tests_of_it_run(wheel: Path):
+def test_the_wheel_holds_every_tracked_file_of_the_package_and_nothing_else(wheel: Path):
+    """Hatchling leaves out what .gitignore names, even if git tracks it."""
+    command = ["git", "-C", str(ROOT), "ls-files", "src/mugrpo"]
+    tracked = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     names = {name for name in zipfile.ZipFile(wheel).namelist() if not name.endswith("/")}
-    files = {name for name in names if name.startswith("mugrpo/")}
-    assert files == {file.as_posix() for file in packed()}
-    assert all(".dist-info/" in name for name in names - files)
+    files = {f"src/{name}" for name in names if name.startswith("mugrpo/")}
+    assert files == set(tracked)
+    assert all(name.startswith("mugrpo/") or ".dist-info/" in name for name in names)
     assert wheel.stat().st_size <= 5_000_000
 
 

@@ -9,13 +9,13 @@ import pytest
 from safetensors import safe_open
 
 from mugrpo.config.tasks import ChainOptions
-from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
 from mugrpo.engines.base import Request
 from mugrpo.model.pretrained import EMBEDDED
 from mugrpo.tasks.chain import Chain, demonstration, running_states
 from mugrpo.tasks.embedded import held_out
 from tests.builders import encoded, generated
+from tests.cases import table
 
 PROBLEM = Problem("3+2-1=", "3+2-1=", "4")
 
@@ -26,7 +26,7 @@ def verdict(problem: Problem, response: str) -> Score:
     return score
 
 
-@pytest.mark.parametrize(
+@table(
     ("prompt", "states"),
     [
         ("3+2-1=", [3, 5, 4]),
@@ -40,7 +40,7 @@ def test_running_states_by_hand(prompt, states):
     assert running_states(prompt) == states
 
 
-@pytest.mark.parametrize(
+@table(
     ("prompt", "scratchpad"),
     [("3+2-1=", "3+2=5,5-1=4"), ("1-3=", "1-3=8"), ("9+3-3+1=", "9+3=2,2-3=9,9+1=0")],
 )
@@ -79,7 +79,7 @@ def test_the_share_of_wrong_steps_is_the_one_asked_for():
     assert {offset for offset in wrong if offset} == set(range(1, 10))
 
 
-@pytest.mark.parametrize(
+@table(
     ("response", "status", "reward"),
     [
         ("3+2=5,5-1=4", Status.RIGHT, 1.0),
@@ -132,9 +132,7 @@ def test_problems_are_the_same_at_every_call_and_follow_from_the_seed():
     assert list(few) == list(first.train_problems())[:10]
 
 
-@pytest.mark.parametrize(
-    ("terms", "max_digit", "count"), [(2, 9, 60), (5, 1, 12), (8, 3, 100), (20, 2, 7)]
-)
+@table(("terms", "max_digit", "count"), [(2, 9, 60), (5, 1, 12), (8, 3, 100), (20, 2, 7)])
 def test_terms_digits_and_count_are_as_the_options_say(terms, max_digit, count):
     options = ChainOptions(terms=terms, max_digit=max_digit, train_problems=count, eval_problems=1)
     problems = Chain(options).train_problems()
@@ -144,16 +142,6 @@ def test_terms_digits_and_count_are_as_the_options_say(terms, max_digit, count):
     for problem in problems:
         assert re.fullmatch(rf"\d([+-]\d){{{terms - 1}}}=", problem.prompt)
         assert len(demonstration(problem.prompt)) == 6 * (terms - 1) - 1
-
-
-@pytest.mark.parametrize("side", ["train", "eval"])
-def test_asking_for_more_problems_than_there_are_names_the_option_and_the_remedy(side):
-    # Two terms of 1 to 3 give 3 x 2 x 3 = 18 prompts in all.
-    options = ChainOptions(terms=2, max_digit=3, **{f"{side}_problems": 19})
-    chain = Chain(options)
-    problems = chain.train_problems if side == "train" else chain.eval_problems
-    with pytest.raises(UsageError, match=rf"task\.{side}_problems = 19.*ask for fewer, or raise"):
-        problems()
 
 
 # --- The shipped weights --------------------------------------------------------------------------
@@ -187,7 +175,7 @@ def test_the_embedded_model_is_small_and_holds_no_pickle():
     assert 400_000 <= parameters <= 800_000
 
 
-@pytest.mark.parametrize(("minus", "signs"), [(True, set("+-")), (False, set("+"))])
+@table(("minus", "signs"), [(True, set("+-")), (False, set("+"))])
 def test_terms_are_subtracted_only_if_the_option_says_so(minus: bool, signs: set[str]):
     task = Chain(ChainOptions(minus=minus, train_problems=50))
     prompts = "".join(problem.prompt for problem in task.train_problems())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from contextlib import nullcontext
 from decimal import Decimal
 
 import numpy as np
@@ -14,7 +13,6 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 
-from mugrpo.config.load import build_config
 from mugrpo.config.rewards import ExactOptions, NumericOptions, PlainOptions
 from mugrpo.config.tasks import DatasetOptions
 from mugrpo.disk.errors import UsageError
@@ -22,6 +20,7 @@ from mugrpo.disk.records import Problem
 from mugrpo.extensions.code.cases import read_tests
 from mugrpo.tasks import patterns
 from mugrpo.tasks.references import sentences
+from tests.cases import table
 from tests.tasks.builders import all_problems, chat, refusal, row, task
 
 # ---- columns ----
@@ -44,7 +43,7 @@ def test_without_an_id_column_the_id_is_a_hash_of_prompt_and_answer(jsonl):
     assert another.id != problem.id
 
 
-@pytest.mark.parametrize(
+@table(
     ("value", "text"),
     [
         ("5", "5"),
@@ -70,7 +69,7 @@ def test_answers_and_ids_are_text_or_numbers_without_exponent_or_zeros_at_the_en
     assert problem.columns == {"answer": value, "id": value}
 
 
-@pytest.mark.parametrize(
+@table(
     ("value", "shown"),
     [
         (None, "null"),
@@ -84,7 +83,7 @@ def test_answers_and_ids_are_text_or_numbers_without_exponent_or_zeros_at_the_en
         (-math.inf, "-Infinity"),
     ],
 )
-@pytest.mark.parametrize("column", ["solution", "id"])
+@table("column", ["solution", "id"])
 def test_other_answers_and_ids_are_refused_with_file_line_and_column(jsonl, column, value, shown):
     good = {"prompt": "1", "solution": "1", "id": "a"}
     data = jsonl(good, {**good, "id": "b", column: value})
@@ -98,7 +97,7 @@ def test_an_integer_beyond_every_float_is_an_answer(jsonl):
     assert problem.answer == "1" + "0" * 400
 
 
-@pytest.mark.parametrize(
+@table(
     ("kind", "value", "text"),
     [
         (pa.decimal128(5, 2), Decimal("1.50"), "1.5"),
@@ -130,24 +129,6 @@ def test_an_answer_without_a_number_is_refused_if_numbers_are_compared(jsonl):
         "with; choose another reward, or set task.answer_pattern"
     )
     assert len(all_problems(data)) == 3  # if texts are compared
-
-
-def test_tests_of_code_are_a_column_of_any_form_and_refused_if_they_do_not_parse(jsonl):
-    """As text, as a list or as a table: the reference answer is their JSON."""
-    forms = ['["assert f(1) == 2"]', ["assert f(2) == 3"], {"inputs": ["1"], "outputs": ["2"]}]
-    data = jsonl(*({"prompt": str(n), "answer": form} for n, form in enumerate(forms)))
-    references = [p.answer for p in task(data, rewards="code", eval_share=0.0).train_problems()]
-    assert references == [forms[0], '["assert f(2) == 3"]', '{"inputs": ["1"], "outputs": ["2"]}']
-    bad = jsonl(row("1", '["assert f(1) == 2"]'), row("2", '["assert f("]'), name="bad.jsonl")
-    with pytest.raises(UsageError) as refused:
-        task(bad, rewards="code").train_problems()
-    assert str(refused.value).startswith(
-        f"{bad}, line 2: column 'answer' has no tests for the reward code: assert 1 is not Python: "
-    )
-    with pytest.raises(UsageError, match="line 1 has no column 'tests'"):
-        task(data, rewards="code", answer_column="tests").train_problems()
-    with pytest.raises(UsageError, match=r"column 'answer' is \[.*; it must be text"):
-        task(data, rewards="exact").train_problems()  # only code reads lists
 
 
 def test_the_function_of_livecodebenchs_tests_is_in_the_column_beside_them(jsonl):
@@ -216,7 +197,7 @@ def test_a_pattern_that_tries_too_many_ways_to_match_is_refused(jsonl, monkeypat
     )
 
 
-@pytest.mark.parametrize(
+@table(
     ("columns", "option", "hint"),
     [
         (("prompts", "answer"), "prompt_column", "did you mean 'prompts'? Name it"),
@@ -238,34 +219,10 @@ def test_a_missing_column_is_refused_with_those_there_are_and_the_nearest(
     assert len(all_problems(data, prompt_column=first, answer_column=second)) == 1
 
 
-def test_a_row_without_the_columns_of_the_others_is_named(jsonl):
-    data = jsonl(row("1"), row("2"), {"prompt": "3"})
-    assert refusal(data).startswith(f"{data}, line 3 has no column 'answer' (it has 'prompt'); ")
-    assert refusal(jsonl(row("1")), id_column="id").startswith(f"{data}, line 1 has no column 'id'")
-
-
 # ---- prompts ----
 
 
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [(None, "null"), (7, "7"), (True, "true"), ([], "[]"), ({"a": 1}, '{"a": 1}')],
-)
-def test_a_prompt_that_is_neither_text_nor_conversation_is_refused(jsonl, value, shown):
-    data = jsonl(row("1"), row(value))
-    assert refusal(data).startswith(
-        f"{data}, line 2: the prompt is {shown}; it must be text, or a list of "
-        '{"role": ..., "content": ...}'
-    )
-
-
-@pytest.mark.parametrize("value", ["", " \n"])
-def test_an_empty_prompt_is_refused(jsonl, value):
-    data = jsonl(row("1"), row(value))
-    assert refusal(data) == f"{data}, line 2: the prompt is empty"
-
-
-@pytest.mark.parametrize(
+@table(
     ("messages", "complaint"),
     [
         (["hi"], 'message 0 of the prompt is "hi"; it must be {"role": ..., "content": text}'),
@@ -344,7 +301,7 @@ CALLS = (
 )
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+@table("suffix", ["jsonl", "parquet"])
 def test_a_conversation_keeps_all_keys_of_its_messages(jsonl, tmp_path, suffix):
     """Parquet gives each message the keys of all, so null there means absent."""
     rows = [row(list(CALLS)), row("plain")] if suffix == "jsonl" else [row(list(CALLS))]
@@ -354,7 +311,7 @@ def test_a_conversation_keeps_all_keys_of_its_messages(jsonl, tmp_path, suffix):
     assert all_problems(data)[0].prompt == (CALLS[0], {**CALLS[1], "content": ""}, CALLS[2])
 
 
-@pytest.mark.parametrize(
+@table(
     "text",
     [
         json.dumps(chat("3+2?", "5", r"\(2+2\)?")),
@@ -369,20 +326,7 @@ def test_a_conversation_stored_as_text_is_a_conversation(jsonl, tmp_path, text):
         assert problem.prompt == tuple(chat("3+2?", "5", r"\(2+2\)?"))
 
 
-@pytest.mark.parametrize(
-    ("text", "part"),
-    [
-        ("[{'role': 'user', 'content': '2+2?'}\n {'role': 'user'}]", "not JSON"),  # numpy's repr
-        ('[{"from": "human", "value": "2+2?"}]', "message 0"),
-        ('{"role": "user", "content": "2+2?"}', "must be text, or a list"),
-        ('{"messages": [{"role": "user", "content": "2+2?"}]}', "COLUMN.messages"),
-    ],
-)
-def test_other_text_that_stores_a_conversation_is_refused(jsonl, text, part):
-    assert part in refusal(jsonl(row(text)))
-
-
-@pytest.mark.parametrize("text", ["[1, 2]", '{"a": 1}', '[{"role": "user"', "[{x}] {y}", "[]"])
+@table("text", ["[1, 2]", '{"a": 1}', '[{"role": "user"', "[{x}] {y}", "[]"])
 def test_other_text_in_brackets_is_a_prompt(jsonl, text):
     assert [p.prompt for p in all_problems(jsonl(row(text)))] == [text]
 
@@ -414,7 +358,7 @@ def test_dotted_paths_lead_into_tables_and_text_that_writes_one(jsonl):
 ARROW, SENTENCE = "(?s)<answer>(.+?)</answer>", r"(?i)answer[*\s]*(?:is|:)[*:\s]*(.+?)\.?\s*$"
 
 
-@pytest.mark.parametrize(
+@table(
     ("answer", "rewards", "option", "value", "found"),
     [
         ("3 + 9 = <<3+9=12>>12.\n#### 12", "math", "answer_pattern", "#### (.+)", "12"),
@@ -442,7 +386,7 @@ def test_a_reference_that_no_response_matches_is_refused_with_what_takes_the_ans
     assert [p.answer for p in all_problems(data, rewards=rewards, **{option: value})] == [found]
 
 
-@pytest.mark.parametrize(
+@table(
     ("answer", "rewards"),
     [
         *((text, reward) for reward in ("math", "plain") for text in (
@@ -456,15 +400,6 @@ def test_a_reference_that_no_response_matches_is_refused_with_what_takes_the_ans
 )  # fmt: skip
 def test_a_reference_that_a_response_may_match_is_accepted(jsonl, answer, rewards):
     assert [p.answer for p in all_problems(jsonl(row("1", answer)), rewards=rewards)] == [answer]
-
-
-def test_a_reference_in_which_the_pattern_of_regex_finds_something_else_is_refused(jsonl, tmp_path):
-    regex = {"name": "regex", "pattern": "#### (.+)"}
-    for answers, refused in ((["12", "#### 12"], True), (["12", "7"], False)):
-        data_set = task(jsonl(*map(row, "12", answers)), rewards=[regex], eval_share=0.0)
-        with pytest.raises(UsageError, match="finds '12'") if refused else nullcontext():
-            data_set.prepare(tmp_path / "log")
-        data_set.close()
 
 
 def test_sentences_as_references_are_refused_if_most_are_and_told_otherwise():
@@ -519,18 +454,6 @@ def test_a_template_needs_a_user_message_in_every_conversation(jsonl):
     assert refusal(data, prompt_template="{prompt}=") == (
         f"{data}, line 1: the prompt has no user message to apply task.prompt_template to"
     )
-
-
-def test_a_template_without_a_placeholder_is_refused_by_the_config():
-    raw = {"task": {"name": "dataset", "data": "p.jsonl", "prompt_template": "3+2="}}
-    with pytest.raises(UsageError, match=r"task\.prompt_template = '3\+2=': it has no \{prompt\}"):
-        build_config(raw, "test")
-
-
-def test_a_data_set_that_is_not_named_is_asked_for_in_a_sentence():
-    with pytest.raises(UsageError) as refused:
-        build_config({"task": {"name": "dataset"}}, "test")
-    assert "{" not in str(refused.value) and "task.data must be given" in str(refused.value)
 
 
 # ---- duplicates ----

@@ -9,13 +9,13 @@ import pytest
 
 from mugrpo.config.run import ModelOptions
 from mugrpo.config.tasks import LettersOptions
-from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
 from mugrpo.engines.base import Request
 from mugrpo.model.policy import load_policy
 from mugrpo.tasks.embedded import held_out
 from mugrpo.tasks.letters import END, LETTERS, Letters, demonstration
 from tests.builders import encoded, generated
+from tests.cases import table
 
 
 def verdict(problem: Problem, response: str) -> Score:
@@ -24,7 +24,7 @@ def verdict(problem: Problem, response: str) -> Score:
     return score
 
 
-@pytest.mark.parametrize(
+@table(
     ("response", "status", "reward"),
     [
         ("abccd", Status.RIGHT, 1.0),
@@ -75,14 +75,6 @@ def test_problems_are_distinct_split_by_hash_and_of_the_lengths_asked_for():
     assert {len(p) - 1 for p in train} == {5, 6, 7}
     assert set("".join(train)) == {*LETTERS, END}
     assert train == [p.prompt for p in letters.train_problems()]
-
-
-def test_asking_for_too_many_or_for_lengths_out_of_order_is_refused_in_a_sentence():
-    few = Letters(LettersOptions(shortest=2, longest=2, train_problems=144))
-    with pytest.raises(UsageError, match=r"task\.train_problems = 144, but 2 to 2 letters give"):
-        few.train_problems()
-    with pytest.raises(ValueError, match=r"task\.shortest = 9 is more than task\.longest = 8"):
-        LettersOptions(shortest=9, longest=8)
 
 
 def test_the_embedded_model_is_right_about_a_quarter_of_the_time_at_temperature_1():

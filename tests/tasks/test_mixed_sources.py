@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,16 +63,6 @@ def test_each_answer_goes_to_the_rewards_of_its_source(data, tmp_path):
         (Status.RIGHT, 1),
         (Status.WRONG, 0),
     ]
-
-
-def test_a_faulty_source_is_named(tmp_path: Path, jsonl):
-    missing = {"source": "mine", "data": str(tmp_path / "none.jsonl")}
-    with pytest.raises(UsageError, match=r"^the source 'mine': there is no data file"):
-        mixture(SHORT, missing).train_problems()
-    file = str(jsonl(row("a"), row("b")))
-    held = {"source": "mine", "data": file, "eval_data": file, "rewards": "exact"}
-    with pytest.raises(UsageError, match=r"^the source 'mine': 2 problems are in both"):
-        mixture(SHORT, held).train_problems()
 
 
 def test_what_one_source_holds_out_no_other_may_train_on(data):

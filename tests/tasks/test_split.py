@@ -8,8 +8,8 @@ import random
 from typing import Any
 
 import datasets
-import pytest
 
+from tests.cases import table
 from tests.tasks.builders import Row, chat, refusal, row, sides
 
 
@@ -73,9 +73,9 @@ def test_problems_of_one_prompt_are_on_one_side(jsonl):
     assert len({p.prompt for p in held_out}) * 4 == len(held_out)
 
 
-@pytest.mark.parametrize("recipe", [{"prompt_template": "{prompt}?"}, {"system_prompt": "Think."}])
-@pytest.mark.parametrize("id_column", ["id", None])
-@pytest.mark.parametrize("form", [str, chat])
+@table("recipe", [{"prompt_template": "{prompt}?"}, {"system_prompt": "Think."}])
+@table("id_column", ["id", None])
+@table("form", [str, chat])
 def test_another_recipe_of_prompting_holds_out_the_same_problems(jsonl, recipe, id_column, form):
     """Otherwise recipes would be compared on different problems, each trained on the other's."""
     data = jsonl(*(row(form(f"{n}="), str(n), id=n) for n in range(100)))
@@ -90,13 +90,6 @@ def test_in_both_files_a_prompt_is_the_same_whatever_the_recipe(jsonl):
     data, eval_data = jsonl(row("1="), row("2=")), jsonl(row("2=", "x"), name="e.jsonl")
     for recipe in ({"prompt_template": "{prompt}?"}, {"system_prompt": "Think."}):
         assert "1 problems are in both" in refusal(data, eval_data=eval_data, **recipe)
-
-
-def test_a_share_that_leaves_nothing_to_train_on_is_refused(jsonl):
-    place = shares(["1+1="])["1+1="]
-    data = jsonl(row("1+1="))
-    text = refusal(data, eval_share=(1 + place) / 2)
-    assert text == f"{data}: no problem is left to train on; lower eval_share"
 
 
 def test_of_a_small_data_set_at_least_the_lowest_hash_is_held_out(jsonl):
@@ -156,7 +149,7 @@ def test_a_local_file_has_no_split(jsonl):
         assert text.startswith(f"{data} is a local file, which has no split") and "'test'" in text
 
 
-@pytest.mark.parametrize("option", ["split", "subset", "revision"])
+@table("option", ["split", "subset", "revision"])
 def test_a_file_may_hold_out_the_problems_for_a_data_set_of_the_hub(monkeypatch, jsonl, option):
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: [row("1=")])
     train, held_out = sides("a/b", eval_data=jsonl(row("2=")), **{option: "x"})

@@ -5,11 +5,11 @@ from pathlib import Path
 from statistics import mean
 
 import pyarrow.parquet as pq
-import pytest
 
 from mugrpo.config.preset import PRESETS, in_four_stages
 from mugrpo.config.run import RunConfig
 from mugrpo.tools.catalog import catalog
+from tests.cases import table
 
 STUDY = Path(__file__).parents[2] / "studies/results/presets/cells.parquet"
 CHOICES = RunConfig.choices()
@@ -17,7 +17,7 @@ TEXT = "\n".join(catalog())
 GROUPS = [group for group in CHOICES if group not in ("task", "engine", "backend")]
 
 
-@pytest.mark.parametrize("group", GROUPS)
+@table("group", GROUPS)
 def test_every_part_is_listed_under_its_group(group):
     section = TEXT.partition(f"[{group}]\n")[2].partition("\n\n[")[0]
     for name in CHOICES[group]:

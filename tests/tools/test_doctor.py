@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +16,6 @@ from mugrpo.config.cores import cores
 from mugrpo.disk.errors import UsageError
 from mugrpo.engines.vllm import OLDEST
 from mugrpo.extensions.code import choosing
-from mugrpo.model import pretrained
 from mugrpo.tools import doctor, installed
 
 REQUIRED = ["torch>=2", "absent-one>=1; extra == 'hub'", "torch>=99; extra == 'math'"]
@@ -72,12 +70,6 @@ def test_gpus_have_name_and_memory(machine: pytest.MonkeyPatch):
     assert lines()[1]["GPUs"] == "Big One, 80.0 GiB, Big One, 80.0 GiB"
 
 
-def test_a_gpu_that_torch_does_not_see_is_told(machine: pytest.MonkeyPatch):
-    machine.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
-    told = lines()[1]
-    assert told["GPUs"].startswith("torch sees none, but nvidia-smi is here; install a build")
-
-
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
@@ -103,15 +95,6 @@ def test_without_a_requirement_the_demo_cannot_run(
     assert told.err == "mugrpo: `mugrpo demo` cannot run here; the lines above say why\n"
 
 
-def test_a_torch_that_cannot_be_imported_is_told_and_hides_no_other_line(
-    machine: pytest.MonkeyPatch,
-):
-    machine.setitem(sys.modules, "torch", None)
-    able, told = lines()
-    assert not able and told["packages"].startswith("ModuleNotFoundError: ")
-    assert "cores" in told["CPU"]
-
-
 def test_a_cache_that_cannot_be_written_is_no_obstacle_to_the_demo(
     tmp_path: Path, machine: pytest.MonkeyPatch
 ):
@@ -121,11 +104,6 @@ def test_a_cache_that_cannot_be_written_is_no_obstacle_to_the_demo(
     way_out = "which cannot be written to; name another folder in MUGRPO_CACHE"
     assert able
     assert told["models"].endswith(f"/file/cache, {way_out}")
-
-
-def test_a_converted_model_is_named(tmp_path: Path):
-    pretrained.converted("smollm2").mkdir(parents=True)
-    assert lines()[1]["models"] == f"smollm2 converted in {tmp_path}/cache"
 
 
 @pytest.mark.parametrize("lack", ["a file in its place", "permission", "room"])

@@ -20,6 +20,7 @@ from mugrpo.config.rewards import RegexOptions
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.tools.schema import schema
+from tests.cases import table
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted(
@@ -58,18 +59,18 @@ def table_of(options: type[Options]) -> dict[str, Any]:
     return DOCUMENT if options is RunConfig else DOCUMENT["$defs"][options.__name__]
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
+@table("file", FILES)
 def test_a_committed_config_is_accepted(file: Path):
     assert [e.message for e in VALIDATOR.iter_errors(tomllib.loads(file.read_text()))] == []
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@table("preset", PRESETS)
 def test_every_preset_is_accepted_with_all_its_options_written_out(preset: str):
     resolved = build_config({"preset": preset}, "test").model_dump(mode="json", exclude_none=True)
     assert VALIDATOR.is_valid(resolved)
 
 
-@pytest.mark.parametrize(
+@table(
     "text",
     [
         "",
@@ -90,7 +91,7 @@ def test_schema_and_loader_accept(text: str):
     assert accepted(tomllib.loads(text)) == (True, True)
 
 
-@pytest.mark.parametrize(
+@table(
     "text",
     [
         "sede = 3",

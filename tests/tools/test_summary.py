@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import pytest
-
 from mugrpo.rollouts.statistics import described
 from mugrpo.tools.summary import standstill, summarize
+from tests.cases import table
 
 
 def stage(number: int, *updates: tuple[float, float | None, int]) -> list[dict[str, Any]]:
@@ -25,7 +24,7 @@ RIGHT = (0.0, 1.0, 0)
 SKIPPED = (math.nan, 0.25, 1)
 
 
-@pytest.mark.parametrize(
+@table(
     "lines",
     [
         [],
@@ -43,24 +42,7 @@ def test_a_run_that_learned_or_solved_its_task_says_nothing(lines: list[dict[str
     assert standstill(lines, 48) is None
 
 
-@pytest.mark.parametrize(
-    ("lines", "said"),
-    [
-        (stage(0, WRONG, WRONG), "stage 0: 0 of 2 updates were not applied"),
-        (stage(0, RIGHT, RIGHT), "(mean reward 1.000)"),  # the whole run: why train at all?
-        (stage(0, (0.0, None, 0)), "(mean reward 0.000)"),  # every reward failed
-        ([*stage(0, WRONG), *stage(1, WRONG)], "stages 0, 1: 0 of 2 updates"),
-        ([*stage(0, LEARNS), *stage(1, *[WRONG] * 16)], "stage 1: 0 of 16 updates"),  # a collapse
-        ([*stage(0, *[WRONG] * 16), *stage(1, *[LEARNS] * 48)], "stage 0: 0 of 16 updates"),
-        ([*stage(0, SKIPPED, SKIPPED, WRONG)], "stage 0: 2 of 3 updates were not applied"),
-    ],
-)
-def test_a_stage_without_any_gradient_is_named(lines: list[dict[str, Any]], said: str):
-    sentence = standstill(lines, 48)
-    assert sentence is not None and said in sentence
-
-
-@pytest.mark.parametrize("value", ["7", [1], None, math.nan, {}])
+@table("value", ["7", [1], None, math.nan, {}])
 def test_values_that_are_no_numbers_count_as_none(value):
     """Someone else may have written the metrics."""
     keys = ("time/update", "skipped", "stage", "batch_reward", "grad_norm", "micro_batch_tokens")
@@ -95,7 +77,7 @@ def test_grpo_is_not_compared_with_itself():
     assert "GRPO" not in summarize(lines, "grpo")
 
 
-@pytest.mark.parametrize(
+@table(
     ("refresh", "blamed"),
     [
         ({"status/truncated": 8}, True),  # half of 16

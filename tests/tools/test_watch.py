@@ -48,8 +48,8 @@ def test_the_state_is_printed_once_as_plain_text(root: Path, command: Command):
         ended = command("watch", *words)
         assert (ended.status, ended.err) == (0, "")
         assert words_of(f"run {root}  mu-grpo, chain") in words_of(ended.out)
-        assert words_of("since noon; last file") in words_of(ended.out)
-        assert "results  accuracy 0.250 after update 0" in ended.out.splitlines()
+        assert words_of("since noon") in words_of(ended.out)
+        assert "results  accuracy 0.250 after update 0" in ended.out
         bars = [line.split() for line in ended.out.splitlines() if line.startswith("all ")]
         assert [bar[-1] for bar in bars] == ["3/8"]
         assert "\x1b" not in ended.out
@@ -73,14 +73,6 @@ def test_watching_needs_no_torch_and_writes_nothing(root: Path):
     assert {path: path.stat().st_mtime_ns for path in (root, *root.rglob("*"))} == before
 
 
-def test_what_is_no_run_or_leads_out_of_it_is_refused(root: Path, command: Command):
-    ended = command("watch", root.parent)
-    assert ended.status == 2 and "is not a run" in ended.err
-    (root / "stages").symlink_to(root.parent)
-    ended = command("watch", root)
-    assert ended.status == 2 and "is a link out of the run" in ended.err
-
-
 def test_a_terminal_shows_the_run_until_it_ends_or_ctrl_c(root: Path):
     def end(_: int) -> None:
         (root / "lock").write_text("")
@@ -88,8 +80,9 @@ def test_a_terminal_shows_the_run_until_it_ends_or_ctrl_c(root: Path):
     def interrupt(pid: int) -> None:
         os.kill(pid, signal.SIGINT)
 
-    for act, status_line in ((interrupt, "since noon; last"), (end, "stopped; `mugrpo train")):
-        status, written = on_terminal(run_command, ["watch", str(root)], once=("[refresh]", act))
+    for act, status_line in ((interrupt, "since noon"), (end, "stopped; `mugrpo train")):
+        once = ("warning signs", act)
+        status, written = on_terminal(run_command, ["watch", str(root)], once=once)
         assert status == 0
         lines = seen(written)  # the last state, once
         assert lines[0].startswith("run ") and words_of(status_line) in words_of(" ".join(lines))
@@ -142,8 +135,3 @@ def test_a_page_that_cannot_be_drawn_leaves_the_one_before(
     with pytest.raises(UsageError):
         write_report([root], every=30)
     assert page.read_text() == before and not list(root.glob("*.tmp.*"))
-
-
-def test_less_than_a_second_between_pages_is_refused(root: Path, command: Command):
-    ended = command("report", root, "--every", 0)
-    assert ended.status == 2 and "--every 0" in ended.err

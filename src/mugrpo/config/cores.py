@@ -6,7 +6,7 @@ import os
 import sys
 
 # Turns of a waiting loop before a thread sleeps; libgomp's own number is 300,000. If others want
-# the cores, a spinning thread takes the time of the one it waits for. `benchmarks/spinning.py` with
+# the cores, a spinning thread takes the time of the one it waits for. Measured with
 # 1,000: 0.88 to 0.96 of the default's time on an idle machine, 0.13 to 0.55 beside four busy
 # processes; with 10,000, up to 0.69. Sleeping at once costs up to 1.14 on an idle machine.
 _SPINS = 1_000

@@ -16,13 +16,32 @@ import errno
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.places import passing
 from mugrpo.disk.publishing import full_disk_explained, publish_file, with_sum, without_sum
+
+_BEYOND = 1e100  # seconds; a damaged file may have any number
+# phase, in the order of the work -> the kind of the lines that have its seconds, and their keys
+PHASES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "refresh": ("refresh", ("time/refresh",)),
+    "generate": ("refresh", ("time/generate",)),
+    "score": ("refresh", ("time/score",)),
+    "optimize": ("update", ("time/update", "time/read")),
+    "checkpoint": ("update", ("time/checkpoint",)),
+    "evaluate": ("evaluation", ("time/evaluate",)),
+}
+
+
+def seconds_of(line: Mapping[str, Any], phase: str) -> float:
+    """Return the seconds of `phase` that a line has. What is no finite number counts as none."""
+    kind, keys = PHASES[phase]
+    values = [line.get(key) for key in keys] if line["kind"] == kind else []
+    known = (v for v in values if isinstance(v, int | float) and not isinstance(v, bool))
+    return sum(float(v) for v in known if abs(v) < _BEYOND)
 
 
 def _nowhere(kind: str, update: int, values: dict[str, Any]) -> None:
@@ -91,38 +110,68 @@ class MetricsLog:
         self._file.close()
 
 
-def read_metrics(
-    path: Path, skips: Callable[[bytes], bool] = lambda _: False
-) -> Iterator[dict[str, Any]]:
+class MetricsTail:
+    """Reads a metrics file that grows: each call of `read` yields the lines that were added.
+
+    Half a line at the end waits for its rest. A file that was replaced or cut is read again from
+    its beginning, which `restarted` then says. If `strict`, a line that is not as a run wrote it
+    raises RunStopped; otherwise it is counted in `unreadable`.
+    """
+
+    def __init__(self, path: Path, *, strict: bool = False) -> None:
+        self._path, self._strict = path, strict
+        self._file = self._offset = self._number = 0
+        self.restarted, self.unreadable = False, 0
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        self.restarted = False
+        if not self._path.exists():
+            return
+        with open(self._path, "rb") as file:
+            now = os.fstat(file.fileno())
+            if now.st_ino != self._file or now.st_size < self._offset:
+                self._file, self._offset, self._number = now.st_ino, 0, 0
+                self.restarted, self.unreadable = True, 0
+            file.seek(self._offset)
+            for text in file:
+                if not text.endswith(b"\n"):
+                    return
+                self._offset += len(text)
+                self._number += 1
+                line = _decoded(text)
+                if isinstance(line, dict):
+                    yield line
+                elif self._strict:
+                    raise RunStopped(
+                        f"{self._path}, line {self._number} is not a metrics line ({line}); "
+                        f"`mugrpo repair {self._path.parent}` keeps the lines that a checkpoint "
+                        "confirms"
+                    )
+                else:
+                    self.unreadable += 1
+
+
+def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the lines of a metrics file in order, except a last line that a kill cut short.
 
-    Those that `skips` is true of are not looked into. Raises RunStopped, naming the line, if a line
-    is not as a run wrote it.
+    Raises RunStopped, naming the line, if a line is not as a run wrote it.
     """
-    if not path.exists():
-        return
-    with open(path, "rb") as file:
-        for number, text in enumerate(file, start=1):
-            if not text.endswith(b"\n"):
-                return
-            if skips(text):
-                continue
-            try:
-                line = without_sum(json.loads(text))
-                if not _is_event(line):
-                    raise ValueError("it has no kind or no update")
-            except (ValueError, RecursionError) as error:
-                raise RunStopped(
-                    f"{path}, line {number} is not a metrics line ({error}); `mugrpo repair "
-                    f"{path.parent}` keeps the lines that a checkpoint confirms"
-                ) from None
-            yield line
+    return MetricsTail(path, strict=True).read()
 
 
 def encoded(lines: Iterable[dict[str, Any]]) -> bytes:
     """Return the lines as a metrics file has them."""
     texts = (json.dumps(with_sum(line), allow_nan=False).encode() + b"\n" for line in lines)
     return b"".join(texts)
+
+
+def _decoded(text: bytes) -> dict[str, Any] | str:
+    """Return the line, or what is wrong with it."""
+    try:
+        line = without_sum(json.loads(text))
+        return line if _is_event(line) else "no kind or update"
+    except (ValueError, RecursionError) as error:
+        return str(error)
 
 
 def _is_event(line: dict[str, Any]) -> bool:

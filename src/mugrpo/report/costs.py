@@ -7,14 +7,13 @@ like one that was not.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from mugrpo.disk.metrics import PHASES, seconds_of
 from mugrpo.report.read import Line, RunData, number
 
 GRPO_UPDATES_PER_REFRESH = 4  # mu of the standard GRPO that Mu-GRPO is compared with
-
-PHASES = ("refresh", "generate", "score", "optimize", "checkpoint", "evaluate")
 
 
 @dataclass(frozen=True)
@@ -43,11 +42,15 @@ def spans(run: RunData) -> list[Span]:
     A checkpoint's seconds are in the line of the update after it; here they come before that
     update.
     """
-    entries = [*_update_spans(run.updates), *_evaluation_spans(run.evaluations)]
-    entries += [span for line in run.refreshes for span in _refresh_spans(line)]
-    entries.sort(key=lambda item: (item[1], item[0]))
+    entries = [
+        (line["update"] - (phase == "checkpoint"), order, phase, seconds_of(line, phase))
+        for line in (*run.updates, *run.evaluations, *run.refreshes)
+        for phase, order in _ORDER.items()
+        if PHASES[phase][0] == line["kind"]
+    ]
+    entries.sort(key=lambda entry: entry[:2])
     ordered, stage = [], -1
-    for _, update, phase, seconds in entries:
+    for update, _, phase, seconds in entries:
         stage += phase == "refresh"
         if seconds > 0:
             # An evaluation before the first refresh belongs to the stage that follows.
@@ -115,26 +118,5 @@ def refresh_parts(lines: Iterable[Line]) -> dict[str, float]:
 
 _PART = "time/refresh/"
 
+# Within an update: the next refresh comes after the update, its checkpoint and its evaluation.
 _ORDER = {"optimize": 0, "checkpoint": 1, "evaluate": 2, "refresh": 3, "generate": 4, "score": 5}
-
-_Entry = tuple[int, int, str, float]  # order within an update, update, phase, seconds
-
-
-def _update_spans(lines: Sequence[Line]) -> Iterator[_Entry]:
-    for line in lines:
-        update = line["update"]
-        optimize = (number(line, "time/update") or 0.0) + (number(line, "time/read") or 0.0)
-        yield _ORDER["optimize"], update, "optimize", optimize
-        saving = number(line, "time/checkpoint") or 0.0
-        yield _ORDER["checkpoint"], update - 1, "checkpoint", saving
-
-
-def _evaluation_spans(lines: Sequence[Line]) -> Iterator[_Entry]:
-    for line in lines:
-        seconds = number(line, "time/evaluate") or 0.0
-        yield _ORDER["evaluate"], line["update"], "evaluate", seconds
-
-
-def _refresh_spans(line: Line) -> Iterator[_Entry]:
-    for phase in ("refresh", "generate", "score"):
-        yield _ORDER[phase], line["update"], phase, number(line, f"time/{phase}") or 0.0

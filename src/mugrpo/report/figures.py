@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from mugrpo.report.axes import Axis
+from markupsafe import Markup
+
 from mugrpo.report.charts import (
+    Axis,
     Picture,
     Trace,
     Values,
@@ -21,19 +23,28 @@ from mugrpo.report.charts import (
     words,
 )
 from mugrpo.report.costs import training_clock
-from mugrpo.report.embed import chart_markup
-from mugrpo.report.markup import Content, Markup, tag
+from mugrpo.report.parts import drawn
 from mugrpo.report.read import RunData, column
 from mugrpo.report.readable import time_unit
 
 _HUES = 8
-_LOW, _HIGH = "accuracy_low", "accuracy_high"
+_ENDS = ("", "_low", "_high")
 _BOUNDARIES_IN_FULL = 20  # if a run has more refreshes, they are ticks at the top, not lines
 _STALENESS_BINS = 16
 _TICKS = 6
 _LOG_FROM = 60  # greatest over median; beyond this, a linear axis would show only the greatest
 _LOG_SPAN = 1e-6  # share of the greatest; smaller values are at the edge of a log axis
 _WIDE = 480  # pixels of a chart, two to a row
+_BY_STAGE = (  # kind of the lines, prefix and suffix of their keys, title, note
+    ("refresh", "rewards/", "/mean", "Rewards", "mean over each stage's judged rollouts"),
+    ("refresh", "logged/", "", "Logged", "mean over each stage's judged rollouts"),
+    ("evaluation", "accuracy/", "", "Accuracy by source", "share of right responses"),
+    ("refresh", "reward/", "", "Reward by source", "mean over its rollouts of the stage"),
+    ("refresh", "share/", "", "Share of rollouts by source", "of the stage"),
+    ("refresh", "mean_length", "", "Response length", "tokens, mean over the stage"),
+    ("refresh", "drawn_solve_rate", "", "Solve rate of the problems drawn", "mean, as known"),
+    ("refresh", "problems_excluded", "", "Problems passed over", "because of difficulty"),
+)
 
 
 @dataclass(frozen=True)
@@ -69,17 +80,6 @@ def run_label(run: RunData, runs: Sequence[RunData]) -> str:
     labels = [words(one.name[-40:]) for one in runs]
     place = runs.index(run)
     return labels[place] if labels.count(labels[place]) == 1 else f"{place + 1}. {labels[place]}"
-
-
-def figure(title: str, note: Content, *content: Content) -> Markup:
-    """Return `content` as a figure under its title and note."""
-    caption = tag("figcaption", tag("strong", title), tag("span", note) if note else None)
-    return tag("figure", caption, tag("div", *content))
-
-
-def drawn(title: str, note: Content, picture: Picture | None) -> Markup | None:
-    """Return the picture as a figure under its title, or None without a picture."""
-    return figure(title, note, chart_markup(title, picture)) if picture else None
 
 
 def update_figure(runs: Sequence[RunData], panel: Panel) -> Markup | None:
@@ -136,50 +136,77 @@ def staleness_bins(run: RunData) -> list[list[int]]:
 
 def accuracy_figures(runs: Sequence[RunData]) -> list[Markup | None]:
     """Return accuracy on the held-out problems against updates, and against training time."""
-    by_update, by_time = accuracy_pictures(runs)
-    sure = any(value is not None for run in runs for value in column(run.evaluations, _LOW))
+    clocks = [training_clock(run) for run in runs]
+    divisor, unit = time_unit(max((t for clock in clocks for t in clock.values()), default=0.0))
+    by_update, by_time = list[Trace](), list[Trace]()
+    for index, run in _first_on_top(runs):
+        updates = [line["update"] for line in run.evaluations]
+        seconds = [clocks[index]["evaluation", update] / divisor for update in updates]
+        means, lows, highs = (column(run.evaluations, f"accuracy{end}") for end in _ENDS)
+        known = (means, lows, highs) if any(low is not None for low in lows) else (means,)
+        for traces, xs in ((by_update, list(map(float, updates))), (by_time, seconds)):
+            traces += banded(xs, *known, label=run_label(run, runs), series="accuracy", hue=index)
+    ends = [column(run.evaluations, "accuracy_low") for run in runs]
+    measured = any(low is not None for lows in ends for low in lows)
+    sure = "; shaded: 95 % intervals over problems (Wilson)" if measured else ""
+    y = Axis("accuracy", low=0, high=1)
+    look: dict[str, Any] = {"width": _WIDE, "height": 300, "ends": True}
+    time = Axis(f"training time, {unit}", low=0)
     return [
         drawn(
             "Accuracy against updates",
-            "share of right responses to the held-out problems"
-            + ("; shaded: 95 % intervals over problems (Wilson)" if sure else "")
-            + _boundary_words(runs),
-            by_update,
+            f"share of right responses to the held-out problems{sure}{_boundary_words(runs)}",
+            update_chart(runs, y, by_update, **look),
         ),
         drawn(
             "Accuracy against wall-clock",
             "training time: generation, scoring, optimization, checkpoints and refreshes, added up "
             "from their durations; evaluation is left out",
-            by_time,
+            line_chart(time, y, by_time, **look),
         ),
     ]
 
 
-def accuracy_pictures(runs: Sequence[RunData]) -> tuple[Picture | None, Picture | None]:
-    """Return accuracy against updates, and against training time; None without evaluations."""
-    clocks = [training_clock(run) for run in runs]
-    divisor, unit = time_unit(max((t for clock in clocks for t in clock.values()), default=0.0))
-    by_update, by_time = list[Trace](), list[Trace]()
-    for index, run in _first_on_top(runs):
-        trace = Trace(
-            [float(line["update"]) for line in run.evaluations],
-            column(run.evaluations, "accuracy"),
-            run_label(run, runs),
-            "accuracy",
-            run_hue(index),
-            _run_style(index, "thick"),
-        )
-        updates = [line["update"] for line in run.evaluations]
-        seconds = [clocks[index]["evaluation", update] / divisor for update in updates]
-        lows, highs = (column(run.evaluations, end) for end in (_LOW, _HIGH))
-        band = replace(trace, ys=lows, uppers=highs, series="95 % interval", style="band")
-        for drawn_trace in [band, trace] if any(low is not None for low in lows) else [trace]:
-            by_update.append(drawn_trace)
-            by_time.append(replace(drawn_trace, xs=seconds))
-    y = Axis("accuracy", low=0, high=1)
-    look: dict[str, Any] = {"width": _WIDE, "height": 300, "ends": True}
-    time = Axis(f"training time, {unit}", low=0)
-    return update_chart(runs, y, by_update, **look), line_chart(time, y, by_time, **look)
+def banded(
+    xs: Sequence[float],
+    means: Values,
+    lows: Values = (),
+    highs: Values = (),
+    *,
+    label: str,
+    series: str,
+    hue: int,
+) -> list[Trace]:
+    """Return the band of 95 % intervals, if there are any, and the line of `means` above it.
+
+    They belong to the run or result `label`, the `hue`-th in the chart; the line is `series`.
+    """
+    line = Trace(xs, means, label, series, run_hue(hue), _run_style(hue, "thick"))
+    band = replace(line, ys=lows, uppers=highs, series="95 % interval", style="band")
+    return [band, line] if lows else [line]
+
+
+def stage_figures(runs: Sequence[RunData]) -> Iterator[Markup | None]:
+    """Yield charts by stage of each reward, of what was logged, and of a mixture's sources.
+
+    Keys of one kind share a chart if there is a single run. Those of several runs have one each.
+    """
+    for kind, prefix, suffix, title, note in _BY_STAGE:
+        keys = list(dict.fromkeys(key for run in runs for key in run.keys(kind, prefix, suffix)))
+        names = {key: key[len(prefix) : len(key) - len(suffix)] for key in keys}
+        shared = len(runs) == 1 and title != "Logged"
+        for part in [keys] if shared else [[key] for key in keys]:
+            traces = []
+            for index, run in _first_on_top(runs):
+                for hue, key in enumerate(part):
+                    lines = run.evaluations
+                    steps = ([float(line["update"]) for line in lines], column(lines, key))
+                    xs, ys = steps if kind == "evaluation" else reward_steps(run, key)
+                    color = run_hue(index if len(runs) > 1 else hue)
+                    name = words(names[key] or title)
+                    traces.append(Trace(xs, ys, run_label(run, runs), name, color, "thick"))
+            chart = update_chart(runs, Axis("mean"), traces)
+            yield drawn(title if shared else f"{title} {words(names[part[0]])}", note, chart)
 
 
 def reward_figure(runs: Sequence[RunData]) -> Markup | None:

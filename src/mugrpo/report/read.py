@@ -6,29 +6,20 @@ file that cannot be read becomes a sentence in `notes`.
 
 from __future__ import annotations
 
-import math
-import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from mugrpo.config.stages import ScheduleOptions
 from mugrpo.disk.errors import RunStopped, UsageError
-from mugrpo.disk.metrics import read_metrics
+from mugrpo.disk.metrics import MetricsTail
 from mugrpo.disk.publishing import read_summed
-from mugrpo.disk.records import FinishReason
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.seal import REPAIR
-from mugrpo.disk.shards import ShardSet
 from mugrpo.report.samples import (
     EvaluationFile,
     SampleFile,
@@ -38,19 +29,10 @@ from mugrpo.report.samples import (
 )
 
 Line = Mapping[str, Any]
-Lengths = dict[str, NDArray[np.int64]]  # finish reason -> response tokens of each rollout
 
 KINDS = ("refresh", "update", "evaluation")
 SUITE = "suite/"  # begins the kind of a benchmark suite's lines
 
-LINES = "lines"  # the key of how many lines a line stands for
-# Lines that are read of each kind, in files of more bytes: a million lines take gigabytes and
-# minutes, and no chart shows them.
-_LINES_READ, _LONG = 10_000, 1 << 26
-_BEGINS, _LONGEST_KIND = b'{"kind": "', 80
-_ADDED = re.compile(rb'"(time/[\w/]+|skipped)": (-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)[,}]')
-_KINDS_READ = 1000
-_STAGES_READ = 6  # stages whose rollouts are read; thousands would take minutes
 _SAMPLE_FILES_READ = 12
 _EVALUATIONS_READ = 3
 
@@ -68,8 +50,6 @@ class RunData:
     updates: list[Line]
     evaluations: list[Line]
     suites: dict[str, list[Line]] = field(default_factory=dict)  # of benchmark suites, by name
-    lengths: dict[int, Lengths] = field(default_factory=dict)  # stage -> lengths, of some stages
-    rollout_stages: int = 0  # stages that have rollouts
     samples: list[SampleFile] = field(default_factory=list)
     evaluated: list[EvaluationFile] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -90,12 +70,12 @@ class RunData:
     @property
     def made(self) -> int:
         """Return the number of updates that have a line."""
-        return sum(map(stands_for, self.updates))
+        return len(self.updates)
 
     @property
     def refreshed(self) -> int:
         """Return the number of refreshes that have a line."""
-        return sum(map(stands_for, self.refreshes))
+        return len(self.refreshes)
 
     @property
     def refresh_updates(self) -> list[int]:
@@ -115,12 +95,6 @@ def number(line: Line, key: str) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return finite(value)
-
-
-def stands_for(line: Line) -> int:
-    """Return how many lines of the file a line stands for: itself, unless these were many."""
-    count = line.get(LINES, 1)
-    return count if type(count) is int and count > 0 else 1
 
 
 def accuracy_text(line: Line) -> str:
@@ -190,7 +164,6 @@ def stored_config(root: Path) -> dict[str, Any]:
 def _read_run(root: Path, name: str, document: dict[str, Any]) -> RunData:
     run_dir, notes = RunDir(root), list[str]()
     lines = lines_by_kind(run_dir, notes)
-    stages = _rollout_stages(run_dir)
     return RunData(
         name=name,
         config=document["config"],
@@ -199,8 +172,6 @@ def _read_run(root: Path, name: str, document: dict[str, Any]) -> RunData:
         updates=lines["update"],
         evaluations=lines["evaluation"],
         suites={kind.removeprefix(SUITE): lines[kind] for kind in lines if kind.startswith(SUITE)},
-        lengths=_lengths(run_dir, evenly(stages, _STAGES_READ), notes),
-        rollout_stages=len(stages),
         samples=_samples(run_dir, "update", _SAMPLE_FILES_READ, read_sample_file, notes),
         evaluated=_samples(run_dir, "evaluation", _EVALUATIONS_READ, read_evaluation_file, notes),
         notes=notes,
@@ -208,102 +179,20 @@ def _read_run(root: Path, name: str, document: dict[str, Any]) -> RunData:
 
 
 def lines_by_kind(run_dir: RunDir, notes: list[str]) -> dict[str, list[Line]]:
-    """Return the metrics lines by kind, up to a damaged line, which is noted."""
+    """Return the metrics lines by kind, without those that cannot be read, which are noted."""
     lines: dict[str, dict[int, Line]] = {kind: {} for kind in KINDS}
+    tail = MetricsTail(run_dir.metrics)
     try:
-        thinner = _Thinner(run_dir.metrics)
-        for line in read_metrics(run_dir.metrics, thinner.skips):
-            kind, update = line["kind"], line["update"]
-            if kind == REPAIR:
-                notes.append(f"lines were lost before update {update}, and a repair dropped them")
-            if kind in KINDS or (kind.startswith(SUITE) and len(lines) < _KINDS_READ):
-                lines.setdefault(kind, {})[update] = thinner.with_skipped(line)
-        notes += [
-            f"of the lines of kind {kind.decode(errors='replace')}, every {step:,}th is used, with "
-            "the seconds and the updates not applied of those before it"
-            for kind, step in thinner.steps.items()
-            if step > 1
-        ]
-    except (RunStopped, OSError, UnicodeError) as error:
+        for line in tail.read():
+            if line["kind"] == REPAIR:
+                notes.append(f"lines before update {line['update']} were lost, says a repair")
+            if line["kind"] in KINDS or line["kind"].startswith(SUITE):
+                lines.setdefault(line["kind"], {})[line["update"]] = line
+    except OSError as error:
         notes.append(f"{error}; this report uses the lines before it")
+    if tail.unreadable:
+        notes.append(f"{tail.unreadable} lines of {run_dir.metrics} cannot be read")
     return {kind: [by_update[u] for u in sorted(by_update)] for kind, by_update in lines.items()}
-
-
-class _Thinner:
-    """Of a long metrics file, the lines that are read: at most _LINES_READ of each kind."""
-
-    def __init__(self, path: Path) -> None:
-        self.steps: dict[bytes, int] = {}
-        self._counts, self._seen = Counter[bytes](), Counter[bytes]()
-        self._skipped: dict[bytes, dict[str, float]] = {}
-        if path.is_file() and path.stat().st_size > _LONG:
-            with open(path, "rb") as file:
-                self._counts.update(_kind_of(text) for text in file if text.endswith(b"\n"))
-            most = self._counts.most_common(_KINDS_READ)
-            self.steps = {kind: math.ceil(count / _LINES_READ) for kind, count in most}
-
-    def skips(self, text: bytes) -> bool:
-        """Return whether to skip a line, whose seconds the next one of its kind gets."""
-        kind = _kind_of(text) if self.steps else b""
-        step = self.steps.get(kind, 1)
-        if step == 1:
-            return False
-        self._seen[kind] += 1
-        if self._seen[kind] % step == 0 or self._seen[kind] == self._counts[kind]:
-            return False
-        sums = self._skipped.setdefault(kind, {LINES: 1})
-        sums[LINES] += 1
-        for name, value in _ADDED.findall(text):
-            sums[name.decode()] = sums.get(name.decode(), 0) + float(value)
-        return True
-
-    def with_skipped(self, line: dict[str, Any]) -> Line:
-        sums = self._skipped.pop(line["kind"].encode(errors="replace")[:_LONGEST_KIND], {})
-        added = {name: value + (number(line, name) or 0) for name, value in sums.items()}
-        return {**line, **added, LINES: sums[LINES]} if sums else line
-
-
-def _kind_of(text: bytes) -> bytes:
-    """Return the kind of a metrics line, as a run writes it, without reading the line."""
-    return text[len(_BEGINS) : len(_BEGINS) + _LONGEST_KIND].partition(b'"')[0]
-
-
-def _rollout_stages(run_dir: RunDir) -> list[int]:
-    folders = [folder for folder, kind in run_dir.shard_folders() if kind == "rollouts"]
-    return [int(folder.parent.name) for folder in folders if folder.parent.name.isdigit()]
-
-
-def _lengths(run_dir: RunDir, stages: Sequence[int], notes: list[str]) -> dict[int, Lengths]:
-    lengths = {}
-    for stage in stages:
-        try:
-            shards = ShardSet(run_dir.shards(stage, "rollouts"), "rollouts")
-            lengths[stage] = _stage_lengths(shards, notes)
-        except (RunStopped, UsageError, OSError) as error:
-            notes.append(f"response lengths of stage {stage} are missing: {error}")
-    return {stage: by_reason for stage, by_reason in lengths.items() if by_reason}
-
-
-def _stage_lengths(shards: ShardSet, notes: list[str]) -> Lengths:
-    parts: dict[str, list[NDArray[np.int64]]] = {}
-    for shard in shards.numbers():
-        try:
-            file = shards.open(shard)
-            for group in range(file.num_row_groups):
-                table = file.read_row_group(group, columns=["response_ids", "finish_reason"])
-                sizes = pc.list_value_length(table.column("response_ids")).to_numpy()
-                reasons = np.array(table.column("finish_reason").to_pylist(), dtype=object)
-                for reason in dict.fromkeys(reasons):
-                    parts.setdefault(str(reason), []).append(sizes[reasons == reason].astype(int))
-        except (RunStopped, OSError, pa.ArrowException, KeyError) as error:
-            notes.append(f"response lengths of a shard are missing: {error}")
-    return {
-        reason: np.concatenate(arrays) for reason, arrays in sorted(parts.items(), key=_stop_first)
-    }
-
-
-def _stop_first(item: tuple[str, Any]) -> tuple[bool, str]:
-    return item[0] != FinishReason.STOP, item[0]
 
 
 def _samples(

@@ -1,8 +1,9 @@
-"""Numbers and durations as text for readers."""
+"""Numbers, durations and texts of strangers, for readers."""
 
 from __future__ import annotations
 
 import math
+import unicodedata
 
 MISSING = "\u2013"  # an en dash: nothing was measured
 MINUS = "\u2212"
@@ -51,3 +52,37 @@ def time_unit(seconds: float) -> tuple[float, str]:
     if seconds < 180:
         return 1.0, "seconds"
     return (60.0, "minutes") if seconds < 3 * 3600 else (3600.0, "hours")
+
+
+def visible(value: str) -> str:
+    """Return `value` with a visible sign for every invisible character.
+
+    Line feeds, tabs and spaces stay. ASCII control characters become Unicode's pictures of them,
+    other invisible ones become U+ and their code point.
+    """
+    if value.isprintable():
+        return value
+    return "".join(map(_sign, value))
+
+
+def line_ends(value: str) -> str:
+    """Return `value` with a visible sign before each line feed."""
+    return value.replace("\n", "↵\n")
+
+
+def cut(value: str, limit: int) -> tuple[str, str | None]:
+    """Return the first `limit` characters of `value`, and a note if there are more."""
+    if len(value) <= limit:
+        return value, None
+    return value[:limit], f"cut: {limit:,} of {len(value):,} characters shown"
+
+
+def _sign(character: str) -> str:
+    code = ord(character)
+    if character in "\n\t":
+        return character
+    if code < 0x20 or code == 0x7F:
+        return chr(0x2400 + code) if code < 0x20 else "\u2421"
+    if character.isprintable() or unicodedata.category(character) == "Zs":  # spaces
+        return character
+    return f"\u27e8U+{code:04X}\u27e9"

@@ -1,25 +1,24 @@
-"""What a person sees during a run: one screen on a terminal, plain lines elsewhere."""
+"""What a person sees during a run: a page that is redrawn on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
 from rich.text import Text
 
 from mugrpo.processes.shown import shown
-from mugrpo.run.state import RunState
 
-if TYPE_CHECKING:  # they import more, and only terminals need them
+if TYPE_CHECKING:  # it imports more, and only terminals need it
     from mugrpo.run.follower import Follower
-    from mugrpo.run.screen import Screen
 
 _PLAIN_INTERVAL = 10.0  # seconds between plain lines of one phase
 _TELLING = 0.02  # share of a phase that tells how long the rest takes; the first rollouts are short
@@ -30,7 +29,7 @@ class Progress:
     """A display of the current phase of work, and of sentences between phases.
 
     `begin` a phase, `advance` it, `end` it; `say` a sentence. A line is printed at the end of each
-    phase. Meanwhile, a terminal has a screen, and elsewhere a line is printed every ten seconds.
+    phase. Meanwhile, a terminal has a page, and elsewhere a line is printed every ten seconds.
     Times come from the monotonic clock.
     """
 
@@ -40,7 +39,7 @@ class Progress:
         )
         self.behavior_reward: float | None = None
         self.accuracy: float | None = None
-        self._screen: Screen | None = None
+        self._live: Live | None = None
         self._run: Follower | None = None
         self._heading, self._unit = "", ""
         self._total = self._done = self._before = self._tokens = 0
@@ -73,7 +72,7 @@ class Progress:
         self._done += units
         self._tokens += tokens
         late = time.monotonic() - self._printed > _PLAIN_INTERVAL
-        if not self._screen and self._done < self._total and late:
+        if not self._live and self._done < self._total and late:
             self._print()
 
     def end(self) -> None:
@@ -101,45 +100,26 @@ class Progress:
         self._show()
 
     def stop(self) -> None:
-        """Erase the screen, whether or not the phase has ended."""
-        screen, self._screen = self._screen, None
-        if screen:
-            screen.stop()
+        """Erase the page, whether or not the phase has ended."""
+        live, self._live = self._live, None
+        if live:
+            live.stop()
 
     def say(self, sentence: str) -> None:
         """Print `sentence`. Characters that a terminal would obey are shown instead."""
-        if screen := self._screen:
-            screen.say(sentence)
-        else:
-            self.console.print(Text(shown(sentence)))
-
-    def state(self) -> RunState:
-        """Return the state of the run as its files tell it, and the phase as this process does."""
-        state = self._run.state() if self._run else RunState(metrics=tuple(self._known()))
-        if not self._total:  # a refresh, or between phases
-            refreshing = "refresh" in state.phases
-            return replace(state, phases=("refresh",)) if refreshing else state
-        place, _, phase = self._heading.rpartition("  ")
-        beside = [p for p in state.phases if phase == "optimize" or p == "checkpoint"]
-        bars = state.bars
-        if phase == "generate" and bars and bars[0].name == "rollouts":
-            bars = (replace(bars[0], done=self._done, total=self._total), *bars[1:])
-        phases = (phase, *beside)
-        return replace(state, place=place, phases=phases, pace=self._pace(), bars=bars)
+        self.console.print(Text(shown(sentence)))
 
     def line(self) -> str:
         """Return the current phase in one line: count, tokens/s, time left, reward, accuracy.
 
         While too little is done to tell the time left, it has the time taken.
         """
-        known = (f"{name} {value}" for name, value in self._known())
-        return "  ".join([self._heading, self._pace(), *known])
-
-    def _known(self) -> Iterator[tuple[str, str]]:
+        parts = [self._heading, self._pace()]
         if self.behavior_reward is not None:
-            yield "behavior reward", f"{self.behavior_reward:.3f}"
+            parts.append(f"behavior reward {self.behavior_reward:.3f}")
         if self.accuracy is not None:
-            yield "accuracy", f"{self.accuracy:.3f}"
+            parts.append(f"accuracy {self.accuracy:.3f}")
+        return "  ".join(parts)
 
     def _pace(self) -> str:
         seconds = time.monotonic() - self._began
@@ -153,14 +133,39 @@ class Progress:
         return "  ".join(parts)
 
     def _show(self) -> None:
-        if not self._screen and on_terminal(self.console) and (self._run or self._total):
-            from mugrpo.run.screen import Screen
+        if not self._live and on_terminal(self.console) and (self._run or self._total):
+            self._live = live_page(self._page, self.console)
 
-            self._screen = Screen(self.state, self.console.file)
+    def _page(self) -> RenderableType:
+        from mugrpo.run.follower import Bar, draw, drawn_bar
+
+        parts: list[RenderableType] = []
+        if self._total:
+            bar = Bar("", self._done, self._total)
+            parts += [Text(shown(self.line()), overflow="fold"), drawn_bar(bar)]
+        if self._run:
+            parts.append(draw(self._run.state()))
+        return Group(*parts)
 
     def _print(self) -> None:
         self._printed = time.monotonic()
         self.say(self.line())
+
+
+def live_page(page: Callable[[], RenderableType], console: Console) -> Live:
+    """Return a started display of what `page` returns, redrawn in place until it is stopped."""
+
+    def drawn() -> RenderableType:
+        rows = Table.grid(expand=True)  # its cells wrap, whatever the console's soft_wrap
+        try:
+            rows.add_row(page())
+        except Exception as error:  # a fault here must not end the training
+            rows.add_row(Text(shown(f"the run's state cannot be shown: {error!r}")))
+        return rows
+
+    live = Live(console=console, get_renderable=drawn, refresh_per_second=2, transient=True)
+    live.start(refresh=True)
+    return live
 
 
 def on_terminal(console: Console) -> bool:

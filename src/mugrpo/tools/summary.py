@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterable
 from typing import Any
 
+from mugrpo.disk.metrics import PHASES, seconds_of
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.report.costs import refresh_parts
 from mugrpo.report.read import accuracy_text, number
@@ -30,19 +31,9 @@ def summarize(lines: list[dict[str, Any]], preset: str | None = None) -> str:
         matching = [line for line in lines if line["kind"] == kind]
         return sorted(matching, key=lambda line: line["update"])
 
-    def seconds(kind: str, *keys: str) -> float:
-        return sum(number(line, f"time/{key}") or 0.0 for line in of(kind) for key in keys)
-
     updates, evaluations = of("update"), of("evaluation")
     refreshes = len(of("refresh"))
-    phases = {
-        "refresh": seconds("refresh", "refresh"),
-        "generate": seconds("refresh", "generate"),
-        "score": seconds("refresh", "score"),
-        "optimize": seconds("update", "update", "read"),
-        "checkpoint": seconds("update", "checkpoint"),
-        "evaluate": seconds("evaluation", "evaluate"),
-    }
+    phases = {phase: sum(seconds_of(line, phase) for line in lines) for phase in PHASES}
     text = [f"{len(updates)} updates"]
     if evaluations:
         first, last = evaluations[0], evaluations[-1]

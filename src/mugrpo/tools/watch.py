@@ -18,22 +18,21 @@ def run_watch(options: argparse.Namespace) -> None:
     """Show the run on a terminal until it ends or a signal comes, then print its state."""
     from rich.console import Console
 
-    from mugrpo.run.follower import Follower
-    from mugrpo.run.progress import on_terminal
-    from mugrpo.run.screen import Screen, plain
+    from mugrpo.run.follower import Follower, draw, plain
+    from mugrpo.run.progress import live_page, on_terminal
 
     console = Console(file=sys.stdout)
     follower = Follower(options.target)
     refuse_links_out(options.target)
     state = follower.state()
     if state.running and on_terminal(console) and not options.once:
-        screen = Screen(lambda: state, console.file)
+        live = live_page(lambda: draw(state), console)
         try:
             while state.running and not options.stop.signal_name:
                 state = follower.state()
                 time.sleep(_TICK * 5)
         finally:
-            screen.stop()
+            live.stop()
     options.say(plain(state, console.width))
 
 

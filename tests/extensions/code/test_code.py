@@ -27,12 +27,13 @@ from mugrpo.extensions.code.sandbox import Limits, Outcome, Request, SandboxErro
 from mugrpo.extensions.code.seccomp import filter_program
 from mugrpo.rewards.grading import Grader
 from mugrpo.rewards.verdict import Unfinished
+from tests.cases import table
 
 MARKS = ("py", "python3", "Python", "PYTHON", "{.python}", "{.python .number}", "{python}", "py3")
 MARKS += ("python title=x", 'python {title="x"}', "python3.11", "python:a.py", " python")
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "program"),
     [
         ("```python\nprint(1)\n```", "print(1)"),
@@ -66,13 +67,12 @@ MARKS += ("python title=x", 'python {title="x"}', "python3.11", "python:a.py", "
         ("```\n" + "1" * LONGEST_PROGRAM + "\n```", "1" * LONGEST_PROGRAM),
         ("```\n" + "1" * LONGEST_PROGRAM + "1\n```", None),
     ],
-    ids=lambda value: repr(value)[:30],
 )
 def test_the_last_marked_block_or_else_the_last_is_the_program(text: str, program: str | None):
     assert read_program(text) == program
 
 
-@pytest.mark.parametrize(
+@table(
     ("printed", "expected", "same"),
     [
         ("1 2\n", " 1\n2", True),
@@ -108,7 +108,7 @@ def test_outputs_are_the_same_if_their_tokens_are(printed: str, expected: str, s
     assert same_text(printed, expected, 1e-6) is same
 
 
-@pytest.mark.parametrize(
+@table(
     ("value", "expected", "same"),
     [
         ((1, (2, 3)), [1, [2, 3]], True),
@@ -131,7 +131,7 @@ def test_values_are_the_same_if_json_describes_them(value: Any, expected: Any, s
     assert same_value(value, expected, 1e-6) is same
 
 
-@pytest.mark.parametrize(
+@table(
     "value",
     [
         [None, True, 1, 1.5, "a\ud800", b"\x00"],
@@ -142,7 +142,6 @@ def test_values_are_the_same_if_json_describes_them(value: Any, expected: Any, s
         1 + 2j,
         {2**n for n in range(10_000)},  # 164 of each hash
     ],
-    ids=["plain", "containers", "huge", "large", "infinite", "complex", "powers"],
 )
 def test_values_survive_the_way_out(value: Any):
     claimed = value_of(json.dumps(encode(value)))
@@ -167,7 +166,7 @@ def test_subclasses_are_their_bases_and_nan_is_nan():
         encode(range(3))
 
 
-@pytest.mark.parametrize(
+@table(
     "claim",
     [
         "",
@@ -188,7 +187,6 @@ def test_subclasses_are_their_bases_and_nan_is_nan():
         json.dumps({"set": [n * (2**61 - 1) for n in range(201)]}),  # all have the hash 0
         json.dumps({"dict": [[n * (2**61 - 1), 1] for n in range(201)]}),
     ],
-    ids=lambda value: repr(value)[:30],
 )
 def test_what_describes_no_value_is_none(claim: str):
     with pytest.raises(ValueError):
@@ -265,7 +263,7 @@ def test_an_assert_is_taken_apart(statement: str, asked: str, rest: Any):
     assert (test.check if isinstance(rest, str) else test.expected) == rest
 
 
-@pytest.mark.parametrize(
+@table(
     ("tests", "sentence"),
     [
         ("not JSON", "the tests are not JSON: Expecting value"),
@@ -298,7 +296,6 @@ def test_an_assert_is_taken_apart(statement: str, asked: str, rest: Any):
         ('{"asserts": ["assert f(1)"], "setup": "import"}', "the setup of the tests is not Python"),
         ('{"asserts": ["assert f(1)"], "setup": 3}', "the setup of the tests is not text"),
     ],
-    ids=lambda value: repr(value)[:30],
 )
 def test_tests_that_do_not_parse_are_refused(tests: str, sentence: str):
     with pytest.raises(ValueError) as refused:
@@ -435,7 +432,7 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize("kind", FAILURES)
+@table("kind", FAILURES)
 def test_a_server_that_fails_is_no_verdict_unless_a_program_makes_it_fail(url: str, kind: str):
     """Only the second time that it fails on a program, and runs another between."""
     verifier, (answer, sentence) = fusion(url), FAILURES[kind]
@@ -458,10 +455,10 @@ def test_a_program_that_takes_too_long_is_unfinished(url: str):
         verifier(ADD, CALLS)
 
 
-@pytest.mark.parametrize(
+@table(
     "line", ["no JSON", "{", "7", '{"status": "0", "output": ""}', '{"status": 0}', "[" * 10_000]
 )
-@pytest.mark.parametrize("sandbox", ["bubblewrap", "sandboxfusion"])
+@table("sandbox", ["bubblewrap", "sandboxfusion"])
 def test_a_malformed_line_after_the_start_is_wrong(
     url: str, line: str, sandbox: str, monkeypatch: pytest.MonkeyPatch
 ):

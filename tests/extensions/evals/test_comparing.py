@@ -13,6 +13,7 @@ from mugrpo.extensions.evals.command import _data
 from mugrpo.extensions.evals.comparing import Measurement, compare, stored
 from mugrpo.extensions.evals.tables import comparison_table, markdown
 from mugrpo.rollouts.intervals import interval
+from tests.cases import table
 
 
 def result(name: str, rights: dict[str, int], samples: int = 4, **other: Any) -> dict[str, Any]:
@@ -123,7 +124,7 @@ def test_problems_of_one_side_only_are_told():
     assert compared.notes == ["a: problems that only one of the two has, left out: 2."]
 
 
-@pytest.mark.parametrize(
+@table(
     ("other", "sentence"),
     [
         (result("b", {"x": 1}), "A has a and B has b: nothing to compare"),
@@ -172,7 +173,7 @@ def test_a_folder_may_have_an_at_in_its_name(tmp_path: Path):
         stored(str(tmp_path / "you@home" / "results"))
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "names", "files"),
     [
         ("x.jsonl", "a", {"a": "x.jsonl"}),

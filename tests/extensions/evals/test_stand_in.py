@@ -13,6 +13,7 @@ from mugrpo.disk.records import Problem
 from mugrpo.extensions.evals.options import Suite, load_suites
 from mugrpo.extensions.evals.stand_in import with_data
 from mugrpo.tasks.dataset import Dataset, stable_hash
+from tests.cases import table
 from tests.tasks.builders import row, task
 
 BOXED = "\nPlease reason step by step, and put your final answer within \\boxed{}."
@@ -57,7 +58,7 @@ def test_a_problem_of_math500_as_the_model_reads_it(jsonl):
 # ---- columns ----
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "columns", "chosen"),
     [  # prompt, answer and id column
         ("svamp", ["ID", "Body", "question_concat", "Answer"], ("question_concat", "Answer", "ID")),
@@ -99,34 +100,6 @@ def test_if_the_pattern_matches_one_answer_it_must_match_all(jsonl):
     assert "line 2: task.answer_pattern = '#### (.+)' matches nothing" in refusal("gsm8k", file)
 
 
-def test_missing_columns_are_refused_with_those_that_there_are(jsonl):
-    file = jsonl({"Body": "a", "Answer": "1"})
-    assert refusal("gsm8k", file) == (
-        f"{file} has the columns 'Body', 'Answer'; the suite gsm8k needs prompts in 'question' or "
-        "'problem' or 'prompt', and reference answers in 'answer'; rename the columns"
-    )
-    assert "needs prompts in 'question_concat' or 'problem'" in refusal("svamp", file)
-    answers = jsonl({"problem": "a", "solution": "1"}, name="b.jsonl")
-    assert "has the columns 'problem', 'solution'" in refusal("aime24", answers)
-
-
-def test_a_later_row_without_a_column_is_named(jsonl):
-    file = jsonl({"problem": "a", "answer": "1"}, {"problem": "b"})
-    assert refusal("aime24", file).startswith(f"{file}, line 2 has no column 'answer'")
-
-
-def test_an_empty_file_is_refused(jsonl):
-    file = jsonl()
-    assert refusal("math500", file) == f"{file} has no rows"
-
-
-def test_a_file_that_does_not_exist_is_refused_and_never_looked_for_on_the_hub(tmp_path):
-    assert refusal("gsm8k", str(tmp_path / "no.jsonl")).startswith("there is no data file")
-    assert refusal("gsm8k", "openai/gsm8k") == (
-        "there is no data file openai/gsm8k to stand in for the suite gsm8k"
-    )
-
-
 # ---- every problem ----
 
 
@@ -145,12 +118,6 @@ def test_a_limit_keeps_the_lowest_hashes_in_the_order_of_the_data(jsonl):
     assert [p.prompt for p in data_set.every_problem(7)] == [p for p in prompts if p in seven]
     assert {p.id for p in data_set.every_problem(3)} <= {p.id for p in data_set.every_problem(7)}
     assert data_set.every_problem(99) == data_set.every_problem()
-
-
-def test_duplicates_are_refused_as_in_training(jsonl):
-    data_set = task(jsonl(row("1", "1"), row("2", "2"), row("1", "1")))
-    with pytest.raises(UsageError, match="has the same problem twice"):
-        data_set.every_problem()
 
 
 class ReadsNoDollars:

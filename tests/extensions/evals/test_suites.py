@@ -12,6 +12,7 @@ import pytest
 from mugrpo.disk.errors import UsageError
 from mugrpo.extensions.evals import options as suites
 from mugrpo.extensions.evals.options import Suite, load_suites, packaged
+from tests.cases import table
 
 BENCHMARKS = ("aime24", "aime25", "aime26", "amc23", "amc24", "gsm8k", "math500", "svamp")
 MINE = """
@@ -56,7 +57,7 @@ def test_the_packaged_suites_are_the_benchmarks_and_two_groups():
     assert names("small") == ["gsm8k", "svamp"]
 
 
-@pytest.mark.parametrize("name", BENCHMARKS)
+@table("name", BENCHMARKS)
 def test_every_convention_of_a_packaged_suite_has_its_source(name):
     [suite] = load_suites(name)
     options, task = suite.options, suite.options.task
@@ -70,7 +71,7 @@ def test_every_convention_of_a_packaged_suite_has_its_source(name):
         assert "\n" not in source and not source.startswith(" ") and "  " not in source
 
 
-@pytest.mark.parametrize("name", BENCHMARKS)
+@table("name", BENCHMARKS)
 def test_a_packaged_suite_pins_a_commit_and_asks_in_chat_form(name):
     [suite] = load_suites(name)
     task = suite.options.task
@@ -81,7 +82,7 @@ def test_a_packaged_suite_pins_a_commit_and_asks_in_chat_form(name):
 
 
 # Samples, limit, temperature and top-p as the field runs them.
-@pytest.mark.parametrize(
+@table(
     ("words", "sampling"),
     [
         ("aime24,aime25,aime26,amc23,amc24", (32, 32768, 0.6, 0.95)),
@@ -142,30 +143,7 @@ def test_groups_of_groups_and_files_beside_them_are_expanded_once(file):
     assert names(f"svamp,{group},{Path(group).parent / 'mine.toml'}") == expected
 
 
-def test_two_files_of_the_same_name_are_refused(file):
-    sentence = refusal(f"gsm8k,{file(name='gsm8k.toml')}")
-    assert sentence.startswith("two suites are called gsm8k, ")
-    assert sentence.endswith("rename one file, because results are kept by name")
-
-
-def test_a_group_that_contains_itself_is_refused(file):
-    outer = file('title = "A"\nsuites = ["inner.toml"]\n', "outer.toml")
-    file('title = "B"\nsuites = ["outer.toml"]\n', "inner.toml")
-    assert refusal(outer) == f"{outer}: the group contains itself"
-
-
 # ---- what is refused ----
-
-
-def test_an_unknown_suite_is_refused_with_the_nearest_name_and_the_list(tmp_path):
-    listed = "aime24, aime25, aime26, amc23, amc24, gsm8k, math, math500, small, svamp"
-    own = "and a suite of your own is named by its file, such as mine.toml"
-    assert refusal("math-500") == (
-        f"there is no suite 'math-500'; did you mean math500? There are {listed}, {own}"
-    )
-    assert refusal("zzz") == f"there is no suite 'zzz'; choose among {listed}, {own}"
-    assert refusal(" ,") == f"no suite is named; choose among {listed}, or name a file"
-    assert refusal(f"gsm8k,{tmp_path}/none.toml") == f"there is no suite file {tmp_path}/none.toml"
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,7 @@ def test_suites_change_nothing_but_what_is_measured(
     assert "short against updates" in page and "rare against updates" in page
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("place", "nth"),
     [

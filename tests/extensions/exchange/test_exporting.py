@@ -8,7 +8,6 @@ from typing import Any
 
 import datasets
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from mugrpo.disk.records import Rollout, Score
@@ -87,10 +86,6 @@ def test_the_card_names_the_files_and_every_column(exported: Path):
         assert f"| `{name}` | " in (exported / "README.md").read_text()
 
 
-def test_a_folder_that_exists_is_refused(exported: Path, reference: Path, command: Command):
-    refused(command("export", reference, exported), f"{exported} exists already; name a new folder")
-
-
 def test_a_stage_that_the_run_does_not_have_is_refused(
     reference: Path, tmp_path: Path, command: Command
 ):
@@ -123,13 +118,3 @@ def test_a_run_without_scores_is_refused(run_dir: Path, tmp_path: Path, command:
     ended = command("export", run_dir, tmp_path / "set")
     refused(ended, "has no scored rollouts to export", "`mugrpo score`")
     assert not (tmp_path / "set").exists() and checkpoints(run_dir)
-
-
-def test_what_errors_said_can_be_left_out_and_nothing_else():
-    said = json.dumps({"mine": None, "reason": "mine: FileNotFoundError: /home/alice/key"})
-    own = json.dumps({"reason": 1.0})  # a reward of that name
-    statuses = ["error", "unfinished", "skipped", "right"]
-    table = pa.table({"status": statuses, "parts": [said] * 3 + [own], "sample": range(4)})
-    kept = exporting._without_reasons(table)
-    assert kept.column_names == table.column_names and kept["sample"] == table["sample"]
-    assert kept["parts"].to_pylist() == [json.dumps({"mine": None})] * 3 + [own]

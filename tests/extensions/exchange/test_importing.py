@@ -422,25 +422,12 @@ def test_rollouts_of_open_instruct(take: Any, tmp_path: Path):
     assert answers == ["5", "1"]
 
 
-def test_responses_of_open_instruct_with_tools_are_refused(take: Any):
-    rows = open_instruct_rows()
-    rows[2]["request_info"]["tool_calleds"] = True
-    refused(take(rows, "--format", "open-instruct"), "line 3 called a tool")
-
-
 def test_logprobs_that_are_not_numbers_are_refused_or_computed(take: Any):
     """open-instruct gives a response without tokens the end's token, with the logprob NaN."""
     rows = open_instruct_rows()
     rows[1] |= {"response_tokens": [EOS], "logprobs": [float("nan")]}
     refused(take(rows, "--format", "open-instruct"), "line 2: it has the logprob nan")
     checked(take(rows, "--format", "open-instruct", "--policy", "chain"))
-
-
-def test_a_response_that_stopped_without_its_token_is_told_of(take: Any):
-    rows = open_instruct_rows()
-    rows[0]["response_tokens"], rows[0]["logprobs"] = ids_of("3+2=5"), [-0.1] * 5
-    ended = checked(take(rows, "--format", "open-instruct"))
-    assert "warning: 1 responses are said to have ended, or are shorter" in ended.out
 
 
 # ---- prime-rl ----
@@ -530,13 +517,6 @@ def test_rollouts_of_prime_rl(take: Any, tmp_path: Path):
     checked(take(tmp_path / "rollouts", "--format", "prime-rl", config=config))
     for row, _, score in given_rows(tmp_path / "run", **GIVEN):
         assert score.reward == 2 * row["reward"] + 0.5
-
-
-def test_traces_of_prime_rl_with_several_turns_are_refused(take: Any):
-    rows = prime_rl_rows()
-    nodes = rows[1]["traces"][1]["nodes"]
-    nodes += [nodes[0] | {"parent": 1}, nodes[1] | {"parent": 2}]
-    refused(take(rows, "--format", "prime-rl"), "line 2", "several turns cannot be trained on")
 
 
 # ---- docs/exchange.md ----

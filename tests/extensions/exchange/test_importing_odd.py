@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -30,7 +28,6 @@ from tests.extensions.exchange.imports import (
     table,
 )
 from tests.faults.harm import contents, refused
-from tests.runs import Command, final_weights
 from tests.runs import mugrpo as mugrpo_process
 
 pytest_plugins = ["tests.run_fixtures"]
@@ -116,11 +113,6 @@ def test_groups_of_unequal_size_are_refused_or_cut(take: Any, tmp_path: Path):
     assert "1 rows are left out; the first" in ended.out and "line 5 is left over" in ended.out
 
 
-def test_groups_of_less_than_two_are_refused(take: Any):
-    refused(take(table(**GIVEN), "--group-size", 0), "--group-size 0: a group is two or more")
-    refused(take([table(**GIVEN)[0]]), "1 of 1", "two or more responses")
-
-
 def test_rows_that_are_there_twice_are_refused_dropped_or_kept(take: Any, tmp_path: Path):
     rows = [*table(**GIVEN), *table(**GIVEN)]
     refused(take(rows), "4 rows repeat others", "line 5)", "--duplicates drop", "--duplicates keep")
@@ -146,39 +138,11 @@ def test_rollouts_without_answers_need_a_reward_that_needs_none(take: Any):
     refused(take([*rows[:2], *table(**GIVEN)[2:]]), *parts)
 
 
-def test_prompts_that_the_configs_data_lacks_are_refused(take: Any, tmp_path: Path):
-    (tmp_path / "problems.jsonl").write_text(lines([{"prompt": "3+2=", "answer": "5"}]))
-    data = f'[task]\neval_share = 0.0\ndata = "{tmp_path / "problems.jsonl"}"'
-    ended = take(table(**GIVEN), config=CONFIG.replace("[task]", data))
-    refused(ended, "line 3: its prompt is none of those in task.data", "--bad drop")
-
-
-def test_too_few_groups_for_an_update_are_refused(take: Any):
-    ended = take(table(**GIVEN), "--schedule.problems_per_update", 3)
-    refused(ended, "have 2 groups", "schedule.problems_per_update = 3; lower that")
-
-
-def test_an_embedded_task_is_refused(take: Any):
-    ended = take(table(**GIVEN), config="seed = 1")
-    refused(ended, "need task.name = 'dataset', with task.rewards")
-
-
 def test_a_run_that_exists_is_left_as_it_is(take: Any, tmp_path: Path):
     checked(take(table(**GIVEN)))
     before = contents(tmp_path / "run")
     refused(take(table()), f"{tmp_path / 'run'} exists already", "--run-dir")
     assert contents(tmp_path / "run") == before
-
-
-def test_a_folder_without_files_of_the_format_is_refused(take: Any, tmp_path: Path):
-    (tmp_path / "empty").mkdir()
-    ended = take(tmp_path / "empty", "--format", "open-instruct")
-    refused(ended, "has no file *_rollouts_*.jsonl of the format open-instruct")
-
-
-def test_a_policy_with_fewer_ids_is_refused(take: Any, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(importing, "load_policy", lambda _: SimpleNamespace(vocab_size=7))
-    refused(take(table(), "--policy", "other"), "--policy other has 7 token ids", "the id 14")
 
 
 def test_text_that_ends_with_the_end_token_gets_no_second_one(take: Any, tmp_path: Path):
@@ -199,26 +163,11 @@ def test_an_unknown_finish_reason_is_refused_if_the_ids_are_made(take: Any, tmp_
     assert len(imported(tmp_path / "run")) == 4
 
 
-def test_a_response_shorter_than_the_longest_without_an_end_is_told_of(take: Any):
-    rows = table(**GIVEN)
-    rows[0] |= {"response_ids": ids_of("3+2=5"), "logprobs": [-0.1] * 5}
-    assert "warning: 1 responses are said to have ended, or are shorter" in checked(take(rows)).out
-
-
 def test_a_response_as_long_as_may_be_or_cut_needs_no_end(take: Any):
     rows = table(**GIVEN)
     rows[0] |= {"response_ids": ids_of("3+2=5"), "logprobs": [-0.1] * 5, "finish_reason": "length"}
     rows[1] |= {"response_ids": ids_of("3+2=6++3"), "logprobs": [-0.1] * 8, "response": "3+2=6++3"}
     assert "warning" not in checked(take(rows)).out
-
-
-def test_ids_that_stand_for_another_text_are_told_of(take: Any):
-    """Special tokens do not make a text another one."""
-    rows = table(**GIVEN)
-    rows[0]["response"] += "<eos>"
-    rows[2]["response"] = "2-1=2"
-    ended = checked(take(rows))
-    assert "the ids of 1 responses stand for another text" in ended.out and "line 3)" in ended.out
 
 
 def test_prompt_ids_that_the_run_would_not_make_are_told_of(take: Any):
@@ -292,47 +241,6 @@ def test_a_held_out_problem_with_the_prompt_of_a_rollout_is_not_evaluated_on(
     assert not (tmp_path / "run" / "held_out.jsonl").exists()
 
 
-def test_two_answers_to_one_problem_are_refused(take: Any):
-    rows = [row | {"problem_id": row["prompt"]} for row in table(**GIVEN)]
-    rows[1]["answer"] = "6"
-    refused(take(rows), "line 2 has the answer '6', but earlier rows", "problem_id", "'5'")
-
-
-def test_two_responses_of_one_sample_are_refused(take: Any):
-    """As if the files of two runs were one."""
-    rows = [row | {"sample": number % 2} for number, row in enumerate(table(**GIVEN))]
-    rows += [row | {"reward": 0.5} for row in rows]
-    for what in ("refuse", "drop", "keep"):
-        ended = take(rows, "--duplicates", what)
-        refused(ended, "line 5 and", "line 1 are both sample 0 of one group", "one run at a time")
-
-
-@pytest.mark.parametrize(
-    "option", ["eval_data", "system_prompt", "prompt_template", "answer_pattern", "split"]
-)
-def test_options_for_data_that_is_not_named_are_refused(take: Any, option: str):
-    """They would do nothing: the prompts of the rollouts are taken as they are."""
-    ended = take(table(**GIVEN), f"--task.{option}", "({prompt})")
-    refused(ended, f"task.{option} is for problems of your own", "name them with task.data")
-
-
-def test_an_answer_that_the_reward_numeric_cannot_use_is_named_by_its_row(take: Any):
-    config = CONFIG.replace('{ name = "regex", pattern = "=([0-9])$" }', '{ name = "numeric" }')
-    ended = take(table(**GIVEN) + [table(**GIVEN)[0] | {"answer": "x"}] * 2, config=config)
-    refused(ended, "rows repeat others")
-    rows = [*table(**GIVEN)[:2], *(row | {"answer": "x"} for row in table(**GIVEN)[2:])]
-    refused(take(rows, config=config), "line 3 has the reference answer 'x'", "reward numeric")
-
-
-def test_a_policy_with_fewer_ids_than_a_prompt_is_refused(
-    take: Any, monkeypatch: pytest.MonkeyPatch
-):
-    """The prompts have the id of "=", 14; the responses do not."""
-    monkeypatch.setattr(importing, "load_policy", lambda _: SimpleNamespace(vocab_size=9))
-    rows = [row | {"response": row["response"][-1]} for row in table()[:2]]
-    refused(take(rows, "--policy", "other"), "--policy other has 9 token ids", "the id 14")
-
-
 def test_a_run_that_appears_meanwhile_is_left_as_it_is(
     take: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -350,28 +258,12 @@ def test_a_run_that_appears_meanwhile_is_left_as_it_is(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["r.jsonl", "run", "theirs.toml"]
 
 
-@pytest.mark.parametrize(
-    ("columns", "part"),
-    [
-        ("reward=reward,reward=answer", "names a field twice"),
-        ("reward=half*reward", "a weight must be a number"),
-    ],
-)
-def test_columns_that_have_two_meanings_or_none_are_refused(take: Any, columns: str, part: str):
-    refused(take(table(**GIVEN), "--columns", columns), f"--columns {columns}", part)
-
-
 def test_the_code_of_an_imported_run_is_known_and_does_not_run(take: Any, tmp_path: Path):
     (tmp_path / "rewards.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     own = '{ name = "regex", pattern = "=([0-9])$" }'
     config = CONFIG.replace(own, f'["{tmp_path / "rewards.py"}:right"]')
     checked(take(table(**GIVEN), config=config))
     assert not (tmp_path / "ran").exists()
-
-
-def test_an_unknown_field_of_columns_is_refused(take: Any):
-    ended = take(table(), "--columns", "question=prompt")
-    refused(ended, "'question' is not one of the fields, which are prompt, response", "FIELD=COL")
 
 
 def test_an_import_that_fails_midway_leaves_nothing(
@@ -400,18 +292,3 @@ def test_an_import_that_is_killed_leaves_no_run_and_can_be_repeated(
     assert mugrpo_process(*words, at=place).status == -signal.SIGKILL
     assert not (tmp_path / "run").exists()
     checked(take(tmp_path / "r.jsonl"))
-
-
-def test_an_imported_run_is_pushed_and_pulled_with_its_problems(
-    take: Any, tmp_path: Path, command: Command
-):
-    """Their new place is named once, as the config has the old one."""
-    checked(take(table(**GIVEN)))
-    checked(command("push", tmp_path / "run", tmp_path / "store"))
-    checked(command("pull", tmp_path / "store", tmp_path / "pulled"))
-    shutil.rmtree(tmp_path / "run")
-    refused(command("optimize", tmp_path / "pulled"), "there is no data file")
-    data = ("--task.data", tmp_path / "pulled" / "problems.jsonl", "--force")
-    checked(command("optimize", tmp_path / "pulled", "--until", 1, *data))
-    checked(command("optimize", tmp_path / "pulled"))
-    assert final_weights(tmp_path / "pulled", 2)

@@ -17,6 +17,7 @@ from mugrpo.disk.records import Answer, FinishReason, Score, Status
 from mugrpo.extensions.gym import ReasoningGymOptions
 from mugrpo.extensions.gym.task import ReasoningGym
 from mugrpo.tasks.embedded import held_out
+from tests.cases import table
 
 STAND_IN = Path(__file__).with_name("reasoning_gym_stand_in.py")
 
@@ -113,34 +114,11 @@ def test_what_of_a_response_is_the_answer():
     assert [extracted(" \n", part) for part in parts] == [None] * 4
 
 
-@pytest.mark.usefixtures("stand_in")
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"dataset": "sum"}, "no data set 'sum'; did you mean 'sums'?"),
-        ({"dataset": "composite"}, "make every one a source of task.name = 'mixture'"),
-        ({"config": {"largest": 0}}, "is refused by the data set sums: largest must be positive"),
-        ({"config": {"most": 0}}, "is refused by the data set sums: "),
-        ({"config": {"largest": 3}}, "task.train_problems = 20, but 96 problems of sums have"),
-    ],
-)
-def test_what_reasoning_gym_cannot_make_is_refused(options, sentence):
-    with pytest.raises(UsageError) as refused:
-        task(**options).train_problems()
-    assert sentence in str(refused.value) and "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize("name", ["seed", "size"])
+@table("name", ["seed", "size"])
 def test_seed_and_size_have_options_of_their_own(name):
     raw = {"name": "reasoning-gym", "dataset": "sums", "config": {name: 1}}
     with pytest.raises(UsageError, match=f"{name} is set by task"):
         build_config({"task": raw}, "test")
-
-
-def test_a_missing_package_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    with pytest.raises(UsageError, match="pip install 'mugrpo\\[reasoning-gym\\]'"):
-        task().train_problems()
 
 
 def test_the_real_package_scores_its_own_references_as_right(gym, tmp_path):

@@ -108,6 +108,7 @@ def test_the_cosines_are_those_of_gradients_by_autograd(run: Path):
         assert row["fresh"] == pytest.approx(cosine(first, second, 0).item(), abs=1e-4)
 
 
+@pytest.mark.long
 def test_fresh_rollouts_are_kept_and_sampled_again_for_other_weights(run: Path, tmp_path: Path):
     """The checkpoint's seal is part of what they rest on."""
     copy = Path(shutil.copytree(run, tmp_path / "run"))
@@ -125,20 +126,7 @@ def test_fresh_rollouts_are_kept_and_sampled_again_for_other_weights(run: Path, 
     assert row["method"] == "this run"
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--objectives", "dr-grpo,nothing"], "'nothing' is not a method"),
-        (["--objectives", "grpo", "--stage", "1"], "the run has stages 0 to 0"),
-        (["--objectives", "off-policy-grpo"], "needs logprobs of other policies"),
-        (["--objectives", "decoupled-ppo"], "needs logprobs of other policies"),
-    ],
-)
-def test_what_cannot_be_compared_is_refused(run: Path, capsys, words, message):
-    assert main(["alignment", str(run), *words]) == 2
-    assert message in capsys.readouterr().err
-
-
+@pytest.mark.long
 def test_a_stage_without_a_checkpoint_between_its_updates_is_refused(tmp_path: Path, capsys):
     (tmp_path / "c.toml").write_text(CONFIG.replace("every = 2", "every = 0"))
     arguments = [str(tmp_path / "c.toml"), "--run-dir", str(tmp_path / "run")]

@@ -119,6 +119,7 @@ def test_a_run_trains_to_the_same_bits_after_a_bakeoff(
     assert_same(run_dir, reference)
 
 
+@pytest.mark.long
 def test_methods_on_a_stage_that_ended_early_make_the_updates_it_was_planned_for(
     early: Path, tmp_path: Path, command: Command
 ):
@@ -131,6 +132,7 @@ def test_methods_on_a_stage_that_ended_early_make_the_updates_it_was_planned_for
     assert final_weights(arm, 4) == final_weights(run_dir, 4)
 
 
+@pytest.mark.long
 def test_dynamic_sampling_gives_methods_the_groups_that_it_chose(tmp_path: Path, command: Command):
     run_dir, names = tmp_path / "run", f"{OWN},dapo"
     finished(run_dir, "--sampling.name", "dynamic", "--optimizer.lr", "3e-4")
@@ -172,6 +174,7 @@ def test_a_bakeoff_that_is_killed_and_run_again_gives_the_same_table(
     assert unfinished(run) == ()
 
 
+@pytest.mark.long
 def test_a_temporary_checkpoint_is_copied_because_the_run_removes_it(run: Path, command: Command):
     """Those after updates 2 and 3 are; stage 1 begins with the second. Others are links."""
     for update in (2, 3):
@@ -190,6 +193,7 @@ def test_a_temporary_checkpoint_is_copied_because_the_run_removes_it(run: Path, 
     assert command("evaluate", method, "--update", 3).status == 0
 
 
+@pytest.mark.long
 def test_trained_methods_are_not_trained_again_even_if_the_run_is_moved(
     compared: Path, tmp_path: Path, command: Command
 ):
@@ -203,6 +207,7 @@ def test_trained_methods_are_not_trained_again_even_if_the_run_is_moved(
     assert (home(moved) / "grpo/stages/000/rollouts").resolve().is_relative_to(moved.resolve())
 
 
+@pytest.mark.long
 def test_stored_logprobs_are_made_by_the_first_method_and_read_by_the_others(
     run: Path, tmp_path: Path, command: Command
 ):

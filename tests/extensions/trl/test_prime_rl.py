@@ -13,6 +13,7 @@ from mugrpo.config.load import build_config
 from mugrpo.extensions.prime_rl import loss
 from mugrpo.optimize.loss import UpdateLoss
 from mugrpo.optimize.reduction import reduced_loss
+from tests.cases import table
 from tests.objective_cases import seeded
 
 
@@ -58,7 +59,7 @@ def test_a_sample_by_hand():
     assert found.metrics["tapered_fraction"] == pytest.approx(2 / 3)
 
 
-@pytest.mark.parametrize("method", ["tapered-grpo", "mu-grpo", "off-policy-grpo", "cispo"])
+@table("method", ["tapered-grpo", "mu-grpo", "off-policy-grpo", "cispo"])
 def test_samples_add_up_to_the_gradient_of_our_update(method: str):
     """prime-rl divides the samples' sum by the tokens of the step: our token_mean."""
     update = seeded(0).to(torch.float32)

@@ -24,6 +24,7 @@ from mugrpo.model.policy import load_policy
 from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.trainer import Trainer
 from tests.builders import verdict
+from tests.cases import table
 from tests.optimize.test_weights import REFUSED
 from tests.runs import MODEL, ROOT
 from tests.updates import config_of
@@ -90,7 +91,7 @@ def test_stages_of_trls_loss_are_trl_with_that_steps_per_generation(tmp_path: Pa
     assert_same_bits(mine, theirs)
 
 
-@pytest.mark.parametrize(
+@table(
     ("options", "rows", "lengths", "steps"),
     [
         ({"stages": 4, "max_steps": 96}, 1000, [24, 24, 24, 24], 24),
@@ -128,7 +129,7 @@ def test_the_arithmetic_of_stages(
         )
 
 
-@pytest.mark.parametrize(
+@table(
     ("options", "says"),
     [
         ({"method": "m2po"}, "use `mugrpo train`"),

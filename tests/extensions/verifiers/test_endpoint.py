@@ -16,6 +16,7 @@ from mugrpo.engines.base import Completion, Request
 from mugrpo.engines.hf import HFEngine
 from mugrpo.extensions.verifiers.endpoint import SESSION, Endpoint, Refused, Said
 from mugrpo.model.policy import Policy
+from tests.cases import table
 
 PROMPT = np.array([5, 6, 7], np.int32)
 ASKED = {"messages": [{"role": "user", "content": "5 6 7"}]}
@@ -97,7 +98,7 @@ def test_a_stream_says_the_same_in_one_event(endpoint: Endpoint):
     assert chunk["prompt_token_ids"] == whole["prompt_token_ids"]
 
 
-@pytest.mark.parametrize(
+@table(
     "sampling",
     [
         {"top_p": 0.9},

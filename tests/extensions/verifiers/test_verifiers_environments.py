@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from mugrpo.config.environment import EnvironmentOptions
-from mugrpo.disk.errors import BrokenReward, UsageError
 from mugrpo.environments.base import Listening, Reply
 from mugrpo.environments.make import environments_for
 from mugrpo.extensions.verifiers.conversation import Conversation, Rewritten
 from mugrpo.extensions.verifiers.pool import VerifiersEnvironments
+from tests.cases import table
 
 STAND_IN = Path(__file__).with_name("stand_in")
 BEGIN = ({"role": "user", "content": "begin"},)
@@ -106,7 +106,7 @@ def test_sampling_of_its_own_is_refused(environments):
     assert "top_p = 0.5 is refused" in str(found.failure)
 
 
-@pytest.mark.parametrize(
+@table(
     ("plot", "reason"),
     [
         ("rewrites", r"message 0 of the conversation \(user\) is another one"),
@@ -146,7 +146,7 @@ def test_a_rollout_that_waits_too_long_fails_alone(python):
         environments.close()
 
 
-@pytest.mark.parametrize(("plot", "reason"), [("dies", "worker died"), ("blocks", "not finished")])
+@table(("plot", "reason"), [("dies", "worker died"), ("blocks", "not finished")])
 def test_a_worker_that_dies_or_hangs_is_replaced(python, plot: str, reason: str):
     environments = made(python, timeout=3.0)
     try:
@@ -168,25 +168,7 @@ def test_problems_are_what_the_first_requests_say(environments):
     assert [one["task"]["rounds"] for one in rows] == [0, 1]
 
 
-def test_bad_input_is_a_sentence(python, tmp_path):
-    with pytest.raises(UsageError, match=r"cannot be loaded by .*taskset 'nothing' not found"):
-        _ = made(python, name="verifiers:nothing").tools
-    with pytest.raises(UsageError, match="cannot be run"):
-        _ = made(str(tmp_path / "none")).tools
-    environments = made(python)
-    try:
-        with pytest.raises(UsageError, match="needs the columns prompt and task"):
-            environments.begin(0, 0, {"prompt": BEGIN})
-        environments.begin(0, 0, row("ungraded"))
-        reply(environments, 0)
-        environments.step(0, SAY)
-        with pytest.raises(BrokenReward, match="has given no reward"):
-            reply(environments, 0)
-    finally:
-        environments.close()
-
-
-@pytest.mark.parametrize(
+@table(
     ("options", "sentence"),
     [
         ({"name": "verifiers:counting"}, "needs environment.python"),
@@ -223,7 +205,7 @@ def test_calls_are_written_as_openai_has_them_and_recognized():
         conversation.added([*BEGIN, called('{"a":2,"b":[2]}', call["id"]), answer])
 
 
-@pytest.mark.parametrize(
+@table(
     ("messages", "reason"),
     [
         ([], "1 messages of the conversation are missing"),

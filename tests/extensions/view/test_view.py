@@ -19,7 +19,7 @@ from mugrpo.cli import main
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.extensions.view.rollouts import Rollouts
 from mugrpo.extensions.view.viewer import Reading, Viewer
-from mugrpo.report.markup import visible
+from mugrpo.report.readable import visible
 from tests.extensions.view.rolled import RIGHT, WRONG, rolled_run, rollout, write_shard
 from tests.faults.harm import summed
 from tests.report.synthetic import HOSTILE, write_config

@@ -9,12 +9,11 @@ from itertools import groupby
 from pathlib import Path
 
 import altair as alt
+from markupsafe import Markup
 
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import publish_file, publish_json
 from mugrpo.extensions.evals.comparing import Comparisons, Result, damaged, read_result
-from mugrpo.extensions.evals.every_eval_ever import record
-from mugrpo.extensions.evals.figures import banded
 from mugrpo.extensions.evals.tables import (
     HEAD,
     comparison_head,
@@ -24,23 +23,29 @@ from mugrpo.extensions.evals.tables import (
     table,
     with_interval,
 )
-from mugrpo.report.axes import Axis, x_channel
-from mugrpo.report.charts import Picture, Trace, color, inline, line_chart, words
-from mugrpo.report.figures import drawn
-from mugrpo.report.markup import Markup, fold, section, tag
-from mugrpo.report.markup import table as html_table
-from mugrpo.report.page import document
+from mugrpo.report.charts import (
+    Axis,
+    Picture,
+    Trace,
+    color,
+    inline,
+    line_chart,
+    words,
+    x_channel,
+)
+from mugrpo.report.figures import banded
+from mugrpo.report.parts import document, drawn, part
 
 _SETTINGS = (
     *("model", "data", "subset", "split", "revision", "engine", "precision", "samples"),
     *("temperature", "top_p", "max_new_tokens", "seed", "mugrpo", "ended"),
 )
 _PASS_AT = re.compile(r"pass@(\d+)")
-_KICKER = tag("p", "mugrpo benchmark", class_="kicker")
+_KICKER = "mugrpo benchmark"
 
 
 def write_page(folder: Path) -> Path:
-    """Write what is measured in `folder`: report.html, table.md and a record for each result.
+    """Write what is measured in `folder`: report.html and table.md.
 
     Results of earlier calls are included. Return the page's path. Raises UsageError if a result
     cannot be read.
@@ -49,10 +54,9 @@ def write_page(folder: Path) -> Path:
     for file in sorted(folder.glob("*/update-*/result.json")):
         result = read_result(file)
         try:
-            made, *_ = record(result), row(result), _graders(result)
+            _ = row(result), _graders(result)
         except (KeyError, TypeError, ValueError) as error:
             raise damaged(file, f"{type(error).__name__}: {error}") from None
-        publish_json(file.with_name("every_eval_ever.json"), made)
         results.append(result)
     _publish(folder / "table.md", f"{table(results)}\n")
     page = document(f"{folder} · mugrpo benchmark", _sections(folder, results))
@@ -71,12 +75,16 @@ def write_comparison(compared: Comparisons, page: Path) -> Path:
         )
     title = f"{compared.first} and {compared.second}"
     head, body = comparison_head(compared), comparison_rows(compared)
-    notes = [tag("li", note) for note in compared.notes]
     content = [
-        tag("header", _KICKER, tag("h1", title)),
-        tag("ul", *notes, class_="notes") if notes else None,
-        section("Comparison", tag("p", comparison_note(compared)), html_table(head, body)),
-        section("Differences", _differences(compared)),
+        part("header", _KICKER, title),
+        part("notes", compared.notes),
+        part(
+            "section",
+            "Comparison",
+            part("paragraph", comparison_note(compared)),
+            part("table", head, body),
+        ),
+        part("section", "Differences", _differences(compared)),
     ]
     publish_json(
         page.with_suffix(".json"), {"comparisons": len(compared.benchmarks), **asdict(compared)}
@@ -121,22 +129,24 @@ def _sections(folder: Path, results: Sequence[Result]) -> list[Markup | None]:
         "fresh responses."
     )
     return [
-        tag("header", _KICKER, tag("h1", str(folder))),
-        section("Results", tag("p", intervals), *_tables(results)),
-        section("Over updates", _curves(by_suite)),
-        section("Right at least once in k responses", *_passes(by_suite)),
-        section("Two graders", *(_graders(result) for result in results)),
-        section("How it was measured", *(_setting(some[-1]) for some in by_suite)),
+        part("header", _KICKER, str(folder)),
+        part("section", "Results", part("paragraph", intervals), *_tables(results)),
+        part("section", "Over updates", _curves(by_suite)),
+        part("section", "Right at least once in k responses", *_passes(by_suite)),
+        part("section", "Two graders", *(_graders(result) for result in results)),
+        part("section", "How it was measured", *(_setting(some[-1]) for some in by_suite)),
     ]
 
 
 def _tables(results: Sequence[Result]) -> list[Markup]:
     return [
-        html_table(HEAD, [row(result) for result in results]),
+        part("table", HEAD, [row(result) for result in results]),
         *(
-            fold(
+            part(
+                "fold",
                 f"All measures of {result['title']} after update {result['update']}",
-                html_table(
+                part(
+                    "table",
                     ["measure", "value (95 % interval)"],
                     [[name, with_interval(m)] for name, m in result["measures"].items()],
                 ),
@@ -197,8 +207,8 @@ def _graders(result: Result) -> Markup | None:
         for one in found["disagreements"]
     ]
     head = ["response", "reference", "right for", f"{first} reads", f"{second} reads"]
-    several = fold("Disagreements", html_table(head, listed)) if listed else None
-    return tag("div", tag("p", sentence), several)
+    several = part("fold", "Disagreements", part("table", head, listed)) if listed else None
+    return part("all", part("paragraph", sentence), several)
 
 
 def _reading(answer: str | None) -> str:
@@ -207,8 +217,8 @@ def _reading(answer: str | None) -> str:
 
 def _setting(result: Result) -> Markup:
     rows = [[name, str(result[name])] for name in _SETTINGS if result.get(name) is not None]
-    settings = html_table(["option", "value"], rows)
+    settings = part("table", ["option", "value"], rows)
     sources = result.get("conventions", {})
-    table = html_table(["option", "source"], list(sources.items()))
-    why = fold("Where the suite's conventions come from", table) if sources else None
-    return tag("div", tag("h3", result["title"]), settings, why)
+    table = part("table", ["option", "source"], list(sources.items()))
+    why = part("fold", "Where the suite's conventions come from", table) if sources else None
+    return part("all", part("heading", result["title"]), settings, why)

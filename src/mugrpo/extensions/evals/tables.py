@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mugrpo.extensions.evals.comparing import Comparison, Comparisons, Result
-from mugrpo.report.markup import visible
-from mugrpo.report.readable import MISSING, TIMES, plain
+from mugrpo.report.readable import MISSING, TIMES, plain, visible
 
 HEAD = (
     *("benchmark", "update", f"problems {TIMES} samples", "avg@k", "pass@k", "maj@k"),

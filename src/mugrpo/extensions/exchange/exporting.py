@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import publish_folder
-from mugrpo.disk.records import Message, Problem, Rollout, Status
+from mugrpo.disk.records import Message, Problem, Rollout
 from mugrpo.disk.shards import SCORE_SCHEMA, TURN_SCHEMA, ShardSet, read_rollouts
 from mugrpo.rollouts.score import response_text, scored
 from mugrpo.run.opened import OpenRun
@@ -47,7 +47,6 @@ _TURN_MEANINGS = {
     "turns": "the indices in the response at which the model's turns begin",
     "environment": "the environment's own reward, failure and logged values (JSON)",
 }
-_FAILED = (Status.ERROR, Status.UNFINISHED, Status.SKIPPED)  # parts["reason"] says why
 _CARD = """\
 ---
 configs:
@@ -70,9 +69,9 @@ before the first update was {model}. Written by mugrpo {version}.
 {columns}
 
     from datasets import load_dataset
-    rollouts = load_dataset("{called}", split="train")
+    rollouts = load_dataset("THIS_FOLDER", split="train")
 
-`mugrpo import CONFIG {called}` begins a run with them, with the same ids, logprobs and rewards.
+`mugrpo import CONFIG THIS_FOLDER` begins a run with them, with the same ids, logprobs and rewards.
 """
 
 
@@ -80,25 +79,16 @@ def export_rollouts(
     run: OpenRun,
     out: Path,
     stage: int | None = None,
-    *,
-    called: str = "THIS_FOLDER",
-    model: str | None = None,
-    before: int | None = None,
-    reasons: bool = True,
 ) -> str:
     """Write the scored rollouts of a stage of `run`, or of all stages, as a data set in `out`.
 
-    Stages that were sampled after `before` updates or more are left out, and without `reasons` the
-    texts of errors. The data set has one parquet file per shard, and a card, in which the data set
-    is `called` so and the model before the first update is called `model`.
+    The data set has one parquet file per shard, and a card.
     Returns a sentence that says how many rollouts there are. Raises UsageError if `out` exists or
     no shard is scored.
     """
     if out.exists():
         raise UsageError(f"{out} exists already; name a new folder")
     stages = run.folder.stages() if stage is None else [stage]
-    if before is not None:
-        stages = [number for number in stages if run.schedule().first_update(number) < before]
     shards = list(_scored_shards(run, stages))
     if not shards:
         raise UsageError(
@@ -115,16 +105,13 @@ def export_rollouts(
         for number, rollouts, scores, shard in shards:
             run.stop.check()
             table = _table(run, problems, number, rollouts, scores, shard, form)
-            if not reasons:
-                table = _without_reasons(table)
             pq.write_table(table, folder / "data" / f"stage-{number:03d}-{shard:05d}.parquet")
             rows += table.num_rows
         card = _CARD.format(
-            called=called,
             rows=rows,
             size=run.config.schedule.group_size,
             temperature=run.config.rollouts.temperature,
-            model=model or Path(run.config.model.path).name,
+            model=Path(run.config.model.path).name,
             version=version("mugrpo"),
             columns="\n".join(
                 f"| `{name}` | {text} |" for name, text in _meanings(run.config).items()
@@ -182,18 +169,6 @@ def _table(
 def _meanings(config: RunConfig) -> dict[str, str]:
     """Return what each column means."""
     return _MEANINGS | (_TURN_MEANINGS if config.environment.given else {})
-
-
-def _without_reasons(table: pa.Table) -> pa.Table:
-    """Return the table without what errors said, which can name files and addresses."""
-    parts = [
-        json.dumps({key: part for key, part in json.loads(row["parts"]).items() if key != "reason"})
-        if row["status"] in _FAILED
-        else row["parts"]
-        for row in table.select(["status", "parts"]).to_pylist()
-    ]
-    place = table.schema.get_field_index("parts")
-    return table.set_column(place, "parts", pa.array(parts, pa.string()))
 
 
 def _problem(problems: Mapping[str, Problem], rollout: Rollout, path: Path) -> Problem:

@@ -19,8 +19,7 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.extensions.view.rollouts import UNREADABLE, Numbers, Rollouts
 from mugrpo.processes.messages import printable
 from mugrpo.report import samples
-from mugrpo.report.markup import line_ends, visible
-from mugrpo.report.readable import plain
+from mugrpo.report.readable import line_ends, plain, visible
 from mugrpo.tasks import make_task
 
 try:

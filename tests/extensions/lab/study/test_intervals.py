@@ -16,6 +16,7 @@ from mugrpo.extensions.lab.study.intervals import (
     rank_correlation,
     t_quantile,
 )
+from tests.cases import table
 
 
 def test_an_estimate_by_hand():
@@ -41,7 +42,7 @@ def test_one_value_has_no_interval_and_none_no_estimate():
     assert estimate([None]) is None and estimate([]) is None
 
 
-@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 5, 9, 13, 14, 25, 30])
+@table("freedom", [1, 2, 3, 4, 5, 9, 13, 14, 25, 30])
 def test_the_quantile_leaves_a_fortieth_on_its_right(freedom):
     """x = sqrt(n) tan(u) makes the t density the finite cos(u)^(n - 1), normalized over u."""
     angles = np.linspace(-math.pi / 2, math.pi / 2, 2_000_001)
@@ -66,7 +67,7 @@ def test_equivalence_by_hand():
     assert equivalence([0.01, 0.01], 0.02) == 0 and equivalence([0.02, 0.02], 0.02) == 1
 
 
-@pytest.mark.parametrize("shift", [-0.015, 0.0, 0.01, 0.03])
+@table("shift", [-0.015, 0.0, 0.01, 0.03])
 def test_equivalence_is_the_larger_of_two_one_sided_t_tests(shift):
     differences = np.random.default_rng(1).normal(shift, 0.01, 10)
     above = ttest_1samp(differences, -0.02, alternative="greater").pvalue

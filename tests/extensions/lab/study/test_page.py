@@ -15,7 +15,7 @@ from mugrpo.extensions.lab.study.figures import draw
 from mugrpo.extensions.lab.study.outcome import outcome
 from mugrpo.extensions.lab.study.page import compared, table, write_page
 from mugrpo.extensions.lab.study.spec import load_study
-from mugrpo.report.embed import png, svg_file, vega_lite
+from mugrpo.report.charts import png, svg_file, vega_lite
 from mugrpo.report.readable import TIMES
 from tests.extensions.lab.study.builders import evaluation, run_data, study_file
 

@@ -12,6 +12,7 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.extensions.lab.study.outcome import outcome
 from mugrpo.extensions.lab.study.spec import _COLUMNS, _PATTERNS, Cell, load_study
 from mugrpo.report.read import read_runs
+from tests.cases import table
 from tests.runs import ROOT
 
 pytest_plugins = ["tests.run_fixtures"]
@@ -109,7 +110,7 @@ def test_cells_share_a_first_stage_if_seed_model_sampler_and_problems_are_the_sa
     assert sorted(map(len, first_stages(cells).values())) == [2, 2, 2, 2]
 
 
-@pytest.mark.parametrize(
+@table(
     ("old", "new", "message"),
     [
         ("seeds = [4, 5]", "seeds = [4]", r"seeds: .*at least 2"),
@@ -132,37 +133,13 @@ def test_a_bad_study_is_refused_in_one_sentence(file, old, new, message):
         load_study(replaced(file, old, new))
 
 
-@pytest.mark.parametrize(
-    ("line", "sentence"),
-    [
-        ('columns = ["acuracy"]', "there is no column 'acuracy'; did you mean 'accuracy'?"),
-        ('columns = ["seconds/generat"]', "did you mean 'seconds/generate'?"),
-        ('columns = ["updates_to_high"]', "there is no column 'updates_to_high'"),
-        ('correlate = [["accuracy", "allignment"]]', "did you mean 'alignment'?"),
-        ('columns = ["flurb"]', "choose among accuracy, best, "),
-    ],
-)
-def test_a_misspelt_column_is_refused_with_the_nearest_one(file, line, sentence):
-    with pytest.raises(UsageError, match=re.escape(sentence)):
-        load_study(replaced(file, 'title = "T"', f'title = "T"\n{line}'))
-
-
 def test_every_column_of_a_runs_results_is_known(reference: Path):
     (run,) = read_runs([reference])
     for column in outcome(run).keys() - {"curve"}:
         assert column in _COLUMNS or re.fullmatch(_PATTERNS, column), column
 
 
-def test_a_figure_of_a_missing_axis_is_refused(file):
-    file.write_text(
-        file.read_text()
-        + '[[figures]]\nname = "f"\ntitle = "F"\nkind = "curves"\nlines = "color"\n'
-    )
-    with pytest.raises(UsageError, match="figure f: there is no axis 'color'"):
-        load_study(file)
-
-
-@pytest.mark.parametrize("name", sorted(p.name for p in (ROOT / "studies").glob("*.toml")))
+@table("name", sorted(p.name for p in (ROOT / "studies").glob("*.toml")))
 def test_the_projects_studies_have_enough_seeds(name, monkeypatch):
     monkeypatch.chdir(ROOT)
     study, cells = load_study(ROOT / "studies" / name)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import altair as alt
+from markupsafe import Markup
 
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import publish_file
@@ -13,10 +14,7 @@ from mugrpo.extensions.lab.plan.schedules import PARTS, Planned
 from mugrpo.extensions.lab.plan.setting import Setting
 from mugrpo.extensions.lab.plan.text import advice, batch_lines, head, row, size_lines
 from mugrpo.report.charts import Picture, inline
-from mugrpo.report.figures import drawn
-from mugrpo.report.markup import Markup, section, tag
-from mugrpo.report.markup import table as html_table
-from mugrpo.report.page import document
+from mugrpo.report.parts import document, drawn, part
 
 
 def write_page(
@@ -34,12 +32,20 @@ def write_page(
     sources = [[key, source] for key, source in setting.machine.sources.items()]
     lines = "\n".join([*batch_lines(setting), *size_lines(setting)])
     content = [
-        tag("header", tag("p", "mugrpo plan", class_="kicker"), tag("h1", title)),
-        section("In short", *(tag("p", sentence) for sentence in advice(plans, own))),
-        section("Schedules", html_table(head(price), [row(p, price, own) for p in plans])),
-        section("Wall-clock by part", _bars(plans, own)),
-        section("Batches, tokens, disk and memory", tag("pre", lines)),
-        section("Where the machine's numbers are from", html_table(["number", "source"], sources)),
+        part("header", "mugrpo plan", title),
+        part(
+            "section", "In short", *(part("paragraph", sentence) for sentence in advice(plans, own))
+        ),
+        part(
+            "section", "Schedules", part("table", head(price), [row(p, price, own) for p in plans])
+        ),
+        part("section", "Wall-clock by part", _bars(plans, own)),
+        part("section", "Batches, tokens, disk and memory", part("preformatted", lines)),
+        part(
+            "section",
+            "Where the machine's numbers are from",
+            part("table", ["number", "source"], sources),
+        ),
     ]
     with publish_file(file) as out:
         out.write(document(f"{title} · mugrpo plan", content).encode())

@@ -15,9 +15,18 @@ import altair as alt
 from mugrpo.extensions.lab.study.intervals import estimate, geometric
 from mugrpo.extensions.lab.study.outcome import Row, quantity, rows_of
 from mugrpo.extensions.lab.study.spec import Figure, Study, arms
-from mugrpo.report.axes import Axis, log_ticks, with_room, x_channel
-from mugrpo.report.charts import Trace, color, inline, line_chart, words
-from mugrpo.report.embed import Chart
+from mugrpo.report.charts import (
+    Axis,
+    Chart,
+    Trace,
+    color,
+    inline,
+    line_chart,
+    log_ticks,
+    with_room,
+    words,
+    x_channel,
+)
 from mugrpo.report.figures import run_hue
 
 NAMES = {

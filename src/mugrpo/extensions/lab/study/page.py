@@ -10,7 +10,7 @@ from mugrpo.extensions.lab.study.figures import draw, named
 from mugrpo.extensions.lab.study.intervals import equivalence, estimate, geometric, rank_correlation
 from mugrpo.extensions.lab.study.outcome import Row, quantity, rows_of
 from mugrpo.extensions.lab.study.spec import Study, arms
-from mugrpo.report.embed import svg_file
+from mugrpo.report.charts import svg_file
 from mugrpo.report.readable import MINUS, duration, plain
 
 RESULTS = "cells.parquet"

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,16 +13,14 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from mugrpo.disk.publishing import seal_folder
-from mugrpo.tools import merge
 from tests.builders import quantize_on_cpus, saved_weights
-from tests.faults.harm import accepted, edited, refused
+from tests.faults.harm import edited, refused
 from tests.runs import (
     MODEL,
     Command,
     assert_same,
     final_weights,
     finished,
-    killed,
     read_metrics,
     start_train,
 )
@@ -52,33 +48,6 @@ def test_every_update_moves_the_policy_and_the_canary_sees_no_gap_but_rounding(r
     assert final_weights(reference).keys() == {"adapter_model", "optimizer"}
 
 
-@pytest.mark.promise("killed")
-@pytest.mark.parametrize(
-    ("place", "nth"),
-    [
-        ("half an evaluation", 1),
-        pytest.param("gradient", 1, marks=pytest.mark.long),
-        pytest.param("optimizer step", 3, marks=pytest.mark.long),
-        ("half a checkpoint", 2),
-        ("engine batch", 9),
-        pytest.param("checkpoint", 3, marks=pytest.mark.long),
-        ("gradient", 6),
-    ],
-)
-def test_a_killed_run_of_an_adapter_ends_in_the_same_bits(
-    reference: Path, tmp_path: Path, place: str, nth: int
-):
-    killed(tmp_path / "run", place, nth, *LORA)
-    finished(tmp_path / "run", *LORA)
-    assert_same(tmp_path / "run", reference)
-
-
-@pytest.mark.long
-def test_an_engine_in_a_process_of_its_own_gives_the_same_bits(reference: Path, tmp_path: Path):
-    finished(tmp_path / "run", *LORA, "--engine.processes", "1", "--engine.threads", "1")
-    assert_same(tmp_path / "run", reference)
-
-
 def test_the_reference_policy_is_the_model_without_the_adapter(reference: Path, tmp_path: Path):
     """Before the first update the policy is the model too, so the penalty's gradient is 0 there.
 
@@ -94,9 +63,6 @@ def test_the_reference_policy_is_the_model_without_the_adapter(reference: Path, 
     assert ours[0]["grad_norm"] == pytest.approx(theirs[0]["grad_norm"], rel=1e-4)
     assert all(line["kl_reference"] > 1e-6 for line in ours[1:])
     assert final_weights(tmp_path / "run") != final_weights(reference)
-    killed(tmp_path / "other", "gradient", 5, *LORA, *kl, "--reference.corrected", "false")
-    finished(tmp_path / "other", *LORA, *kl, "--reference.corrected", "false")
-    assert_same(tmp_path / "other", tmp_path / "run")
 
 
 @pytest.mark.long
@@ -142,35 +108,6 @@ def test_two_ranks_train_an_adapter_and_one_process_goes_on(reference: Path, tmp
     assert final_weights(run_dir).keys() == {"adapter_model", "optimizer"}
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "change"),
-    [
-        ("lora.rank", "8", "4 -> 8"),
-        ("lora.alpha", "8", "24 -> 8"),
-        ("lora.targets", '["q_proj"]', "'all-linear' -> ['q_proj']"),
-    ],
-)
-def test_another_form_of_the_adapter_is_refused_even_with_force(
-    reference: Path, command: Command, option: str, value: str, change: str
-):
-    ended = command("train", reference, f"--{option}", value, "--force")
-    refused(ended, f"{option}: {change}", f"The shards on disk depend on {option}")
-
-
-def test_a_run_whose_config_lacks_a_group_and_an_option_resumes_unasked(
-    command: Command, run_dir: Path
-):
-    """An option that was added later has the value of its preset."""
-    path = run_dir / "config.json"
-    stored = json.loads(path.read_text())
-    del stored["config"]["lora"], stored["config"]["optimizer"]["eps"]
-    path.write_text(json.dumps(stored))
-    accepted(run_dir)
-    ended = command("train", run_dir)
-    assert (ended.status, ended.err) == (0, "")
-    assert "changed since" not in ended.out
-
-
 def test_merge_writes_a_plain_model_of_a_run_or_a_checkpoint(
     reference: Path, tmp_path: Path, command: Command
 ):
@@ -202,36 +139,6 @@ def test_merge_refuses_a_model_that_was_not_trained_on(
     assert command(*words, "--force").status == 0
     ours, theirs = (saved_weights(tmp_path / out) for out in ("out", "other"))
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-
-
-def test_merge_leaves_a_folder_that_appears_meanwhile_as_it_is(
-    reference: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-):
-    original = merge.load_model
-
-    def load(path: str) -> Any:
-        (tmp_path / "out").mkdir()
-        (tmp_path / "out" / "theirs").touch()
-        return original(path)
-
-    monkeypatch.setattr(merge, "load_model", load)
-    refused(command("merge", reference, tmp_path / "out"), "exists already; name a new folder")
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["theirs"]
-
-
-@pytest.mark.parametrize(
-    ("file", "text"),
-    [("tokenizer.json", "{"), ("tokenizer.json", "{}"), ("tokenizer_config.json", "[]")],
-)
-def test_merge_tells_of_a_broken_tokenizer_in_a_sealed_checkpoint(
-    reference: Path, tmp_path: Path, command: Command, file: str, text: str
-):
-    folder = Path(shutil.copytree(reference / "checkpoints/update-000006", tmp_path / "theirs"))
-    (folder / file).write_text(text)
-    (folder / "sha256.json").unlink()
-    seal_folder(folder)
-    refused(command("merge", folder, tmp_path / "out"), f"the tokenizer of {folder} cannot be")
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

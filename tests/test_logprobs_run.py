@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 
 from mugrpo.disk.shards import ShardSet, read_logprobs, read_rollouts, write_rollouts
-from tests.faults.harm import accepted, edited, flip_bit, stopped
+from tests.faults.harm import flip_bit, stopped
 from tests.runs import (
     Command,
     Ended,
@@ -22,9 +21,7 @@ from tests.runs import (
     final_weights,
     finished,
     killed,
-    read_metrics,
     shard_path,
-    train,
 )
 
 pytest_plugins = ["tests.run_fixtures"]
@@ -124,52 +121,6 @@ def test_logprobs_of_the_behavior_policy_are_close_to_the_engines(whole: dict[st
                 np.testing.assert_allclose(ours, rollout.behavior_logprobs, atol=1e-4)
 
 
-# Updates 1 and 4 begin a stage, 3 and 6 a second proximal period; checkpoints are of 2, 3, 4, 6.
-KILLS = [
-    ("kl", "gradient", 5),
-    ("truncated", "gradient", 5),
-    ("proximal", "gradient", 2),
-    ("proximal", "half a logprobs shard", 2),
-    ("kl", "logprobs shard without manifest", 4),
-    ("kl to each stage's start", "stage", 2),
-    *(
-        pytest.param(*kill, marks=pytest.mark.long)
-        for kill in (
-            *((part, "gradient", 3) for part in PARTS),
-            *((part, "gradient", 5) for part in PARTS if part not in ("kl", "truncated")),
-            ("proximal", "gradient", 6),
-            ("kl", "half a logprobs shard", 2),
-            ("truncated", "half a logprobs shard", 2),
-            ("proximal", "logprobs shard without manifest", 4),
-            ("kl to each stage's start", "half a logprobs shard", 5),
-        )
-    ),
-]
-
-
-@pytest.mark.promise("killed")
-@pytest.mark.parametrize(("part", "place", "nth"), KILLS)
-def test_a_run_killed_and_resumed_ends_in_the_same_bits(
-    whole: dict[str, Path], tmp_path: Path, part: str, place: str, nth: int
-):
-    run_dir = tmp_path / "run"
-    killed(run_dir, place, nth, *PARTS[part])
-    finished(run_dir, *PARTS[part])
-    assert_same(run_dir, whole[part])
-
-
-@pytest.mark.long
-def test_a_run_killed_after_every_sixth_publish_ends_in_the_same_bits(
-    whole: dict[str, Path], tmp_path: Path
-):
-    run_dir, statuses = tmp_path / "run", list[int]()
-    while not statuses or (statuses[-1] == -signal.SIGKILL and len(statuses) < 20):
-        statuses.append(train(run_dir, *PARTS["proximal"], at="after a publish", nth=6).status)
-    assert statuses == [-signal.SIGKILL] * (len(statuses) - 1) + [0]
-    assert len(statuses) > 5
-    assert_same(run_dir, whole["proximal"])
-
-
 # ---- damage and changes ----
 
 
@@ -234,44 +185,6 @@ def test_logprobs_of_a_shard_whose_rollouts_changed_are_made_again(
     assert [len(row) for row in found] == [len(r.response_ids) for r in cut]
 
 
-def test_logprobs_with_the_checksum_of_other_rollouts_are_made_again_to_the_same_bits(
-    begun, command: Command, whole: dict[str, Path]
-):
-    run_dir = begun("kl", 5)
-    path = shard_path(run_dir, 1, 0, "reference_logprobs").with_name("manifest.json")
-    shards = manifest(run_dir, 1, "reference_logprobs")
-    shards["2"]["rollouts_sha256"] = "another"
-    edited(path, shards=shards)
-    accepted(run_dir)
-    before = inodes(run_dir, "reference_logprobs", 1)
-    assert ended_well(command("train", run_dir))
-    after = inodes(run_dir, "reference_logprobs", 1)
-    assert [a == b for a, b in zip(before, after, strict=True)] == [True, True, False]
-    assert_same(run_dir, whole["kl"])
-
-
-@pytest.mark.parametrize(
-    ("part", "name"),
-    [
-        ("kl", "reference_logprobs"),
-        ("kl to each stage's start", "reference_logprobs"),
-        ("truncated", "trainer_behavior_logprobs"),
-    ],
-)
-def test_a_bad_shard_of_logprobs_is_named_and_made_again_to_the_same_bits(
-    begun, command: Command, whole: dict[str, Path], part: str, name: str
-):
-    run_dir = begun(part, 5)
-    bad = shard_path(run_dir, 1, 1, name)
-    flip_bit(bad)
-    stopped(command("train", run_dir), f"{bad} does not match its checksum", "`mugrpo repair")
-    assert f"{bad} does not match its checksum; it will be made again" in (
-        command("repair", run_dir).out
-    )
-    assert ended_well(command("train", run_dir))
-    assert_same(run_dir, whole[part])
-
-
 def test_a_bad_shard_of_proximal_logprobs_is_made_again_within_its_period(
     begun, command: Command, whole: dict[str, Path]
 ):
@@ -294,56 +207,7 @@ def test_a_damaged_proximal_shard_of_a_period_yet_to_come_needs_no_repair(
     assert_same(run_dir, whole["proximal"])
 
 
-@pytest.mark.parametrize(
-    ("part", "change"),
-    [
-        ("proximal", ("--objective.proximal_period", 3)),
-        ("kl", PROXIMAL),
-    ],
-)
-def test_a_proximal_part_changed_by_force_within_a_stage_goes_on(
-    begun, command: Command, part: str, change: tuple[object, ...]
-):
-    assert ended_well(command("train", begun(part, 5), *change, "--force"))
-
-
 def test_a_reference_changed_by_force_within_a_stage_is_made_again(begun, command: Command):
     run_dir = begun("kl", 5)
     assert ended_well(command("train", run_dir, "--reference.period", 1, "--force"))
     assert kept(run_dir)["reference_logprobs"][1] == {0: 3, 1: 3, 2: 3}
-
-
-def test_a_part_that_is_added_by_force_within_a_stage_gets_its_logprobs(
-    run_dir: Path, command: Command
-):
-    assert command("train", run_dir, *KL, "--force").status == 0
-    (stage,) = (run_dir / "stages").glob("*/reference_logprobs")
-    assert stage.parent.name == "001"
-    lines = [line for line in read_metrics(run_dir) if line["kind"] == "update"]
-    assert ["kl_reference" in line for line in lines] == [False] * 4 + [True] * 2
-
-
-OBJECTIVE = """
-def loss(logprobs, behavior_logprobs, advantages, mask, *, scale=1.0):
-    return -scale * advantages[:, None] * (logprobs - behavior_logprobs).exp(), {}
-"""
-
-
-def test_a_changed_objective_file_is_refused(tmp_path: Path, command: Command):
-    file, run_dir = tmp_path / "mine.py", tmp_path / "run"
-    file.write_text(OBJECTIVE)
-    killed(run_dir, "gradient", 5, "--objective.name", "file", "--objective.path", file)
-    file.write_text(OBJECTIVE.replace("scale=1.0", "scale=-1.0"))
-    ended = command("train", run_dir)
-    assert ended.status == 2 and "changed" in ended.err
-
-
-@pytest.mark.long
-def test_a_run_with_a_custom_objective_is_resumed_to_the_same_bits(tmp_path: Path):
-    file = tmp_path / "mine.py"
-    file.write_text(OBJECTIVE)
-    options = ("--objective.name", "file", "--objective.path", file)
-    finished(tmp_path / "whole", *options)
-    killed(tmp_path / "run", "gradient", 5, *options)
-    finished(tmp_path / "run", *options)
-    assert_same(tmp_path / "run", tmp_path / "whole")

@@ -1,0 +1,188 @@
+"""What is refused before a run begins, and with an existing run: one table each."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mugrpo.model import policy
+from tests.cases import table
+from tests.faults.case import GOOD, Case, chain, chains, lines
+from tests.faults.harm import accepted, contents, refused
+from tests.runs import MODEL, Command, write_config
+
+pytest_plugins = ["tests.run_fixtures"]
+
+FIRST = b'{"prompt": "1+1=", "answer": "2"}\n'  # 34 bytes
+CONVERSATIONS = lines(
+    [{**row, "prompt": [{"role": "user", "content": row["prompt"]}]} for row in chains()]
+)
+
+
+def renamed(prompt: str, answer: str) -> bytes:
+    return lines([{prompt: row["prompt"], answer: row["answer"]} for row in chains()])
+
+
+def with_prompt(prompt: Any) -> bytes:
+    return GOOD + lines([{"prompt": prompt, "answer": "2"}])
+
+
+# 65 terms are 130 + 6 x 63 = 508 tokens. The context of 512 less 8 for a response is 504.
+TOO_LONG = GOOD + lines([chain(*[1] * 65)])
+
+# The content of the data file, its name, options, and words of the sentence.
+DATA: list[tuple[bytes, str, str, str]] = [
+    (renamed("question", "answer"), "p.jsonl", "", "has no column 'prompt'"),
+    (renamed("prompt", "answers"), "p.jsonl", "", "did you mean 'answers'?"),
+    (b"\n\n", "p.jsonl", "", "has no rows"),
+    (lines(chains()[:1]), "p.jsonl", "", "no problem is left to train on"),
+    (GOOD, "p.jsonl", "--task.eval_share 0.0 --evaluation.every 3", "no problem is held out"),
+    (lines([{**row, "id": 1} for row in chains()]), "p.jsonl", "--task.id_column id", "same id"),
+    (with_prompt(None), "p.jsonl", "", "line 28: the prompt is null"),
+    (with_prompt(7), "p.jsonl", "", "line 28: the prompt is 7"),
+    (with_prompt(""), "p.jsonl", "", "line 28: the prompt is empty"),
+    (with_prompt([{"role": "robot", "content": "1"}]), "p.jsonl", "", "has role 'robot'"),
+    (with_prompt([{"role": "assistant", "content": "2"}]), "p.jsonl", "", "ends with the turn"),
+    (with_prompt("1+\ud83d="), "p.jsonl", "", "half a surrogate pair ('\\ud83d')"),
+    (FIRST + b'{"prompt": "\xe9"}\n', "p.jsonl", "", "line 2: byte 46 of the file (0xe9)"),
+    (FIRST + b'{"prompt": }\n', "p.jsonl", "", "line 2 is not JSON at byte 45 of the file"),
+    (FIRST + b"[]\n", "p.jsonl", "", "line 2 is a list"),
+    ("\ufeffprompt,answer\n".encode("utf-16-le"), "p.csv", "", "is UTF-16; save it as UTF-8"),
+    (b"prompt,answer\n1+1=\n", "p.csv", "", "line 2 has 1 fields"),
+    (b"prompt", "p.parquet", "", "cannot be read as parquet"),
+    (GOOD, "p.jsonl", "--task.data absent.jsonl", "absent.jsonl"),
+    (GOOD, "p.jsonl", "--task.split test", "is a local file, which has no split"),
+    (GOOD, "p.jsonl", "--task.eval_data absent.jsonl", "absent.jsonl"),
+    (with_prompt("1+1=")[:-4] + b'few"}\n', "p.jsonl", "--task.rewards numeric", "cannot compare"),
+    (TOO_LONG, "p.jsonl", "--task.eval_share 0.0", "longer than the 504 tokens"),
+    (CONVERSATIONS, "p.jsonl", "--prompt.form plain --prompt.chat_template none", "chat"),
+    (GOOD, "p.jsonl", "--prompt.chat_template absent.jinja", "absent.jinja"),
+    (GOOD, "p.jsonl", "--task.rewards absent.py:judge", "there is no file"),
+    (GOOD, "p.jsonl", "--model.path absent", "there is no model directory absent"),
+    (GOOD, "p.jsonl", "--run-dir /proc/nowhere/run", "name another --run-dir"),
+]
+
+
+@table(("content", "name", "options", "words"), DATA)
+def test_what_cannot_work_is_refused_before_a_model_is_loaded_or_a_file_written(
+    tmp_path: Path,
+    command: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    content: bytes,
+    name: str,
+    options: str,
+    words: str,
+):
+    monkeypatch.setattr(policy, "load_model", lambda *_: pytest.fail("a model is loaded"))
+    case = Case(tmp_path, command, [])
+    case.data(content, name)
+    case.refused(*options.split(), name=name, parts=(words,))
+
+
+# The body of a reward function, options, and words of the sentence.
+PARTS = [
+    ("raise ValueError('out of order')", "", "judge: ValueError: out of order"),
+    ("return [columns['level'][0]]", "", "KeyError: 'level'; the data has the columns 'an"),
+    ("return [float('nan')]", "", "`judge` returned nan as reward 0 of 1"),
+    ("return []", "", "got 0 rewards for 1 completions from `judge`"),
+    ("return [1.0]", "--sinks.wandb p", "pip install 'mugrpo[wandb]'"),
+    ("return [1.0]", "--lora.rank 4", "pip install 'mugrpo[lora]'"),
+    ("return [1.0]", "--engine.name vllm --engine.python /no/such", "cannot be run (No such file"),
+    ("return [1.0]", f"--engine.name vllm --engine.python {sys.executable}", "has no vllm"),
+    ("return [1.0]", "--objective.name file --objective.path absent.py", "no such file"),
+]
+
+
+@table(("body", "options", "words"), PARTS)
+def test_a_part_that_cannot_work_is_refused_before_the_first_rollout(
+    tmp_path: Path,
+    command: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    body: str,
+    options: str,
+    words: str,
+):
+    for package in ("wandb", "peft"):
+        monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.setattr(policy, "load_model", lambda *_: pytest.fail("a model is loaded"))
+    case = Case(tmp_path, command, [])
+    case.data()
+    file = tmp_path / "mine.py"
+    file.write_text(f"def judge(completions, answer, **columns):\n    {body}\n")
+    given = ("--preset", "grpo", "--task.rewards", f"{file}:judge", *options.split())
+    refused(case.train(*given), words)
+
+
+# What a command is asked of a run that was killed in its fifth update.
+RUN = [
+    ("--optimizer.lr 2e-3", "optimizer.lr: 0.001 -> 0.002"),
+    ("--preset cispo --force", "was started with preset mu-grpo"),
+    ("--task.seed 1", "the problems changed"),
+    ("--rollouts.shard_rollouts 24 --force", "rollouts.shard_rollouts: 8 -> 24"),
+    ("--schedule.stages 1 --force", "schedule.stages"),
+    ("--run-dir other", "--run-dir"),
+]
+
+
+def test_a_change_of_a_run_is_refused_and_nothing_is_touched(run_dir: Path, command: Command):
+    before = contents(run_dir)
+    for options, words in RUN:
+        refused(command("train", run_dir, *options.split()), words)
+        assert contents(run_dir) == before
+
+
+def test_a_config_json_that_is_none_is_refused(run_dir: Path, command: Command):
+    config = run_dir / "config.json"
+    stored = json.loads(config.read_text())
+    for text, words in (
+        ("[]", "is not the config.json of a run"),
+        ('{"seed": 0}', "is not the config.json of a run"),
+        (json.dumps({**stored, "format": stored["format"] + 1}), "run format"),
+        (json.dumps({"config": stored["config"], "format": stored["format"]}), "provenance"),
+    ):
+        config.write_text(text)
+        accepted(run_dir)
+        refused(command("train", run_dir), words)
+
+
+def test_a_folder_or_file_that_is_no_run_is_refused_and_left(tmp_path: Path, command: Command):
+    config, file = write_config(tmp_path / "config"), tmp_path / "file"
+    file.write_text("text")
+    folder = tmp_path / "thesis"
+    folder.mkdir()
+    refused(command("train", folder), f"{folder} is an empty directory", "config file")
+    (folder / "chapter").write_text("draft")
+    for words in (["train", config, "--run-dir", folder], ["train", folder], ["repair", folder]):
+        refused(command(*words), f"{folder} is not a run")
+    for words in (["train", config, "--run-dir", file], ["repair", file]):
+        refused(command(*words), f"{file} is not a ")
+    assert (file.read_text(), [p.name for p in folder.iterdir()]) == ("text", ["chapter"])
+
+
+@table(
+    ("file", "change", "words"),
+    [
+        ("config.json", None, "cannot be loaded ("),
+        ("config.json", {"model_type": "nonesuch"}, "cannot be loaded ("),
+        ("config.json", {"vocab_size": 10**12}, "but the weight files beside it"),
+        ("model.safetensors", None, "cannot be loaded ("),
+        ("tokenizer_config.json", {"eos_token": None}, "name one with --model.eos_token"),
+    ],
+)
+def test_a_model_that_cannot_be_used_is_refused(
+    tmp_path: Path, command: Command, file: str, change: dict[str, object] | None, words: str
+):
+    model = Path(shutil.copytree(MODEL, tmp_path / "model"))
+    if change is None:
+        (model / file).unlink()
+    else:
+        stored = {**json.loads((model / file).read_text()), **change}
+        (model / file).write_text(json.dumps({k: v for k, v in stored.items() if v is not None}))
+    case = Case(tmp_path, command, [])
+    case.data()
+    refused(case.train("--model.path", model), words)
