@@ -194,7 +194,7 @@ def test_what_cannot_be_read_is_noted(root: Path):
     state = Follower(root).state()
     assert state.bars[-1].done == 4
     assert state.notes[0] == f"{root / 'metrics.jsonl'} has 1 unreadable lines"
-    assert "manifest.json is unreadable" in state.notes[1]
+    assert "manifest.json is damaged" in state.notes[1]
 
 
 @pytest.mark.parametrize("text", [None, "", "{", "7", '{"config": {"schedule": {"stages": 0}}}'])

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ def seal_of(run_dir: RunDir, stage: int) -> dict[str, Any]:
         "metrics": mark_of(run_dir.metrics),
         "stage": stage,
         "shards": {
-            kind: {str(n): shards.entry(n)["sha256"] for n in shards.numbers()}
+            kind: {str(n): _known(shards.entry(n)) for n in shards.numbers()}
             for kind, shards in sets.items()
         },
     }
@@ -140,9 +140,15 @@ def changed_shards(run_dir: RunDir, stage: int) -> Iterator[Path]:
             continue
         shards = ShardSet(run_dir.shards(stage, kind), kind)
         for number in shards.numbers():
-            sha256 = shards.entry(number)["sha256"]
-            if sums.get(str(number), sha256) != sha256:  # those of an overlapping stage come later
+            now, then = _known(shards.entry(number)), sums.get(str(number))
+            # Shards of a stage that overlaps come later, and another judge scores again.
+            if isinstance(then, dict) and now != then and now["judge"] == then.get("judge"):
                 yield shards.path(number)
+
+
+def _known(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what tells a shard from one that was made again."""
+    return {"sha256": entry["sha256"], "judge": entry.get("judge")}
 
 
 def _sha256(data: bytes) -> str:
