@@ -69,7 +69,7 @@ def write_samples(
 ) -> Path:
     path = RunDir(root).samples(number, kind)
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps({"update": number, **about, "samples": samples}))
+    path.write_text(json.dumps(with_sum({"update": number, **about, "samples": samples})))
     return path
 
 

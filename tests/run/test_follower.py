@@ -174,7 +174,7 @@ def test_a_stage_that_ended_early_moves_the_next_ones(root: Path):
 def test_a_file_that_grows_or_is_replaced_is_followed(root: Path):
     follower, path = Follower(root), root / "metrics.jsonl"
     assert follower.state().bars[-1].done == 4
-    line = json.dumps(update(5, stage=1)).encode() + b"\n"
+    line = json.dumps(with_sum(update(5, stage=1))).encode() + b"\n"
     with open(path, "ab", buffering=0) as file:
         file.write(line[:9])
         state = follower.state()
@@ -182,7 +182,7 @@ def test_a_file_that_grows_or_is_replaced_is_followed(root: Path):
         file.write(line[9:])
     assert follower.state().bars[-1].done == 5
     assert follower.state().bars[-1].done == 5  # and not twice
-    (root / "new").write_text("".join(json.dumps(line) + "\n" for line in STAGE_0[:4]))
+    (root / "new").write_text("".join(json.dumps(with_sum(line)) + "\n" for line in STAGE_0[:4]))
     os.replace(root / "new", path)  # as a resumed run cuts it
     assert follower.state().bars[-1].done == 2
 
