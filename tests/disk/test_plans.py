@@ -1,11 +1,10 @@
-"""Plans on disk: places come back as they were written, of one stage or of several."""
+"""Plans on disk: places come back as they were written."""
 
 from __future__ import annotations
 
 import json
 
 import pandas as pd
-import pyarrow as pa
 import pytest
 
 from mugrpo.disk.errors import RunStopped
@@ -16,32 +15,23 @@ from tests.faults.harm import summed
 
 
 def test_a_plan_comes_back_as_it_was_written(tmp_path):
-    batches = [  # uneven, a row used twice, and rows of an earlier stage
-        [Place(3, 0, 3), Place(3, 1, 0), Place(2, 0, 2)],
-        [Place(3, 2, 7)],
-        [Place(3, 0, 3), Place(0, 0, 4)],
+    batches = [  # uneven, and a row used twice
+        [Place(0, 3), Place(1, 0), Place(0, 2)],
+        [Place(2, 7)],
+        [Place(0, 3), Place(0, 4)],
     ]
     write_plan(ShardSet(tmp_path, "plan"), batches, groups=[2, 1, 2])
-    assert read_plan(ShardSet(tmp_path, "plan"), 3) == batches
+    assert read_plan(ShardSet(tmp_path, "plan")) == batches
     table = pd.read_parquet(tmp_path / "shard-00000.parquet")
     assert table["batch"].tolist() == [0, 0, 0, 1, 2, 2]
-    assert table["stage"].tolist() == [3, 3, 2, 3, 3, 0]
     assert table["shard"].tolist() == [0, 1, 0, 2, 0, 0]
     assert table["row"].tolist() == [3, 0, 2, 7, 3, 4]
-
-
-def test_a_plan_of_an_earlier_version_has_rows_of_its_own_stage(tmp_path):
-    schema = pa.schema([(name, pa.int32()) for name in ("batch", "shard", "row")])
-    columns = {"batch": [0, 0, 1], "shard": [0, 1, 1], "row": [5, 6, 7]}
-    old = ShardSet(tmp_path, "plan")
-    old.write(0, pa.Table.from_pydict(columns, schema=schema), groups=[2, 1])
-    assert read_plan(ShardSet(tmp_path, "plan"), 4) == [[(4, 0, 5), (4, 1, 6)], [(4, 1, 7)]]
 
 
 @table("groups", [None, 2, [2, 0], [2, "1"]])
 def test_the_manifest_of_a_plan_needs_the_groups_of_each_shard(tmp_path, groups):
     plan = ShardSet(tmp_path / "plan", "plan")
-    write_plan(plan, [[Place(0, 0, 0)], [Place(0, 1, 0)]], groups=[2, 1])
+    write_plan(plan, [[Place(0, 0)], [Place(1, 0)]], groups=[2, 1])
     stored = json.loads(plan.manifest.read_text())
     del stored["shards"]["0"]["groups"]
     if groups is not None:

@@ -15,7 +15,7 @@ from mugrpo.model.logprobs import response_logprobs
 from mugrpo.model.policy import Policy
 from mugrpo.model.shared_prompts import can_share_prompts
 from tests.builders import tiny_policy
-from tests.cases import table
+from tests.cases import cross, table
 
 FORMS = ("llama", "qwen2", "qwen3", "gemma3", "mistral", "gpt2")
 
@@ -80,8 +80,7 @@ def difference(a: list[torch.Tensor], b: list[torch.Tensor]) -> float:
     return largest([x - y for x, y in zip(a, b, strict=True)]) / largest(b)
 
 
-@table("case", CASES)
-@table("form", FORMS)
+@cross(form=FORMS, case=CASES)
 def test_shared_prompts_have_the_logprobs_and_gradients_of_rows_alone(form, case):
     policy = tiny_policy(form)
     plain, shared = both(policy, rows(CASES[case]))

@@ -12,7 +12,7 @@ from torch.nn.attention.varlen import varlen_attn
 from mugrpo.model.logprobs import response_logprobs
 from mugrpo.model.shared_prompts import Packing
 from tests.builders import tiny_policy
-from tests.cases import table
+from tests.cases import cross, table
 from tests.model.test_shared_prompts import CASES, FORMS, RAGGED, difference, gradients, rows
 
 
@@ -52,10 +52,12 @@ def reference(
     return torch.cat(outputs)
 
 
-@table("checkpointing", [False, True])
-@table("share", [True, False])
-@table("case", ["ragged", "responses of one token"])
-@table("form", FORMS)
+@cross(
+    form=FORMS,
+    case=["ragged", "responses of one token"],
+    share=[True, True, False],
+    checkpointing=[False, True],
+)
 def test_packed_rows_have_the_logprobs_and_gradients_of_padded_ones(
     form, case, share, checkpointing, monkeypatch
 ):

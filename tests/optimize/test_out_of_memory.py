@@ -19,7 +19,7 @@ from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.forward import rollout_logprobs
 from mugrpo.optimize.trainer import Trainer
 from tests.builders import stale
-from tests.cases import some, table
+from tests.cases import cross, table
 from tests.faults.harm import CUDA, fail_at
 from tests.runs import ENVIRONMENT
 from tests.updates import assert_same_gradients, config_of, step
@@ -67,9 +67,7 @@ PLACES = {
 
 
 @pytest.mark.promise("memory")
-@pytest.mark.parametrize("share", [True, False])
-@pytest.mark.parametrize("preset", some(1, ["mu-grpo", "m2po"]))
-@pytest.mark.parametrize("place", PLACES)
+@cross(place=PLACES, preset=["mu-grpo", "m2po"], share=[True, False, False])
 def test_an_update_that_ran_out_of_memory_has_the_gradient_of_one_that_did_not(
     experience: Experience, monkeypatch: pytest.MonkeyPatch, place: str, preset: str, share: bool
 ):

@@ -18,7 +18,7 @@ from mugrpo.optimize.diagnostics import TokenStatistics
 from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.loss import UpdateLoss
 from tests.builders import stale
-from tests.cases import table
+from tests.cases import cross, table
 from tests.updates import assert_same_gradients, config_of, norm, part, step, with_stored
 
 # Configs of methods, without the reduction.
@@ -41,8 +41,7 @@ STORED = ("trainer_behavior_logprobs", "proximal_logprobs", "reference_logprobs"
 ALONE = {"share_prompts": False}  # so the computed tokens are those of the responses' rows
 
 
-@table("reduction", REDUCTIONS)
-@table("name", METHODS)
+@cross(name=METHODS, reduction=REDUCTIONS)
 def test_the_cut_into_micro_batches_changes_no_gradient(experience, name, reduction):
     experience = stale(experience)
     groups = {**METHODS[name], "reduction": reduction}
@@ -59,7 +58,7 @@ def test_the_cut_into_micro_batches_changes_no_gradient(experience, name, reduct
         assert whole["masked_fraction"] > 0  # the pre-pass over all micro-batches had work
 
 
-@table("name", OTHERS)
+@table("name", OTHERS, first=3)
 def test_the_cut_into_micro_batches_changes_no_gradient_of_any_method(experience, name):
     experience = with_stored(experience, *STORED)
     (whole, together), (cut, apart) = (
@@ -81,7 +80,7 @@ def test_the_chunk_of_the_logprobs_changes_no_gradient(experience):
     assert_same_gradients(small, large)
 
 
-@table("name", [*METHODS, *OTHERS, "kl"])
+@table("name", ["kl", *METHODS, *OTHERS], first=4)
 def test_sharing_prompts_changes_no_gradient_of_any_method(experience, name):
     kl = {"reference": {"name": "kl", "coefficient": 0.5}}
     groups = {**METHODS, **OTHERS, "kl": kl}[name]
@@ -125,7 +124,7 @@ GROUP_ADVANTAGES = [
 ]
 
 
-@table("name", [*METHODS, *GROUP_ADVANTAGES])
+@table("name", [*METHODS, *GROUP_ADVANTAGES], first=4)
 def test_not_computing_responses_of_advantage_zero_changes_no_gradient(experience, name):
     experience, groups = with_stored(experience, *STORED), {**METHODS, **OTHERS}[name]
     few, skipped = step(experience, config_of(**groups, optimizer=ALONE))

@@ -11,8 +11,8 @@ from mugrpo.report import write_report
 
 VOID = {"meta", "br", "input"}
 ELEMENTS = {
-    *("html", "head", "meta", "title", "style", "body", "main", "header", "section", "footer"),
-    *("h1", "h2", "h3", "h4", "p", "b", "i", "s", "small", "strong", "span", "div", "ul", "li"),
+    *("html", "head", "meta", "title", "style", "body", "main", "header", "section"),
+    *("h1", "h2", "h3", "p", "b", "i", "s", "small", "strong", "span", "div", "ul", "li"),
     *("table", "thead", "tbody", "tr", "th", "td", "details", "summary", "pre", "article", "bdi"),
     *("form", "label", "input", "select", "option", "del", "ins"),
     *("figure", "figcaption", "script", "svg", "g", "path", "rect", "line", "text"),

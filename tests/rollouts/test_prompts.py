@@ -216,13 +216,6 @@ def test_the_tools_of_a_column_reach_the_template(column: Any):
     assert encode(replace(TWO, columns={"tools": []})).tolist() == encode(TWO).tolist()
 
 
-CALLING = (
-    {"role": "user", "content": "3="},
-    {"role": "assistant", "content": "", "tool_calls": [ADD]},
-    {"role": "tool", "content": "5"},
-)
-
-
 def test_tools_beside_those_of_an_environment_are_refused():
     tokenizer = chain_tokenizer()
     tokenizer.chat_template = TOOLS

@@ -50,7 +50,7 @@ def test_an_unfinished_response_is_wrong_unless_it_is_masked():
 
 def numbered(*problems: int) -> list[Group]:
     """Return groups of these problems. The row of each is its place in the order."""
-    return [Group(problem, [Place(0, 0, row)]) for row, problem in enumerate(problems)]
+    return [Group(problem, [Place(0, row)]) for row, problem in enumerate(problems)]
 
 
 def rows(result: list[list[Group]]) -> list[list[int]]:

@@ -163,6 +163,7 @@ def loss(logprobs, behavior_logprobs, advantages, mask):
 """
 
 
+@pytest.mark.long
 @pytest.mark.promise("memory")
 def test_memory_that_runs_out_on_one_rank_lowers_the_budget_of_all(tmp_path: Path):
     """They begin again from the last checkpoint. The run ends, and says so from there on."""

@@ -33,7 +33,7 @@ def no_logprobs(update: int, rollouts: object) -> list[np.ndarray]:
 
 def planned(stage: Stage) -> list[list[Place]]:
     plan_stage(stage, lambda _: None)
-    return read_plan(stage.shards("plan"), stage.number)
+    return read_plan(stage.shards("plan"))
 
 
 # ---- planning ----
@@ -42,7 +42,7 @@ def planned(stage: Stage) -> list[list[Place]]:
 def test_every_group_is_planned_in_the_order_of_its_draws(tmp_path: Path):
     stage = stage_of(tmp_path)
     assert [len(shard) for shard in stage_shards(stage)] == [2, 2, 2]
-    assert planned(stage) == [[(0, shard, row) for row in range(8)] for shard in range(3)]
+    assert planned(stage) == [[(shard, row) for row in range(8)] for shard in range(3)]
 
 
 def test_dynamic_sampling_asks_for_more_until_every_update_has_its_groups(tmp_path: Path):
@@ -62,7 +62,7 @@ def test_dynamic_sampling_asks_for_more_until_every_update_has_its_groups(tmp_pa
     write_shard(stage, 5, [MIXED, EASY])
     batches = planned(stage)
     groups = [[batch[0], batch[4]] for batch in batches]  # the first place of each group
-    assert groups == [[(0, 0, 4), (0, 3, 0)], [(0, 3, 4), (0, 4, 0)], [(0, 4, 4), (0, 5, 0)]]
+    assert groups == [[(0, 4), (3, 0)], [(3, 4), (4, 0)], [(4, 4), (5, 0)]]
     assert len({problem for shard in stage_shards(stage) for problem, _ in shard}) == 12
 
 

@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from mugrpo.config.options import HARMLESS, PRIVATE, PROCESSES, Options
+from mugrpo.config.options import HARMLESS, PROCESSES, Options
 
 
 class DistributedOptions(Options):
@@ -18,7 +18,7 @@ class DistributedOptions(Options):
     machines: int = Field(1, ge=1, le=PROCESSES, json_schema_extra=HARMLESS)
     """Machines that make the updates together. `mugrpo train` starts the processes of its own; on
     every other one, start them with torchrun and `mugrpo optimize RUN --follow`."""
-    address: str | None = Field(None, json_schema_extra=HARMLESS | PRIVATE)
+    address: str | None = Field(None, json_schema_extra=HARMLESS)
     """HOST:PORT of the first machine, where torchrun lets several machines meet."""
     rest: Literal["sleep", "stay", "end"] = Field("sleep", json_schema_extra=HARMLESS)
     """What they do while engines generate on their GPUs. "sleep" moves weights and optimizer state

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from mugrpo.config.lora import LoRAOptions
-from mugrpo.config.options import HARMLESS, LISTED, PRIVATE, PROCESSES, NamedOptions, PathOrName
+from mugrpo.config.options import HARMLESS, LISTED, PROCESSES, NamedOptions, PathOrName
 from mugrpo.config.private import PrivateText
 
 # Arguments of vLLM that the run sets, and those that change its sampling distribution.
@@ -149,7 +149,7 @@ class VLLMOptions(AnyVLLMOptions):
     memory_option = "max_num_seqs"
     loading_option = "gpu_memory_utilization"
     name: Literal["vllm"] = "vllm"
-    python: PathOrName | None = Field(None, json_schema_extra=PRIVATE)
+    python: PathOrName | None = None
     """The Python interpreter that has vllm, such as .venv-vllm/bin/python; this one if unset."""
     processes: int = Field(1, ge=1, le=PROCESSES, json_schema_extra=HARMLESS)
     """Engines side by side that share a stage's shards (data parallelism). Each has the next
@@ -172,7 +172,7 @@ class VLLMOptions(AnyVLLMOptions):
     """What an engine does while the trainer works. "sleep" frees its GPUs' memory and keeps the
     process with its compiled code; on a CPU, where vLLM cannot sleep, it stays. "stay" keeps
     everything. "end" ends the process, so each refresh starts a new one."""
-    arguments: dict[str, Any] = Field(default_factory=dict, json_schema_extra=PRIVATE)
+    arguments: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of vllm.EngineArgs, such as { max_model_len = 4096 }."""
 
     @field_validator("arguments")
@@ -208,11 +208,10 @@ class VLLMServerOptions(AnyVLLMOptions):
     urls: tuple[PrivateText, ...] = Field(
         default_factory=lambda: (PrivateText("http://localhost:8000"),),
         min_length=1,
-        json_schema_extra=PRIVATE,
     )
     """The servers' URLs. Several servers share a stage's shards. A user with a password in a URL is
     sent to the server, and hidden elsewhere."""
-    hand_over: tuple[PrivateText, ...] = Field((), json_schema_extra=PRIVATE)
+    hand_over: tuple[PrivateText, ...] = ()
     """A command that makes a server sample from new weights. It is run at each refresh for each
     server, followed by the server's URL and the folder of the weights. It must return only once the
     server uses them. Without one, the server is asked to load the weights while it runs."""

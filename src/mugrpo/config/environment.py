@@ -9,24 +9,24 @@ from pydantic import Field
 from mugrpo.config.base import EnvironmentKind
 from mugrpo.config.cores import cores
 from mugrpo.config.extensions import environment_kinds
-from mugrpo.config.options import HARMLESS, PLACE, PRIVATE, PROCESSES, Code, Options, PathOrName
+from mugrpo.config.options import HARMLESS, PROCESSES, Code, Options, PathOrName
 from mugrpo.config.private import PrivateTable
 
 
 class EnvironmentOptions(Options):
     """What answers the model between its turns, in worker processes. By default, nothing does."""
 
-    name: Code | None = Field(None, json_schema_extra=PLACE)
+    name: Code | None = None
     """Where to find it, "module:name" or "path/to/file.py:name": a class with TRL's contract
     (`reset`, methods as tools, `get_reward`), or a function that is called with the messages
     (docs/environments.md). "KIND:NAME" is an environment of another package, such as
     "verifiers:NAME" (docs/verifiers.md)."""
-    python: PathOrName | None = Field(None, json_schema_extra=PRIVATE)
+    python: PathOrName | None = None
     """The interpreter of another environment, in which the package of "KIND:NAME" is installed."""
-    kwargs: PrivateTable = Field(PrivateTable({}), json_schema_extra=PRIVATE)
+    kwargs: PrivateTable = PrivateTable({})
     """Keyword arguments of the class, of the function beside the messages, or of another package's
     environment. Text in them is hidden in whatever is written or printed."""
-    tools: tuple[Code, ...] = Field((), json_schema_extra=PLACE)
+    tools: tuple[Code, ...] = ()
     """Functions that the model may call, named as the environment is. Their signatures and
     docstrings are what the chat template tells the model."""
     max_turns: int = Field(16, ge=1)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import Field, field_validator
 
-from mugrpo.config.options import HARMLESS, LISTED, PLACE, PRIVATE, Options, PathOrName, absolute
+from mugrpo.config.options import HARMLESS, LISTED, Options, PathOrName, absolute
 
 
 class CheckpointOptions(Options):
@@ -33,11 +33,11 @@ class CheckpointOptions(Options):
 class SuiteUse(Options):
     """A benchmark suite that is measured during training."""
 
-    name: str = Field(min_length=1, json_schema_extra=HARMLESS | PLACE)
+    name: str = Field(min_length=1, json_schema_extra=HARMLESS)
     """A suite (docs/evaluation.md), or a suite file of your own, which ends in .toml."""
     every: int = Field(0, ge=0, json_schema_extra=HARMLESS)
     """Measure every N updates, and before the first and after the last. 0: only these two."""
-    data: PathOrName | None = Field(None, json_schema_extra=HARMLESS | PLACE)
+    data: PathOrName | None = Field(None, json_schema_extra=HARMLESS)
     """A local file with the problems; the suite's data set on the hub if unset."""
     problems: int | None = Field(None, ge=1, json_schema_extra=HARMLESS)
     """Measure on N problems; all if unset."""
@@ -94,7 +94,7 @@ class SinkOptions(Options):
 
     tensorboard: bool = Field(False, json_schema_extra=HARMLESS)
     """Write TensorBoard event files into the run's directory."""
-    trackio: str | None = Field(None, json_schema_extra=HARMLESS | PRIVATE)
+    trackio: str | None = Field(None, json_schema_extra=HARMLESS)
     """A trackio project to log to."""
-    wandb: str | None = Field(None, json_schema_extra=HARMLESS | PRIVATE)
+    wandb: str | None = Field(None, json_schema_extra=HARMLESS)
     """A Weights & Biases project to log to."""

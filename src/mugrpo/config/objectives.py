@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field
 
 from mugrpo.config.base import ObjectiveOptions, Part
 from mugrpo.config.extensions import one_of
-from mugrpo.config.options import PLACE, PathOrName
+from mugrpo.config.options import PathOrName
 
 
 def _ordered(interval: tuple[float, float]) -> tuple[float, float]:
@@ -224,7 +224,7 @@ class FileOptions(ObjectiveOptions):
     """An objective of your own, from a Python file."""
 
     name: Literal["file"] = "file"
-    path: PathOrName = Field(json_schema_extra=PLACE)
+    path: PathOrName
     """The file; see docs/objectives.md."""
     options: dict[str, float] = Field(default_factory=dict)
     """Keyword arguments of the file's `loss`."""

@@ -56,9 +56,6 @@ class Options(BaseModel):
 
 HARMLESS: JsonDict = {"on_resume": "harmless"}
 FIXED: JsonDict = {"on_resume": "fixed"}
-# What others may see of a value (`mugrpo publish`): nothing, or of a path only its last part.
-PRIVATE: JsonDict = {"published": "nothing"}
-PLACE: JsonDict = {"published": "name"}
 
 
 class NamedOptions(Options):

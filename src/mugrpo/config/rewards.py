@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from mugrpo.config.base import BoxReader, RewardOption
 from mugrpo.config.extensions import one_of
-from mugrpo.config.options import HARMLESS, PLACE, Code, Options, choices
+from mugrpo.config.options import HARMLESS, Code, Options, choices
 from mugrpo.disk.records import Status
 
 
@@ -94,7 +94,7 @@ class FunctionOptions(RewardOption):
     """
 
     name: Literal["function"] = "function"
-    function: Code = Field(json_schema_extra=PLACE)
+    function: Code
     """Where to find the function: "module:function" or "path/to/file.py:function"."""
 
     @property

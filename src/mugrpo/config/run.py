@@ -14,7 +14,7 @@ from mugrpo.config.environment import EnvironmentOptions
 from mugrpo.config.kept import CheckpointOptions, EvaluationOptions, SampleOptions, SinkOptions
 from mugrpo.config.lora import LoRAOptions
 from mugrpo.config.optimizer import OptimizerOptions
-from mugrpo.config.options import FIXED, HARMLESS, LISTED, PLACE, Options, PathOrName, absolute
+from mugrpo.config.options import FIXED, HARMLESS, LISTED, Options, PathOrName, absolute
 from mugrpo.config.preset import PRESETS, beneath
 from mugrpo.config.rewards import RewardOptions
 
@@ -40,7 +40,7 @@ UPDATE_PARTS = (
 class ModelOptions(Options):
     """The policy's model and tokenizer."""
 
-    path: str = Field("chain", json_schema_extra=PLACE)
+    path: str = "chain"
     """A directory in Hugging Face form, a hub id, "chain" or "letters" for that task's embedded
     model, or "smollm2" once `mugrpo convert smollm2` has made it."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
@@ -68,7 +68,7 @@ class PromptOptions(Options):
 
     form: Literal["plain", "chat"] = "plain"
     """Use the problem's text as it is, or as one user message in the chat template."""
-    chat_template: PathOrName | None = Field(None, json_schema_extra=PLACE)
+    chat_template: PathOrName | None = None
     """A Jinja file to use as the chat template instead of the tokenizer's own."""
     overlong: Literal["error", "drop", "truncate"] = "error"
     """If a prompt leaves no room for max_new_tokens in the model's context, refuse it, leave its
@@ -110,11 +110,8 @@ class RunConfig(Options):
     schedule: stages.ScheduleOptions = stages.ScheduleOptions()
     stage_until: stages.StageUntil = stages.AllUpdates()
     """When a stage ends."""
-    difficulty: stages.Difficulty = stages.AnyDifficulty()
-    """Which problems a stage draws, by how often the model solved them before."""
     sampling: stages.Sampling = stages.EveryGroup()
     """Which of the sampled groups are trained on."""
-    replay: stages.ReplayOptions = stages.ReplayOptions()
     rollouts: RolloutOptions = RolloutOptions()
     engine: engines.Engine = engines.ContinuousOptions()
     """What samples the responses."""
@@ -209,7 +206,6 @@ class RunConfig(Options):
             corrected=self.correction.name != "off",
         )
         yield from self._faults_with_ranks()
-        yield from self.replay.faults(self.schedule, self.stage_until.name, self.reference_period)
         yield from self.environment.faults(self.prompt.form, mixture.asks_environment(self.task))
         if self.reference_period and not self.checkpoint.stage_end:
             yield (

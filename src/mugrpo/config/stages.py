@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from mugrpo.config.options import FIXED, ByStage, NamedOptions, Options, at_stage
+from mugrpo.config.options import FIXED, NamedOptions, Options
 
 # Ten times what the largest runs have, and what a machine can list: the groups of a stage are drawn
 # into memory, and every update of the run is visited to find what is due.
@@ -121,94 +120,6 @@ class DynamicSampling(NamedOptions):
 Sampling = Annotated[EveryGroup | DynamicSampling, Field(discriminator="name")]
 
 
-class AnyDifficulty(NamedOptions):
-    """All problems."""
-
-    name: Literal["any"] = Field("any", json_schema_extra=FIXED)
-
-
-class RatedProblems(NamedOptions):
-    """What the choices by solve rate share. A problem of unknown rate is always drawn."""
-
-    column: str | None = Field(None, json_schema_extra=FIXED)
-    """A column of the data with each problem's solve rate, from 0 to 1. It counts until a stage has
-    sampled the problem."""
-    memory: int | None = Field(None, ge=1, json_schema_extra=FIXED)
-    """Forget a measured solve rate after N stages; never if unset."""
-    spacing: int = Field(0, ge=0, json_schema_extra=FIXED)
-    """Draw no problem that one of the N stages before drew."""
-
-
-class DifficultyBand(RatedProblems):
-    """Problems whose solve rate is in a band."""
-
-    name: Literal["band"] = Field("band", json_schema_extra=FIXED)
-    low: ByStage = Field((0.0,), json_schema_extra=FIXED)
-    """Lowest solve rate. A list has one for each stage, the last one for all further stages."""
-    high: ByStage = Field((1.0,), json_schema_extra=FIXED)
-    """Highest solve rate, or a list of them as for `low`."""
-
-    @model_validator(mode="after")
-    def _in_order(self) -> Self:
-        for stage in range(max(len(self.low), len(self.high))):
-            low, high = at_stage(self.low, stage), at_stage(self.high, stage)
-            if not 0 <= low <= high <= 1:
-                raise ValueError(
-                    f"difficulty.low = {low:g} and difficulty.high = {high:g} of stage {stage} are "
-                    "no band within 0 to 1"
-                )
-        return self
-
-
-class NearHalf(RatedProblems):
-    """Each problem with probability 4 p (1 - p), where p is its solve rate."""
-
-    name: Literal["half"] = Field("half", json_schema_extra=FIXED)
-
-
-Difficulty = Annotated[AnyDifficulty | DifficultyBand | NearHalf, Field(discriminator="name")]
-
-
-class ReplayOptions(Options):
-    """Rollouts of earlier stages that updates train on besides those of their own stage."""
-
-    share: float = Field(0.0, ge=0, le=0.9)
-    """Share of an update's groups that earlier stages sampled. They come on top of
-    schedule.problems_per_update. The first stage has none. 0 turns replay off."""
-    stages: int = Field(1, ge=1)
-    """Replay groups of the N stages before."""
-    choice: Literal["uniform", "mixed"] = "uniform"
-    """Draw among all groups that those stages planned to train on, or among those of them with both
-    right and wrong responses."""
-
-    def groups(self, problems_per_update: int) -> int:
-        """Return how many groups an update replays."""
-        return round(self.share / (1 - self.share) * problems_per_update)
-
-    def faults(self, schedule: ScheduleOptions, until: str, reference_period: int) -> Iterator[str]:
-        """Yield a message for each option of a run that replay does not work with."""
-        if not self.share:
-            return
-        problems = schedule.problems_per_update
-        if not self.groups(problems):
-            yield (
-                f"replay.share = {self.share:g} adds no group to updates of {problems} problems; "
-                f"{1 / (problems + 1):.2g} adds one"
-            )
-        if schedule.stages == 1:
-            yield "replay.share needs two stages or more, as the first one has nothing to replay"
-        if until != "all_updates":
-            yield (
-                "replay.share needs stage_until.name = 'all_updates': a limit would end stages "
-                "because their policy is far from those of earlier stages"
-            )
-        if reference_period:
-            yield (
-                "replay.share needs reference.period = 0, as the stored logprobs of earlier "
-                "stages' rollouts are those of another reference"
-            )
-
-
 class AllUpdates(NamedOptions):
     """After all of its updates."""
 
@@ -236,22 +147,7 @@ class NegativeRatio(NamedOptions):
     """The ratio between policy and behavior policy."""
 
 
-class SequenceVariation(NamedOptions):
-    """After the update whose mean over responses of max(0, 1 - ratio) is above the limit."""
-
-    name: Literal["tv_sequence"] = "tv_sequence"
-    limit: float = Field(0.5, gt=0, lt=1)
-    """Total variation between policy and behavior policy per response. It is near 1 for long
-    responses."""
-
-
-StageUntil = Annotated[
-    AllUpdates | TokenVariation | SequenceVariation | NegativeRatio, Field(discriminator="name")
-]
+StageUntil = Annotated[AllUpdates | TokenVariation | NegativeRatio, Field(discriminator="name")]
 
 # The metric of an update that a rule looks at.
-MEASURED = {
-    "tv_token": "tv_token",
-    "tv_sequence": "tv_sequence",
-    "negative_ratio": "ratio/negative/max",
-}
+MEASURED = {"tv_token": "tv_token", "negative_ratio": "ratio/negative/max"}

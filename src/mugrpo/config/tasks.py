@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from mugrpo.config.base import TaskOptions, Template, WorkerOptions
-from mugrpo.config.options import LISTED, PLACE, PathOrName
+from mugrpo.config.options import LISTED, PathOrName
 from mugrpo.config.rewards import MathOptions, Pattern, Rewards
 
 
@@ -60,7 +60,7 @@ class DatasetOptions(TaskOptions):
 
     name: Literal["dataset"] = "dataset"
     factory: ClassVar[str] = "mugrpo.tasks.dataset:Dataset"
-    data: PathOrName = Field(json_schema_extra=PLACE)
+    data: PathOrName
     """A JSONL (.jsonl), parquet or CSV file, or the id of a data set on the hub."""
     split: str | None = None
     """The split of a data set on the hub; "train" if unset."""
@@ -68,7 +68,7 @@ class DatasetOptions(TaskOptions):
     """The configuration of a hub data set that has several."""
     revision: str | None = None
     """Commit, tag or branch of a data set on the hub. Only a commit always gives the same data."""
-    eval_data: PathOrName | None = Field(None, json_schema_extra=PLACE)
+    eval_data: PathOrName | None = None
     """The source of the held-out problems, in the same forms as `data`. If only eval_split is set,
     this is `data`."""
     eval_split: str | None = None

@@ -76,6 +76,12 @@ _ELSEWHERE = {
     "evaluation.every": "eval_steps test_freq eval_strategy",
     "evaluation.samples": "num_generations_eval",
 }
+# What is used in place of options that are gone.
+_REMOVED = {
+    "difficulty": "filter the data by solve rate, or use sampling.name = 'dynamic'",
+    "replay": "use schedule.passes_per_batch to train on a stage's rollouts again",
+    "machine": "use `mugrpo plan --machine NAME`",
+}
 ELSEWHERE = {name: ours for ours, names in _ELSEWHERE.items() for name in names.split()}
 
 
@@ -84,6 +90,9 @@ def unknown(name: str, inner: Sequence[str], root: type[Options]) -> str:
 
     `inner` are the dotted names of the options in it if it is a table.
     """
+    for removed, instead in _REMOVED.items():
+        if f"{name}.".startswith(f"{removed}."):
+            return f"{name} no longer exists; {instead}"
     group, _, leaf = name.rpartition(".")
     in_group = root.choices().get(group, {})
     owners = [repr(n) for n, options in in_group.items() if leaf in options.model_fields]

@@ -1,8 +1,7 @@
 """The batch plan of a stage: which rollouts each of its batches has.
 
-A batch has whole groups, each with its rollouts side by side: those of the stage first, then those
-that it replays of earlier stages. Filters, refills, sampling and replay choose rows in the plan and
-never change a shard.
+A batch has whole groups, each with its rollouts side by side. Filters, refills and sampling choose
+rows in the plan and never change a shard.
 """
 
 from __future__ import annotations
@@ -16,13 +15,12 @@ import pyarrow as pa
 
 from mugrpo.disk.shards import ShardSet
 
-PLAN_SCHEMA = pa.schema([(name, pa.int32()) for name in ("batch", "stage", "shard", "row")])
+PLAN_SCHEMA = pa.schema([(name, pa.int32()) for name in ("batch", "shard", "row")])
 
 
 class Place(NamedTuple):
-    """Where a rollout is: the stage that sampled it, its shard, and its row there."""
+    """Where a rollout is: its shard, and its row there."""
 
-    stage: int
     shard: int
     row: int
 
@@ -36,14 +34,9 @@ def write_plan(shards: ShardSet, batches: Sequence[Sequence[Place]], **notes: An
     shards.write(0, pa.Table.from_arrays(list(map(pa.array, columns)), schema=PLAN_SCHEMA), **notes)
 
 
-def read_plan(shards: ShardSet, stage: int) -> list[list[Place]]:
-    """Return the plan of `stage`: for each batch, the places of its rollouts.
-
-    Plans of earlier versions have no column for the stage. All of their rows are of `stage`.
-    """
+def read_plan(shards: ShardSet) -> list[list[Place]]:
+    """Return a stage's plan: for each batch, the places of its rollouts."""
     table = shards.open(0).read()
-    if "stage" not in table.column_names:
-        table = table.append_column("stage", pa.array([stage] * len(table), pa.int32()))
     rows = zip(*(table.column(name).to_pylist() for name in Place._fields), strict=True)
     places = [Place(*row) for row in rows]
     cuts = np.flatnonzero(np.diff(table.column("batch").to_numpy())) + 1

@@ -56,7 +56,6 @@ SCORE_SCHEMA = pa.schema(
     [("status", pa.string()), ("reward", pa.float64()), ("parts", pa.string())]
 )
 LOGPROB_SCHEMA = pa.schema([("logprobs", pa.list_(pa.float32()))])
-DRAW_SCHEMA = pa.schema([("rate", pa.float64()), ("excluded", pa.bool_())])
 
 _ROW_GROUP = 256  # rows that are decoded together, even to read one of them
 

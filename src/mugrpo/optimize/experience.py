@@ -17,16 +17,12 @@ from mugrpo.optimize import advantages
 
 @dataclass(frozen=True)
 class Experience:
-    """Scored rollouts in whole groups. The rollouts of a group are adjacent.
-
-    The last `replayed` of them were sampled in earlier stages.
-    """
+    """Scored rollouts in whole groups. The rollouts of a group are adjacent."""
 
     rollouts: Sequence[Rollout]
     scores: Sequence[Score]  # one for each rollout
     # name -> [T] for each rollout: the logprobs of other policies that the objective needs
     stored: Mapping[str, Sequence[NDArray[np.float32]]] = field(default_factory=dict)
-    replayed: int = 0
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,6 @@ _BY_STAGE = (  # kind of the lines, prefix and suffix of their keys, title, note
     ("refresh", "reward/", "", "Reward by source", "mean over its rollouts of the stage"),
     ("refresh", "share/", "", "Share of rollouts by source", "of the stage"),
     ("refresh", "mean_length", "", "Response length", "tokens, mean over the stage"),
-    ("refresh", "drawn_solve_rate", "", "Solve rate of the problems drawn", "mean, as known"),
-    ("refresh", "problems_excluded", "", "Problems passed over", "because of difficulty"),
 )
 
 

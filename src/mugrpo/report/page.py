@@ -138,22 +138,6 @@ GROUPS = (
         log=False,
     ),
     Panel(
-        "Replayed rollouts",
-        "of earlier stages",
-        "share of rollouts",
-        [Series("replayed_share")],
-        low=0,
-        log=False,
-    ),
-    Panel(
-        "Staleness of replayed rollouts",
-        "mean number of updates since their own policy",
-        "updates",
-        [Series("replayed_staleness")],
-        low=0,
-        log=False,
-    ),
-    Panel(
         "Padding",
         "of the optimizer's micro-batches",
         "share of tokens",

@@ -96,16 +96,13 @@ def places(options: ScheduleOptions, sources: tuple[Source, ...], stage: int) ->
 
 
 class Epochs:
-    """The epochs of source number `number`, from `place` on, without `excluded` problems.
+    """The epochs of source number `number`, from `place` on.
 
     Problems are numbered from `first`.
     """
 
-    def __init__(
-        self, source: Source, seed: int, number: int, first: int, place: Place, excluded: set[int]
-    ) -> None:
+    def __init__(self, source: Source, seed: int, number: int, first: int, place: Place) -> None:
         self._source, self._seed, self._number, self._first = source, seed, number, first
-        self._excluded = np.array(sorted(excluded), np.int64)
         self._epoch, dealt_already = place
         self._left = self._order(dealt_already)
 
@@ -123,5 +120,4 @@ class Epochs:
     def _order(self, start: int) -> NDArray[np.int64]:
         # numpy pads a seed with zeros, so the first source has the order of a lone data set
         rng = np.random.default_rng((self._seed, self._epoch, self._number))
-        order = rng.permutation(self._source.problems)[start:] + self._first
-        return order[~np.isin(order, self._excluded)] if len(self._excluded) else order
+        return rng.permutation(self._source.problems)[start:] + self._first

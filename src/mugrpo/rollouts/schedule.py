@@ -19,7 +19,6 @@ import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from itertools import accumulate, islice
 
@@ -75,18 +74,15 @@ class Schedule:
         """Yield (index of the problem, occurrence) for each group of `stage`, batch by batch."""
         return islice(self.stream(stage), self.batches(stage) * self.options.problems_per_update)
 
-    def stream(
-        self, stage: int, excluded: AbstractSet[int] = frozenset()
-    ) -> Iterator[tuple[int, int]]:
+    def stream(self, stage: int) -> Iterator[tuple[int, int]]:
         """Yield the groups of `stage`, then those that follow in the epochs, without end.
 
-        Problems in `excluded` are passed over. Each source must have enough others for an update of
-        `stage`. Groups that follow may need one more of a source; then they lack it.
+        Groups that follow may need one more of a source than it has; then they lack it.
         """
         size, sources = self.options.problems_per_update, self.parts
         firsts = accumulate((source.problems for source in sources), initial=0)
         epochs = [
-            Epochs(source, self.seed, number, first, place, set(excluded))
+            Epochs(source, self.seed, number, first, place)
             for number, (source, first, place) in enumerate(
                 zip(sources, firsts, places(self.options, sources, stage), strict=False)
             )

@@ -103,10 +103,6 @@ def described(refresh: Mapping[str, Any], longest: int) -> str:
         reward = refresh.get(f"reward/{source}")
         mean = "" if reward is None else f", mean reward {reward:.3f}"
         text += f"\n  {source}: {refresh[f'share/{source}']:.1%} of the rollouts{mean}"
-    if (excluded := refresh.get("problems_excluded")) is not None:
-        rate = refresh["drawn_solve_rate"]
-        mean = "not known" if rate is None else f"{rate:.3f}"
-        text += f"\n  {excluded} problems passed over; mean solve rate of those drawn: {mean}"
     share, cut = refresh["zero_variance_share"], truncation(refresh, longest)
     if share is not None and share >= _HARDLY_ANY_SIGNAL:
         usual = "Problems are too hard or too easy for the model, or the reward never varies"

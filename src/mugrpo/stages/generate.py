@@ -18,7 +18,6 @@ from mugrpo.rollouts.score import scored
 from mugrpo.rollouts.side_by_side import Wanted, sampled_shards
 from mugrpo.rollouts.statistics import described, refresh_metrics
 from mugrpo.run.opened import OpenRun
-from mugrpo.stages.draw import draw_metrics, draw_stage
 from mugrpo.stages.plan import is_made, plan_stage, stage_shards
 from mugrpo.stages.refresh import Refresh, with_other_engines
 from mugrpo.stages.sampling import Sampling
@@ -100,7 +99,6 @@ def begin_generation(run: OpenRun, stage: Stage, sampling: Sampling) -> Generati
     """
     rollouts = stage.shards("rollouts")
     forget_others(stage, rollouts)
-    draw_stage(run, stage)
     parts = stage_shards(stage)
     missing = [s for s in range(len(parts)) if not is_made(stage, rollouts, s)]
     for stranger in rollouts.strangers():
@@ -233,6 +231,6 @@ def score_shards(run: OpenRun, stage: Stage, *, again: bool = False) -> None:
 def log_refresh(run: OpenRun, stage: Stage, metrics: MetricsLog) -> None:
     """Write the metrics line of the stage's refresh, unless it is there already."""
     measured = refresh_metrics(stage.shards("rollouts"), stage.shards("scores"))
-    refresh = {"stage": stage.number, **measured, **draw_metrics(stage)}
+    refresh = {"stage": stage.number, **measured}
     if metrics.put("refresh", stage.first_update, **refresh):
         run.progress.say(described(refresh, run.config.rollouts.max_new_tokens))

@@ -17,6 +17,7 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.disk.plans import Place
 from mugrpo.disk.records import Rollout
 from mugrpo.disk.shards import (
+    RowReader,
     ShardSet,
     read_logprobs,
     read_rollouts,
@@ -24,7 +25,6 @@ from mugrpo.disk.shards import (
     write_logprobs,
 )
 from mugrpo.run.progress import Progress
-from mugrpo.stages.rows import Rows
 from mugrpo.stages.stage import Stage
 
 ONCE_A_STAGE = ("trainer_behavior_logprobs", "reference_logprobs")
@@ -36,15 +36,7 @@ Compute = Callable[[int, Sequence[Rollout]], list[NDArray[np.float32]]]
 
 
 def logprobs_stage(stage: Stage, compute: Compute, progress: Progress) -> None:
-    """Publish the missing shards of the logprobs that are needed once per stage.
-
-    Those are the stage's, and those of the stages that it replays.
-    """
-    for one in (*stage.replayed(), stage):
-        _logprobs_of(one, compute, progress)
-
-
-def _logprobs_of(stage: Stage, compute: Compute, progress: Progress) -> None:
+    """Publish the missing shards of the logprobs that are needed once per stage."""
     rollouts = stage.shards("rollouts")
     for name in needed_once(stage):
         kept = stage.shards(name)
@@ -71,9 +63,8 @@ def require_logprobs(stage: Stage, ranks: int) -> None:
     """Raise UsageError if several ranks would have to compute logprobs, which they cannot."""
     missing = [
         name
-        for one in (*stage.replayed(), stage)
-        for name in needed_once(one)
-        if set(one.shards("rollouts").numbers()) - set(one.shards(name).numbers())
+        for name in needed_once(stage)
+        if set(stage.shards("rollouts").numbers()) - set(stage.shards(name).numbers())
     ]
     if ranks > 1 and stage.config.proximal_period > 1:
         missing.append(_PROXIMAL)
@@ -94,8 +85,9 @@ class StoredLogprobs:
         self._stage = stage
         self._plan = plan
         self._compute = compute
-        self._rollouts = Rows(stage, "rollouts")
-        self._once = {name: Rows(stage, name) for name in needed_once(stage)}
+        self._shards = stage.shards("rollouts")
+        self._rollouts = RowReader(self._shards)
+        self._once = {name: RowReader(stage.shards(name)) for name in needed_once(stage)}
         self._period = stage.config.proximal_period
         self._proximal = _PROXIMAL in stage.config.needs and self._period > 1
         self._kept = stage.shards(_PROXIMAL)
@@ -108,7 +100,7 @@ class StoredLogprobs:
         """
         batch = self._stage.schedule.batch_of(update)
         logprobs = {
-            name: [row["logprobs"] for row in rows.at(self._plan[batch])]
+            name: [rows.row(*place)["logprobs"] for place in self._plan[batch]]
             for name, rows in self._once.items()
         }
         if self._proximal:
@@ -126,12 +118,11 @@ class StoredLogprobs:
         batches = self._batches(period)
         first = self._stage.first_update + period * self._period
         places = [place for b in batches for place in self._plan[b]]
-        shards = sorted({(place.stage, place.shard) for place in places})
-        of_rollouts = (self._rollouts.shards(number).entry(shard) for number, shard in shards)
+        shards = sorted({place.shard for place in places})
         notes = {
             "policy_step": first,
             "period": self._period,
-            "rollouts_sha256": [entry["sha256"] for entry in of_rollouts],
+            "rollouts_sha256": [self._shards.entry(shard)["sha256"] for shard in shards],
         }
         if update == first or not self._is_kept(period, notes):
             self._make(period, places, notes)
@@ -154,7 +145,7 @@ class StoredLogprobs:
         In the middle of a period (a shard was lost, or the objective changed), that policy is
         loaded from a checkpoint.
         """
-        rollouts = [rollout_from_row(row) for row in self._rollouts.at(places)]
+        rollouts = [rollout_from_row(self._rollouts.row(*place)) for place in places]
         logprobs = self._compute(notes["policy_step"], rollouts)
         write_logprobs(self._kept, period, logprobs, **notes)
 

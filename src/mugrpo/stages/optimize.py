@@ -55,7 +55,6 @@ def optimize_stage(
         arrived(reader, trainer.update)
         experience = reader.of_update(trainer.update)
         line: Metrics = {"stage": stage.number, "staleness": trainer.update - first}
-        line |= reader.replay_metrics(trainer.update)
         line["time/read"] = time.monotonic() - began
         line["time/checkpoint"] = training.take_checkpoint_seconds()
         line["behavior_reward"] = run.progress.behavior_reward = reader.behavior_reward()
@@ -135,14 +134,10 @@ def samples_due(config: RunConfig, stage: Stage, update: int) -> bool:
 def keep_samples(
     run: OpenRun, stage: Stage, update: int, experience: Experience, watch: SampleCollector
 ) -> None:
-    """Publish a few of an update's rollouts with what the objective did to each token.
-
-    They are of the update's own stage: those that it replays are left out.
-    """
-    own = len(experience.rollouts) - experience.replayed
+    """Publish a few of an update's rollouts with what the objective did to each token."""
     samples = watch.chosen(
-        experience.rollouts[:own],
-        experience.scores[:own],
+        experience.rollouts,
+        experience.scores,
         run.config.samples.count,
         run.prompts.tokenizer,
     )

@@ -1,29 +1,24 @@
 """Which groups a stage samples, and which groups each update trains on.
 
-If every group is trained on, both are arithmetic, on the problems that the stage's `draw` leaves.
+If every group is trained on, both are arithmetic.
 Dynamic sampling works in rounds: first the stage's own groups; then, while too few have both right
 and wrong responses, one more shard with as many groups as seem to be missing. Each round follows
 from the scores of the rounds before it, so it is the same after a kill.
-
-Groups that are replayed are chosen when the stage is planned, from the plans of earlier stages.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import islice
 
 from mugrpo.config.stages import DynamicSampling
 from mugrpo.disk.errors import RunStopped, UsageError
-from mugrpo.disk.plans import Place, read_plan, write_plan
+from mugrpo.disk.plans import Place, write_plan
 from mugrpo.disk.shards import ShardSet, read_statuses
-from mugrpo.rollouts.replay import replayed
 from mugrpo.rollouts.score import scored
 from mugrpo.rollouts.selection import Group, batches, correctness_varies, further_groups
 from mugrpo.rollouts.statistics import refresh_metrics, truncation
-from mugrpo.stages.draw import draw_metrics
 from mugrpo.stages.stage import Stage
 
 ShardGroups = list[tuple[int, int]]  # (index of the problem, occurrence) of each of its groups
@@ -35,7 +30,7 @@ def stage_shards(stage: Stage) -> list[ShardGroups]:
     Until the stage is planned, more shards may follow once all of these are scored.
     """
     if plan := _valid_plan(stage):
-        stream = stage.stream()
+        stream = stage.schedule.stream(stage.number)
         return [list(islice(stream, groups)) for groups in plan.entry(0)["groups"]]
     return [shard for shard, _ in _sampled(stage)]
 
@@ -77,8 +72,6 @@ def shards_made(stage: Stage, kind: str) -> tuple[int, int]:
 def plan_stage(stage: Stage, say: Callable[[str], None]) -> None:
     """Publish the stage's batch plan: the groups of every batch, in the order they were sampled.
 
-    The groups that a batch replays come after its own.
-
     Raises UsageError if the shards do not fit the schedule (they may come from elsewhere),
     RunStopped if dynamic sampling has not found enough groups.
     """
@@ -92,7 +85,7 @@ def plan_stage(stage: Stage, say: Callable[[str], None]) -> None:
         groups.append(len(shard))
         for index, (problem, _) in enumerate(shard):
             rows = range(index * size, (index + 1) * size)
-            places = [Place(stage.number, number, row) for row in rows]
+            places = [Place(number, row) for row in rows]
             (chosen if varies[index] else others).append(Group(problem, places))
     count = stage.schedule.batches(stage.number)
     full = batches(chosen, per_update, count)
@@ -107,65 +100,12 @@ def plan_stage(stage: Stage, say: Callable[[str], None]) -> None:
         if len(full) < count:
             raise _short(stage, summary, options)
         say(summary)
-    full, notes = _with_replayed(stage, full, say)
     write_plan(
         stage.shards("plan"),
         [[place for group in batch for place in group.places] for batch in full],
         groups=groups,
         rests_on=_rests_on(stage, len(groups)),
-        **notes,
-        **draw_metrics(stage),
     )
-
-
-def _with_replayed(
-    stage: Stage, batches: Sequence[Sequence[Group]], say: Callable[[str], None]
-) -> tuple[list[list[Group]], dict[str, dict[str, int]]]:
-    """Return the batches with the groups that they replay, and the number of these by stage."""
-    config = stage.config
-    wanted = config.replay.groups(config.schedule.problems_per_update)
-    if not (wanted and stage.number):
-        return [*map(list, batches)], {}
-    pool = [group for earlier in _earlier(stage) for group in _replayable(earlier)]
-    hands = replayed(pool, batches, wanted, seed=config.seed, stage=stage.number)
-    if short := [len(hand) for hand in hands if len(hand) < wanted]:
-        say(
-            f"stage {stage.number}: {len(short)} of its {len(hands)} batches replay fewer than "
-            f"{wanted} groups (at least {min(short)}): earlier stages have too few groups of "
-            "other problems"
-        )
-    counts = Counter(str(group.places[0].stage) for hand in hands for group in hand)
-    joined = [[*batch, *hand] for batch, hand in zip(batches, hands, strict=True)]
-    return joined, {"replayed": dict(sorted(counts.items()))}
-
-
-def _earlier(stage: Stage) -> list[Stage]:
-    """Return the stages whose groups `stage` may replay."""
-    options = stage.config.replay
-    first = max(0, stage.number - options.stages) if options.share else stage.number
-    return [stage.earlier(number) for number in range(first, stage.number)]
-
-
-def _replayable(stage: Stage) -> Iterator[Group]:
-    """Yield the groups of a past stage that later ones may replay, if it has their scores."""
-    config, plan = stage.config, stage.shards("plan")
-    rollouts, scores = stage.shards("rollouts"), stage.shards("scores")
-    if 0 not in plan:  # it was lost, together with the stage's rollouts
-        return
-    sampled, size = stage_shards(stage), config.schedule.group_size
-    mixed = config.replay.choice == "mixed"
-    known = [shard for shard in rollouts.numbers() if scored(rollouts, scores, shard)]
-    statuses = {shard: read_statuses(scores, shard) for shard in known if mixed}
-    for batch in read_plan(plan, stage.number):
-        own = [place for place in batch if place.stage == stage.number]
-        for start in range(0, len(own), size):
-            places = own[start : start + size]
-            shard, row = places[0].shard, places[0].row
-            if shard not in known:
-                continue
-            group = statuses.get(shard, [])[row : row + size]
-            if not mixed or correctness_varies(group, config.rewards):
-                yield Group(sampled[shard][row // size][0], places)
 
 
 def _require_rows(rollouts: ShardSet, number: int, rows: int) -> None:
@@ -192,29 +132,18 @@ def _valid_plan(stage: Stage) -> ShardSet | None:
 
 
 def _rests_on(stage: Stage, shards: int) -> list[str] | None:
-    """Return what decides which groups are trained on: checksums, and the options of replay.
-
-    Return None if nothing but the schedule does.
-    """
-    chosen = isinstance(stage.config.sampling, DynamicSampling)
-    earlier = _earlier(stage)
-    if not (chosen or earlier):
+    """Return the checksums of the scores that chose the groups, or None if the schedule did."""
+    if not isinstance(stage.config.sampling, DynamicSampling):
         return None
     scores = stage.shards("scores")
-    own = range(shards) if chosen else ()
-    sums = [scores.entry(number)["sha256"] for number in own if number in scores]
-    sums += [stage.config.replay.model_dump_json()] if earlier else []
-    for past in earlier:
-        for kind in ("plan", "scores"):
-            sums += [entry["sha256"] for entry in past.shards(kind).entries()]
-    return sums
+    return [scores.entry(number)["sha256"] for number in range(shards) if number in scores]
 
 
 def _sampled(stage: Stage) -> Iterator[tuple[ShardGroups, list[bool]]]:
     """Yield each shard's groups, and whether each may be trained on ([] if not scored yet)."""
     options, schedule = stage.config.sampling, stage.schedule
     per_shard = math.ceil(stage.config.rollouts.shard_rollouts / schedule.options.group_size)
-    stream = stage.stream()
+    stream = stage.schedule.stream(stage.number)
     per_update, needed = schedule.options.problems_per_update, schedule.batches(stage.number)
     own = list(islice(stream, stage.groups))
     shards = [own[start : start + per_shard] for start in range(0, len(own), per_shard)]

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-
-import numpy as np
+from dataclasses import dataclass
 
 from mugrpo.config.run import RunConfig
-from mugrpo.config.stages import RatedProblems
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.shards import ShardSet
 from mugrpo.rollouts.schedule import Schedule
@@ -46,26 +42,8 @@ class Stage:
         return self.schedule.batches(self.number) * self.schedule.options.problems_per_update
 
     def shards(self, kind: str) -> ShardSet:
-        """Return the shards of a kind: "rollouts", "scores", "plan", "draw", or logprobs' name."""
+        """Return the shards of a kind: "rollouts", "scores", "plan", or logprobs' name."""
         return ShardSet(self.folder.shards(self.number, kind), kind)
-
-    def stream(self) -> Iterator[tuple[int, int]]:
-        """Yield the groups to sample (see `Schedule.stream`), without what its draw excludes."""
-        excluded: set[int] = set()
-        if isinstance(self.config.difficulty, RatedProblems) and 0 in (draw := self.shards("draw")):
-            column = draw.open(0).read(["excluded"])["excluded"].to_numpy()
-            excluded = set(np.flatnonzero(column).tolist())
-        return self.schedule.stream(self.number, excluded)
-
-    def earlier(self, number: int) -> Stage:
-        """Return another stage of the same run, one before this one."""
-        return replace(self, number=number)
-
-    def replayed(self) -> list[Stage]:
-        """Return the stages whose rollouts its plan replays, none if it is not planned yet."""
-        plan = self.shards("plan")
-        counts = plan.entry(0).get("replayed", {}) if 0 in plan else {}
-        return [self.earlier(number) for number in sorted(map(int, counts))]
 
     def heading(self, phase: str) -> str:
         """Return the heading of the progress line for a phase of the stage."""

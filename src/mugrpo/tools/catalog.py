@@ -21,7 +21,7 @@ _FUNCTIONS = {
     "correction": "mugrpo.optimize.corrections",
     "reference": "mugrpo.optimize.reference",
 }
-_OTHERS = ("step", "difficulty", "sampling", "stage_until")
+_OTHERS = ("step", "sampling", "stage_until")
 _CALLED = {"negative_advantage": "negative_advantage_veto"}  # name -> function, if they differ
 
 

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from mugrpo.config.base import RewardOption
 from mugrpo.config.extensions import Extension
-from mugrpo.config.options import PLACE, PRIVATE, PathOrName
+from mugrpo.config.options import PathOrName
 from mugrpo.config.private import PrivateText
 
 
@@ -39,9 +39,9 @@ class CodeOptions(RewardOption):
     """Memory in MiB that a program may take."""
     sandbox: Literal["auto", "bubblewrap", "wasm", "sandboxfusion"] = "auto"
     """Where programs run. "auto" takes the first of these that works here."""
-    wasm: PathOrName | None = Field(None, json_schema_extra=PLACE)
+    wasm: PathOrName | None = None
     """A CPython compiled to WebAssembly (WASI). If unset, that of mugrpo[wasm]."""
-    url: PrivateText | None = Field(None, json_schema_extra=PRIVATE)
+    url: PrivateText | None = None
     """The URL of a SandboxFusion server. A user with a password in it is hidden elsewhere."""
 
     @property

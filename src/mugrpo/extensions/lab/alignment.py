@@ -129,10 +129,9 @@ def _unused(stage: Stage, reader: StageReader, update: int, groups: int) -> Expe
     count = math.ceil(groups / options.problems_per_update)
     parts = [reader.of_update(one) for one in [*first.values()][:count]]
     most = groups * options.group_size
-    own = options.rollouts_per_update  # an update's replayed rollouts come after these
     return Experience(
-        [rollout for part in parts for rollout in part.rollouts[:own]][:most],
-        [score for part in parts for score in part.scores[:own]][:most],
+        [rollout for part in parts for rollout in part.rollouts][:most],
+        [score for part in parts for score in part.scores][:most],
     )
 
 

@@ -44,7 +44,7 @@ from mugrpo.stages.plan import plan_stage, require
 from mugrpo.stages.stage import Stage
 
 _SAMPLED = ("rollouts", "scores")
-_OF_THE_STAGE = (*_SAMPLED, "plan", "draw")
+_OF_THE_STAGE = (*_SAMPLED, "plan")
 
 Line = dict[str, Any]
 
@@ -192,9 +192,7 @@ def _lasting(run_dir: RunDir, last: int) -> list[int]:
 
 
 def _origin(run: OpenRun, stage: int) -> str:
-    """Return a hash of the rollouts, their scores and their plan, and of those that it replays."""
+    """Return a hash of the rollouts, their scores and their plan."""
     sets = [ShardSet(run.folder.shards(stage, name), name) for name in _OF_THE_STAGE]
-    for past in Stage.of(run, stage).replayed():
-        sets += [past.shards(name) for name in _SAMPLED]
     sums = [entry["sha256"] for shards in sets for entry in shards.entries()]
     return hashlib.sha256("".join(sums).encode()).hexdigest()

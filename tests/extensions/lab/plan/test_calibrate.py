@@ -13,6 +13,7 @@ from tests.extensions.lab.plan.cases import setting
 
 REFRESHES = [
     {
+        "kind": "refresh",
         "update": first,
         "rollouts": 16,
         "zero_variance_share": share,
@@ -24,10 +25,16 @@ REFRESHES = [
     for first, share, start, generate in ((0, 0.0, 50.0, 7.0), (4, 0.5, 0.0, 9.0))
 ]
 UPDATES = [
-    {"update": n, "time/update": 2.0, "time/read": 0.25, "time/checkpoint": 6.0 * (n == 5)}
+    {
+        "kind": "update",
+        "update": n,
+        "time/update": 2.0,
+        "time/read": 0.25,
+        "time/checkpoint": 6.0 * (n == 5),
+    }
     for n in range(1, 9)
 ]
-EVALUATIONS = [{"update": n, "time/evaluate": 5.0} for n in (0, 4, 8)]
+EVALUATIONS = [{"kind": "evaluation", "update": n, "time/evaluate": 5.0} for n in (0, 4, 8)]
 
 
 def run(updates: int = 8) -> RunData:

@@ -70,7 +70,7 @@ def test_a_page_shows_the_same_rows(file: Path, tmp_path: Path):
     words = ["plan", str(file), "--machine", "1xCPU", "--schedules", "4", "--html", str(page)]
     assert main(words) == 0
     text = page.read_text()
-    assert "Wall-clock by part" in text and "4 (the config&#x27;s)" in text and "<svg" in text
+    assert "Wall-clock by part" in text and "4 (the config&#39;s)" in text and "<svg" in text
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.extensions.lab.plan.lengths import Lengths, Seen
 from mugrpo.extensions.lab.plan.schedules import Planner
 from mugrpo.extensions.lab.plan.setting import Measured, as_configured, with_updates
-from mugrpo.extensions.lab.plan.text import batch_lines
 from tests.extensions.lab.plan.cases import config, machine, setting
 
 
@@ -54,19 +53,6 @@ def test_a_plan_by_hand():
     assert planner.checkpoints([4, 4]) == [4, 8] and planner.checkpoints([8]) == [8]
     half = {part: seconds / 2 for part, seconds in plan.parts.items()}
     assert plan.of_stages == [pytest.approx(half)] * 2
-
-
-def test_updates_compute_what_they_replay_and_nothing_more_is_generated():
-    """Two more groups in each update but those of the first stage, which has none to replay.
-
-    That is twice the operations above, in one micro-batch still.
-    """
-    made = setting(replay={"share": 0.5})
-    parts = Planner(made).planned([4, 4], "colocated", 1, 1).parts
-    plain = Planner(setting()).planned([4, 4], "colocated", 1, 1).parts
-    assert parts["optimize"] == pytest.approx(8 * (3 * 1.5 * 4.656 + 2.24 + 1 + 2))
-    assert {**parts, "optimize": 0.0} == {**plain, "optimize": 0.0}
-    assert any("2 groups of earlier stages more for each update" in x for x in batch_lines(made))
 
 
 def test_updates_begin_after_the_first_of_four_shards():

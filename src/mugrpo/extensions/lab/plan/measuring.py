@@ -21,10 +21,10 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from mugrpo.config.describe import as_toml
 from mugrpo.config.engines import ContinuousOptions
 from mugrpo.config.load import build_config
 from mugrpo.config.run import RunConfig
-from mugrpo.config.toml import as_document
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import publish_file
 from mugrpo.disk.records import Rollout, Score, Status
@@ -92,7 +92,7 @@ def measure(config: RunConfig, form: Path | None, file: Path) -> str:
     found["overheads"]["refresh"] = _refresh(policy, config, shape, Machine.model_validate(found))
     found["sources"] = {f'"{name}"': source for name, source in found["sources"].items()}
     with publish_file(file) as out:
-        out.write(as_document(found, ["Measured by `mugrpo plan --measure`."]).encode())
+        out.write(_as_document(found, ["Measured by `mugrpo plan --measure`."]).encode())
     return f"{file} describes this machine"
 
 
@@ -297,3 +297,19 @@ def _sources(config: RunConfig, parameters: int) -> dict[str, str]:
         "overheads.start": "assumed",
         "overheads.score": "assumed",
     }
+
+
+def _as_document(raw: dict[str, Any], comments: Sequence[str] = ()) -> str:
+    """Return `raw` as TOML with `comments` above it. Options that are None are left out."""
+    lines = [f"# {line}" for comment in comments for line in comment.splitlines()]
+    lines += [""] if lines else []
+    lines += [_line(name, value) for name, value in raw.items() if not isinstance(value, dict)]
+    for group, table in raw.items():
+        if isinstance(table, dict):
+            lines += ["", f"[{group}]"]
+            lines += [_line(name, value) for name, value in table.items() if value is not None]
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def _line(name: str, value: Any) -> str:
+    return f"{name} = {as_toml(value)}"

@@ -149,7 +149,7 @@ class Planner:
 
     def updated(self, first: int, devices: int) -> float:
         """Return the seconds of an update in a stage that begins after `first` updates."""
-        return self._of_update(self._known(first), self.setting.replayed(first), devices)
+        return self._of_update(self._known(first), devices)
 
     def _known(self, first: int) -> int:
         """Return the newest update, up to `first`, after which anything was measured."""
@@ -177,12 +177,12 @@ class Planner:
         prompts, responses = setting.lengths.draw(first, groups, size, draw)
         return generate(prompts, responses, engines, setting.engine_prices(engines))
 
-    def _updated(self, first: int, replayed: int, devices: int) -> float:
+    def _updated(self, first: int, devices: int) -> float:
         setting, schedule = self.setting, self.setting.config.schedule
         prices = setting.update_prices(setting.ranks_on(devices))
         share = setting.computed(first)
         seconds = []
-        groups = schedule.problems_per_update + replayed
+        groups = schedule.problems_per_update
         for sample in range(_SAMPLES):
             prompts, responses = setting.lengths.draw(first, groups, schedule.group_size, sample)
             # A part of a group stands for a chance of the whole group.

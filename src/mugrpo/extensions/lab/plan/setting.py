@@ -95,11 +95,6 @@ class Setting:
         batches = -(-updates // schedule.passes_per_batch)
         return batches * schedule.problems_per_update
 
-    def replayed(self, first: int) -> int:
-        """Return the groups of earlier stages in an update of the stage after `first` updates."""
-        problems = self.config.schedule.problems_per_update
-        return self.config.replay.groups(problems) if first else 0
-
     def sampled(self, first: int, updates: int) -> int:
         """Return the groups that a stage samples: more than it trains on if it chooses among them.
 

@@ -43,8 +43,7 @@ def batch_lines(setting: Setting) -> list[str]:
     firsts = np.cumsum([0, *stages[:-1]]).tolist()
     groups = sum(map(setting.sampled, firsts, stages))
     rollouts = groups * schedule.group_size
-    again = setting.replayed(stages[0])
-    groups_each = schedule.problems_per_update + again
+    groups_each = schedule.problems_per_update
     prompts, responses = setting.lengths.draw(0, groups_each, schedule.group_size)
     update = setting.update_prices(setting.ranks_on(setting.machine.devices)).update(
         prompts, responses
@@ -79,9 +78,6 @@ def batch_lines(setting: Setting) -> list[str]:
             f"{update.balance:.0%} of the time",
         ),
     ]
-    if again:
-        text = f"{again} groups of earlier stages more for each update, from the second stage on"
-        rows.insert(1, ("replay", text))
     return ["batches", *(f"  {name:<14}{text}" for name, text in rows)]
 
 
