@@ -166,6 +166,7 @@ PLACES: dict[str, Place] = {
     "optimizer step": Place("optimizer step"),
     "half a metrics line": Place("before a line of update", "", _half_a_line),
     "metrics line": Place("metrics line"),
+    "before a refresh line": Place("before a line of refresh"),
     "half a checkpoint": Place(BEFORE, _CHECKPOINT, _half_a_checkpoint),
     "checkpoint without name": Place(BEFORE, _CHECKPOINT),
     "checkpoint": Place(AFTER, _CHECKPOINT),

@@ -230,11 +230,12 @@ def shard_path(run_dir: Path, stage: int, shard: int, kind: str = "rollouts") ->
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """Return the complete lines of the metrics file, without the durations."""
+    """Return the complete lines of the metrics file, without durations and checksums."""
     path = run_dir / "metrics.jsonl"
     text = path.read_text() if path.exists() else ""
     lines = [json.loads(line) for line in text.split("\n")[:-1]]
-    return [{k: v for k, v in line.items() if not k.startswith("time/")} for line in lines]
+    left_out = ("time/", "sha256")
+    return [{k: v for k, v in line.items() if not k.startswith(left_out)} for line in lines]
 
 
 def final_weights(run_dir: Path, update: int = UPDATES) -> dict[str, str]:

@@ -192,12 +192,11 @@ def opened(options: argparse.Namespace) -> Iterator[OpenRun]:
     wanted: dict[str, Any] = {
         "overrides": options.overrides,
         "run_dir": options.run_dir,
-        "force": options.force,
         "trust": options.trust,
     }
     target = options.target
     if "TORCHELASTIC_RUN_ID" not in os.environ:  # a rank's driver has asked and read
-        target, wanted = read_target(target, say=_say, **wanted), {"force": options.force}
+        target, wanted = read_target(target, say=_say, **wanted), {}
         _say(f"{options.target}: loading PyTorch, then the tokenizer")
     from mugrpo.processes.ranks import joined
     from mugrpo.run.opening import open_run
@@ -207,6 +206,7 @@ def opened(options: argparse.Namespace) -> Iterator[OpenRun]:
         open_run(
             target,
             **wanted,
+            force=options.force,
             progress=Progress(shown=ranks.shown),
             stop=options.stop,
             ranks=ranks,

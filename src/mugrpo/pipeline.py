@@ -201,16 +201,14 @@ def evaluate(run: OpenRun, update: int, *, again: bool = True) -> dict[str, Any]
 
     Returns the numbers of a line of metrics.jsonl: "accuracy", the ends of its 95 % interval,
     "reward", "entropy" in nats per token, "time/evaluate" in seconds and others (README, "The
-    metrics"). Without `again`, return {} if metrics.jsonl has this evaluation already. It keeps the
-    first one. Raises UsageError if the run has not reached that update or holds out no
-    problem, RunStopped if the checkpoint is gone or damaged.
+    metrics"). Without `again`, return {} if metrics.jsonl has this evaluation already. Raises
+    UsageError if the run has not reached that update or holds out no problem, RunStopped if the
+    checkpoint is gone or damaged.
     """
     with Work(run) as work:
-        measured = work.metrics.has("evaluation", update)
-        if measured and not again:
+        if not again and work.metrics.has("evaluation", update):
             return {}
         _prepare(run)
         result = evaluate_policy(run, work.sampling, update)
-        if not measured:
-            work.metrics.append("evaluation", update, **result)
+        work.metrics.put("evaluation", update, **result)
     return result

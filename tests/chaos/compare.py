@@ -9,14 +9,16 @@ from collections.abc import Collection
 from pathlib import Path
 
 from mugrpo.disk.errors import RunStopped
-from mugrpo.disk.journal import Journal
+from mugrpo.disk.run_dir import RunDir
+from mugrpo.disk.seal import changed_shards, require_metrics
+from mugrpo.disk.shards import ShardSet
 from tests.runs import read_metrics
 
 # Logs, what engines and ranks were handed; tables, pages and plans with seconds; config.json has
-# the threads and paths of the process that wrote it; a journal tells what was done again.
+# the threads and paths of the process that wrote it.
 _APART = re.compile(
     r"(^|/)(logs|ranks|handed_over)/"
-    r"|(^|/)(config\.json|plan\.json|journal\.jsonl|lock|table\.md|\w+\.html)$"
+    r"|(^|/)(config\.json|plan\.json|lock|table\.md|\w+\.html)$"
 )
 _METRICS, _MANIFEST = "metrics.jsonl", "manifest.json"  # a manifest has seconds
 _CHECKPOINT = re.compile(r"(^|/)checkpoints/update-(\d+)/")
@@ -72,13 +74,18 @@ def differences(
     return differing
 
 
-def against_journal(root: Path) -> list[str]:
-    """Return what is wrong with the run's files by its own journal: nothing, or one sentence."""
+def against_seals(root: Path) -> list[str]:
+    """Return what is wrong with the run's files by its own checksums: nothing, or one sentence."""
+    run_dir = RunDir(root)
     try:
-        Journal(root).require()
+        run_dir.read_config()
+        require_metrics(run_dir)
+        for folder, kind in run_dir.shard_folders():
+            ShardSet(folder, kind)
+        stages = run_dir.stages()
+        return [f"changed: {path}" for stage in stages for path in changed_shards(run_dir, stage)]
     except RunStopped as error:
         return [str(error)]
-    return []
 
 
 def _update(name: str) -> int | None:

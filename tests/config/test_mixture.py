@@ -9,7 +9,7 @@ import pytest
 from mugrpo.config.load import build_config, load_config
 from mugrpo.config.mixture import MixtureOptions, datasets_in
 from mugrpo.disk.errors import UsageError
-from mugrpo.run.named import named_by
+from mugrpo.run.trust import named_by
 
 CHAIN = {"source": "a", "name": "chain", "terms": 3}
 DATA = {"source": "b", "data": "none.jsonl"}
@@ -86,4 +86,4 @@ def test_code_that_a_source_names_is_known(tmp_path):
     (tmp_path / "judge.py").write_text("# a judge\n")
     raw = {**DATA, "rewards": [f"{tmp_path}/judge.py:f"]}
     config = build_config({"task": {"name": "mixture", "sources": [CHAIN, raw]}}, "test")
-    assert [named.text for named in named_by(config)] == [f"{tmp_path}/judge.py"]
+    assert named_by(config) == [("task.rewards", f"{tmp_path}/judge.py:f")]

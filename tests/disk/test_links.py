@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.links import refuse_links_out
+from mugrpo.disk.run_dir import refuse_links_out
 
 
 @pytest.fixture

@@ -5,7 +5,9 @@ import math
 
 import pytest
 
+from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.metrics import MetricsLog, read_metrics
+from mugrpo.disk.publishing import with_sum
 
 
 @pytest.fixture
@@ -31,7 +33,8 @@ def test_lines_come_back_in_order_as_flat_objects(path):
     lines = list(read_metrics(path))
     assert lines[0] == {"kind": "refresh", "update": 0, "stage": 0}
     assert [line.get("loss") for line in lines] == [None, 0.5, 0.25, None, 0.125, 1.5]
-    assert [json.loads(text) for text in path.read_text().splitlines()] == lines
+    stored = [json.loads(text) for text in path.read_text().splitlines()]
+    assert stored == [with_sum(line) for line in lines]
 
 
 def test_opening_removes_lines_after_the_restored_update_and_then_appends(path):
@@ -75,9 +78,9 @@ def test_numbers_that_are_not_finite_are_written_as_null(tmp_path):
     log.append("update", 1, loss=math.nan, norm=math.inf, low=-math.inf, count=3, name="x")
     log.close()
     text = (tmp_path / "m.jsonl").read_text()
-    assert text == (
+    assert text.startswith(
         '{"kind": "update", "update": 1, "loss": null, "norm": null, "low": null, '
-        '"count": 3, "name": "x"}\n'
+        '"count": 3, "name": "x", "sha256": "'
     )
 
 
@@ -86,6 +89,12 @@ def test_a_line_is_on_disk_as_soon_as_it_is_appended(tmp_path):
     log.append("update", 1, loss=1.0)
     assert kinds(tmp_path / "m.jsonl") == [("update", 1)]
     log.close()
+
+
+def test_a_line_whose_number_was_changed_is_refused(path):
+    path.write_text(path.read_text().replace("0.125", "0.126"))
+    with pytest.raises(RunStopped, match=r"line 5 is not a metrics line \(its sha256"):
+        list(read_metrics(path))
 
 
 def test_a_missing_file_has_no_metrics(tmp_path):
@@ -110,13 +119,14 @@ def test_a_line_that_is_put_twice_is_written_once_whatever_its_values(path):
     log, values = MetricsLog(path, 4), {"gap": math.nan, "shares": (1, 2)}
     assert log.put("refresh", 4, **values)
     content = path.read_bytes()
-    assert not log.put("refresh", 4, **values) and path.read_bytes() == content
-    assert log.put("refresh", 4, gap=0.5) and kinds(path).count(("refresh", 4)) == 1
+    assert not log.put("refresh", 4, **values, **{"time/score": 1.0})
+    assert path.read_bytes() == content
+    assert log.put("refresh", 4, gap=0.5) and path.read_bytes().startswith(content)
+    assert kinds(path)[-2:] == [("refresh", 4)] * 2  # the last one counts
     log.close()
 
 
 def test_a_log_without_a_file_passes_every_line_to_its_listener():
-    """Even a second line of the same kind and update, which a file would hold only once."""
     heard = []
     log = MetricsLog(None, 4, lambda *line: heard.append(line))
     assert log.put("refresh", 4, gap=1) and log.put("refresh", 4, gap=2)

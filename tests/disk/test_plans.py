@@ -11,6 +11,7 @@ from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.plans import Place, read_plan, write_plan
 from mugrpo.disk.shards import ShardSet
 from tests.cases import table
+from tests.faults.harm import summed
 
 
 def test_a_plan_comes_back_as_it_was_written(tmp_path):
@@ -36,5 +37,6 @@ def test_the_manifest_of_a_plan_needs_the_groups_of_each_shard(tmp_path, groups)
     if groups is not None:
         stored["shards"]["0"]["groups"] = groups
     plan.manifest.write_text(json.dumps(stored))
+    summed(plan.manifest)
     with pytest.raises(RunStopped, match=r"is unreadable .*`mugrpo repair` sets it aside"):
         ShardSet(plan.folder, "plan")

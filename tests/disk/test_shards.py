@@ -11,7 +11,7 @@ import pytest
 
 from mugrpo.disk import shards as shards_module
 from mugrpo.disk.errors import RunStopped
-from mugrpo.disk.publishing import sha256_of
+from mugrpo.disk.publishing import publish_json, sha256_of, with_sum
 from mugrpo.disk.records import FinishReason, Rollout, Score, Status
 from mugrpo.disk.shards import (
     RowReader,
@@ -23,6 +23,7 @@ from mugrpo.disk.shards import (
     write_scores,
 )
 from tests.cases import table
+from tests.faults.harm import summed
 
 
 def made(number: int, problem_id: str = "p", length: int | None = None) -> Rollout:
@@ -189,7 +190,7 @@ def test_row_groups_of_another_writer_give_the_same_rows(rollouts, tmp_path):
     path = tmp_path / "shard-00000.parquet"
     entry = {"rows": 600, "bytes": path.stat().st_size, "sha256": sha256_of(path)}
     manifest = {"kind": "rollouts", "shards": {"0": entry}}
-    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    publish_json(tmp_path / "manifest.json", with_sum(manifest))
     reader = RowReader(ShardSet(tmp_path, "rollouts"))
     for number in (0, 6, 7, 300, 419, 420, 599):
         assert_same(rollout_from_row(reader.rows([(0, number)])[0]), made(number))
@@ -345,5 +346,6 @@ def test_a_manifest_with_an_entry_of_another_form_is_unreadable(tmp_path, name, 
     stored = json.loads(shards.manifest.read_text())
     stored["shards"]["0"][name] = value
     shards.manifest.write_text(json.dumps(stored))
+    summed(shards.manifest)
     with pytest.raises(RunStopped, match=f"{name} (is|are) .*`mugrpo repair` sets it aside"):
         ShardSet(shards.folder, "rollouts")

@@ -192,7 +192,6 @@ def test_check_shows_prompts_rewards_and_bytes_and_makes_nothing(case: Case):
     assert f"disk        {case.run_dir} still gets at least {CHECKPOINT:,} bytes" in ended.out
     assert sorted(os.listdir(case.run_dir)) == [
         "config.json",
-        "journal.jsonl",
         "lock",
         "logs",
         "metrics.jsonl",

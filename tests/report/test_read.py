@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -27,7 +26,7 @@ def test_a_run_named_twice_is_read_once(tmp_path):
     assert len(read_runs([tmp_path / "a", tmp_path / "b" / ".." / "a"])) == 1
 
 
-@pytest.mark.parametrize("content", ["nothing", "empty", "file", "other", "broken"])
+@pytest.mark.parametrize("content", ["nothing", "empty", "file", "other"])
 def test_a_path_that_is_not_a_run_is_refused_in_one_sentence(tmp_path, content):
     path = tmp_path / "a"
     if content == "file":
@@ -36,8 +35,6 @@ def test_a_path_that_is_not_a_run_is_refused_in_one_sentence(tmp_path, content):
         path.mkdir()
     if content == "other":
         (path / "notes.txt").write_text("x")
-    if content == "broken":
-        (path / "config.json").write_text("{")
     with pytest.raises(UsageError, match=r"not (a run|the config)"):
         read_runs([path])
 
@@ -52,8 +49,8 @@ def test_an_incomplete_last_line_is_skipped_and_a_bad_one_noted(tmp_path):
     write_metrics(tmp_path, [update(1), update(2)], torn='{"kind": "upd')
     run = read_runs([tmp_path])[0]
     assert [line["update"] for line in run.updates] == [1, 2] and run.notes == []
-    lines = [json.dumps(update(1)), "rubbish", json.dumps(update(2)), ""]
-    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    first, second = (tmp_path / "metrics.jsonl").read_text().splitlines()[:2]
+    (tmp_path / "metrics.jsonl").write_text(f"{first}\nrubbish\n{second}\n")
     run = read_runs([tmp_path])[0]
     assert [line["update"] for line in run.updates] == [1, 2]
     assert run.notes == [f"1 lines of {tmp_path / 'metrics.jsonl'} cannot be read"]

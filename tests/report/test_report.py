@@ -13,6 +13,7 @@ import pytest
 from mugrpo.disk.errors import UsageError
 from mugrpo.report import write_report
 from mugrpo.report.readable import visible
+from tests.faults.harm import summed
 from tests.report.parsed import layer, report
 from tests.report.synthetic import (
     HOSTILE,
@@ -286,4 +287,5 @@ def test_the_refreshes_of_grpo_are_not_compared_with_grpos(tmp_path):
     assert "would have made" in report(tmp_path / "run").text
     config = (tmp_path / "run" / "config.json").read_text()
     (tmp_path / "run" / "config.json").write_text(config.replace("mu-grpo", "grpo"))
+    summed(tmp_path / "run" / "config.json")
     assert "would have made" not in report(tmp_path / "run").text

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from mugrpo.disk.errors import UsageError
+from mugrpo.disk.publishing import with_sum
 from mugrpo.run import follower as module
 from mugrpo.run.follower import Bar, Follower, RunState, Sign, plain
 from tests.report.synthetic import evaluation, refresh, update, write_config, write_metrics
@@ -47,7 +48,8 @@ def publish(root: Path, stage: int, rollouts: int) -> None:
     folder = root / f"stages/{stage:03d}/rollouts"
     folder.mkdir(parents=True, exist_ok=True)
     entry = {"rows": rollouts, "bytes": 1, "sha256": "", "groups": 1}
-    (folder / "manifest.json").write_text(json.dumps({"kind": "rollouts", "shards": {"0": entry}}))
+    manifest = with_sum({"kind": "rollouts", "shards": {"0": entry}})
+    (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
 @pytest.fixture
@@ -172,7 +174,7 @@ def test_a_stage_that_ended_early_moves_the_next_ones(root: Path):
 def test_a_file_that_grows_or_is_replaced_is_followed(root: Path):
     follower, path = Follower(root), root / "metrics.jsonl"
     assert follower.state().bars[-1].done == 4
-    line = json.dumps(update(5, stage=1)).encode() + b"\n"
+    line = json.dumps(with_sum(update(5, stage=1))).encode() + b"\n"
     with open(path, "ab", buffering=0) as file:
         file.write(line[:9])
         state = follower.state()
@@ -180,7 +182,7 @@ def test_a_file_that_grows_or_is_replaced_is_followed(root: Path):
         file.write(line[9:])
     assert follower.state().bars[-1].done == 5
     assert follower.state().bars[-1].done == 5  # and not twice
-    (root / "new").write_text("".join(json.dumps(line) + "\n" for line in STAGE_0[:4]))
+    (root / "new").write_text("".join(json.dumps(with_sum(line)) + "\n" for line in STAGE_0[:4]))
     os.replace(root / "new", path)  # as a resumed run cuts it
     assert follower.state().bars[-1].done == 2
 
@@ -192,7 +194,7 @@ def test_what_cannot_be_read_is_noted(root: Path):
     state = Follower(root).state()
     assert state.bars[-1].done == 4
     assert state.notes[0] == f"{root / 'metrics.jsonl'} has 1 unreadable lines"
-    assert "manifest.json is unreadable" in state.notes[1]
+    assert "manifest.json is damaged" in state.notes[1]
 
 
 @pytest.mark.parametrize("text", [None, "", "{", "7", '{"config": {"schedule": {"stages": 0}}}'])

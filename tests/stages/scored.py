@@ -38,7 +38,9 @@ def judges(run_dir: Path, stage: int = 0) -> list[str]:
 
 
 def refreshes(run_dir: Path) -> list[dict[str, Any]]:
-    return [line for line in read_metrics(run_dir) if line["kind"] == "refresh"]
+    """Return the last refresh line of each update."""
+    lines = {line["update"]: line for line in read_metrics(run_dir) if line["kind"] == "refresh"}
+    return list(lines.values())
 
 
 def rewards(run_dir: Path) -> float:

@@ -102,7 +102,7 @@ def test_after_a_kill_train_rescores_the_rest(run_dir: Path, command: Command, n
 @pytest.mark.long
 def test_after_a_kill_before_the_new_refresh_line_train_writes_it(run_dir: Path, command: Command):
     words = ("score", run_dir, "--stage", 1, *ANOTHER)
-    assert mugrpo(*words, at="cut metrics").status == -signal.SIGKILL
+    assert mugrpo(*words, at="before a refresh line").status == -signal.SIGKILL
     assert all("truncated" not in entry["statuses"] for entry in entries(run_dir, 1))
     assert command("train", run_dir).status == 0
     assert "status/truncated" not in refreshes(run_dir)[1]

@@ -17,8 +17,7 @@ from rich.console import Console
 
 from mugrpo.config.load import build_config
 from mugrpo.disk.errors import RunStopped, UsageError
-from mugrpo.disk.pending import Unsaved
-from mugrpo.disk.run_dir import RunDir
+from mugrpo.disk.run_dir import RunDir, Unsaved
 from mugrpo.processes.ranks import Ranks
 from mugrpo.run.opening import _common_update
 from mugrpo.run.progress import Progress

@@ -16,9 +16,8 @@ import pytest
 from mugrpo.config.run import RunConfig
 from mugrpo.disk import patience
 from mugrpo.disk.errors import RunStopped
-from mugrpo.disk.pending import Unsaved
 from mugrpo.disk.publishing import publish_json
-from mugrpo.disk.run_dir import RunDir
+from mugrpo.disk.run_dir import RunDir, Unsaved
 from mugrpo.extensions.ray import ranks as ray_ranks
 from mugrpo.optimize.checkpoint import Writing
 from mugrpo.run.weights import hand_over

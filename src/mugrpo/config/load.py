@@ -24,7 +24,7 @@ from mugrpo.config.rewards import Reward
 from mugrpo.config.run import RunConfig
 from mugrpo.config.unknown import unknown
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.links import regular
+from mugrpo.disk.publishing import regular
 
 Group = TypeVar("Group", bound=Options)
 

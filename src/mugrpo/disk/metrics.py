@@ -1,15 +1,18 @@
 """metrics.jsonl: one flat JSON object per event. Every report and chart is derived from it.
 
 Every line has a `kind` ("refresh", "update", "stage_end", "evaluation") and `update`, the number of
-updates made so far, including the update that a line of kind "update" describes. Keys that begin
-with `time/` are in seconds. They are the only values that differ between an uninterrupted run and
-the same run killed and resumed.
+updates made so far, including the update that a line of kind "update" describes. Of several lines
+of a kind and an update, the last one counts. Keys that begin with `time/` are in seconds. They are
+the only values that differ between an uninterrupted run and the same run killed and resumed.
+
+The file only grows, so a checkpoint can seal what it has (see `seal`). Each line carries its own
+sha256, as nothing seals the lines after the newest checkpoint. Of these, a resumed run makes those
+of updates again, and computes those of refreshes and evaluations from their shards.
 """
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import math
 import os
@@ -18,11 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from mugrpo.disk.errors import RunStopped
-from mugrpo.disk.full_disk import full_disk_explained
-from mugrpo.disk.journal import record_growth, recorded
-from mugrpo.disk.journal_lines import Mark
 from mugrpo.disk.places import passing
-from mugrpo.disk.publishing import publish_file
+from mugrpo.disk.publishing import full_disk_explained, publish_file, with_sum, without_sum
 
 _BEYOND = 1e100  # seconds; a damaged file may have any number
 # phase, in the order of the work -> the kind of the lines that have its seconds, and their keys
@@ -67,10 +67,18 @@ class MetricsLog:
 
     def reopen(self, update: int) -> None:
         """Reopen the file after others have written to it, and remove lines past `update`."""
-        self._keep(line for line in read_metrics(self._path) if line["update"] <= update)
+        kept = [line for line in read_metrics(self._path) if line["update"] <= update]
+        if self._path != Path(os.devnull):
+            data = encoded(kept)
+            if not (self._path.exists() and self._path.read_bytes() == data):
+                with publish_file(self._path) as file:
+                    file.write(data)
+        self._last = {_key(line): line for line in kept}
+        # Unbuffered, so that no line is left waiting to be written if the disk is full.
+        self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
 
     def has(self, kind: str, update: int) -> bool:
-        return (kind, update) in self._seen
+        return (kind, update) in self._last
 
     def append(self, kind: str, update: int, **values: Any) -> None:
         """Append one line. A number that is not finite becomes null, as JSON cannot express it.
@@ -78,57 +86,36 @@ class MetricsLog:
         Raises RunStopped if the disk is full.
         """
         passing(f"before a line of {kind}", self._path)
-        self._seen.add((kind, update))
-        line = _encode({"kind": kind, "update": update, **values})
+        line = _finite({"kind": kind, "update": update, **values})
+        self._last[kind, update] = line
+        data = encoded([line])
         with full_disk_explained(self._path):
-            self._grown = True
-            if self._file.write(line) < len(line):
+            if self._file.write(data) < len(data):
                 raise OSError(errno.ENOSPC, "No space left on device")
         passing("metrics line")
         self._also(kind, update, values)
 
     def put(self, kind: str, update: int, **values: Any) -> bool:
-        """Write one line, replacing the line of this `kind` and `update` if there is one.
+        """Append one line, unless the last one of this `kind` and `update` says the same.
 
-        Return whether the file changed. It does not if the same line is there already.
+        Return whether it was appended. Seconds (`time/*`) do not count.
         """
-        if not self.has(kind, update):
-            self.append(kind, update, **values)
-            return True
-        fresh = json.loads(_encode({"kind": kind, "update": update, **values}))
-        lines = list(read_metrics(self._path))
-        if fresh in lines:
+        fresh = _finite({"kind": kind, "update": update, **values})
+        if _untimed(self._last.get((kind, update), {})) == _untimed(fresh):
             return False
-        self._file.close()
-        self._keep(fresh if _key(line) == (kind, update) else line for line in lines)
-        self._also(kind, update, values)
+        self.append(kind, update, **values)
         return True
 
     def close(self) -> None:
-        """Close the file. Its lines are recorded in the run's journal."""
         self._file.close()
-        if self._grown:
-            record_growth(self._path)
-            self._grown = False
-
-    def _keep(self, lines: Iterable[dict[str, Any]]) -> None:
-        """Replace the file's content with `lines`, if it differs, and open it for appending."""
-        kept = list(lines)
-        keeps = self._path != Path(os.devnull)
-        if keeps and not (self._path.exists() and self._path.read_bytes() == _encoded(kept)):
-            write_metrics(self._path, kept)
-        self._seen = set(map(_key, kept))
-        self._grown = False
-        # Unbuffered, so that no line is left waiting to be written if the disk is full.
-        self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
 
 
 class MetricsTail:
     """Reads a metrics file that grows: each call of `read` yields the lines that were added.
 
     Half a line at the end waits for its rest. A file that was replaced or cut is read again from
-    its beginning, which `restarted` then says. If `strict`, a line that is none raises RunStopped;
-    otherwise it is counted in `unreadable`.
+    its beginning, which `restarted` then says. If `strict`, a line that is not as a run wrote it
+    raises RunStopped; otherwise it is counted in `unreadable`.
     """
 
     def __init__(self, path: Path, *, strict: bool = False) -> None:
@@ -167,43 +154,23 @@ class MetricsTail:
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the lines of a metrics file in order, except a last line that a kill cut short.
 
-    Raises RunStopped, naming the line, if a line is not a metrics line.
+    Raises RunStopped, naming the line, if a line is not as a run wrote it.
     """
     return MetricsTail(path, strict=True).read()
 
 
-def confirmed_lines(path: Path, marks: Iterable[Mark]) -> tuple[list[dict[str, Any]], int, int]:
-    """Return the lines of the longest beginning of a metrics file that one of `marks` fits.
-
-    Also return the number of lines that cannot be read, which are skipped, and of all others.
-    """
-    texts = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
-    decoded = {n: _decoded(text) for n, text in enumerate(texts) if text.endswith(b"\n")}
-    lines = {n: line for n, line in decoded.items() if isinstance(line, dict)}
-    data = b"".join(texts[index] for index in lines)
-    end, done, digest = 0, 0, hashlib.sha256()
-    for size, sha256 in sorted((mark.size or 0, mark.sha256) for mark in marks):
-        if size <= len(data):
-            digest.update(data[done:size])
-            end, done = (size if digest.hexdigest() == sha256 else end), size
-    confirmed = data[:end].count(b"\n")
-    unreadable = sum(text.endswith(b"\n") for text in texts) - len(lines)
-    return list(lines.values())[:confirmed], unreadable, len(lines) - confirmed
-
-
-def write_metrics(path: Path, lines: Iterable[dict[str, Any]]) -> None:
-    """Publish a metrics file with `lines`."""
-    data = _encoded(lines)
-    with full_disk_explained(path), recorded({path: data}), publish_file(path) as file:
-        file.write(data)
+def encoded(lines: Iterable[dict[str, Any]]) -> bytes:
+    """Return the lines as a metrics file has them."""
+    texts = (json.dumps(with_sum(line), allow_nan=False).encode() + b"\n" for line in lines)
+    return b"".join(texts)
 
 
 def _decoded(text: bytes) -> dict[str, Any] | str:
     """Return the line, or what is wrong with it."""
     try:
-        line = dict(json.loads(text))
+        line = without_sum(json.loads(text))
         return line if _is_event(line) else "no kind or update"
-    except (ValueError, TypeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         return str(error)
 
 
@@ -216,13 +183,14 @@ def _key(line: dict[str, Any]) -> tuple[str, int]:
     return line["kind"], line["update"]
 
 
-def _encoded(lines: Iterable[dict[str, Any]]) -> bytes:
-    return b"".join(map(_encode, lines))
+def _untimed(line: dict[str, Any]) -> str:
+    """Return what a line says, as JSON, which has no tuples."""
+    kept = {name: value for name, value in line.items() if not name.startswith("time/")}
+    return json.dumps(kept, sort_keys=True)
 
 
-def _encode(line: dict[str, Any]) -> bytes:
-    finite = {
+def _finite(line: dict[str, Any]) -> dict[str, Any]:
+    return {
         key: None if isinstance(value, float) and not math.isfinite(value) else value
         for key, value in line.items()
     }
-    return json.dumps(finite, allow_nan=False).encode() + b"\n"

@@ -1,12 +1,13 @@
 """Publish files and folders atomically.
 
 To publish `NAME` is to write `NAME.tmp.PID`, fsync it, rename it and fsync its folder. So a path
-without `.tmp.` in its name is complete. JSON files, and the lists of checksums in a folder, are
-recorded in the journal of the run that they belong to.
+without `.tmp.` in its name is complete. A small JSON file of a run carries its own sha256, and a
+folder that is sealed has those of its files. They find accidents. They are no signature.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -20,10 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any
 
-from mugrpo.disk.errors import UsageError
-from mugrpo.disk.full_disk import full_disk_explained, remove, unfinished
-from mugrpo.disk.journal import LISTS, forget, recorded
-from mugrpo.disk.links import regular
+from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.places import passing
 
 SUMS = "sha256.json"
@@ -58,18 +56,9 @@ def remove_unfinished(root: Path) -> list[Path]:
 
 
 def set_aside(path: Path) -> None:
-    """Rename a bad file or folder to a name that nothing reads: `NAME.bad`, or `NAME.bad.2`, ...
-
-    The run's journal forgets it, even if it is missing.
-    """
-    forget(path)
+    """Rename a bad file or folder to a name that nothing reads: `NAME.bad`, or `NAME.bad.2`, ..."""
     if os.path.lexists(path):
-        rename_aside(path)
-
-
-def rename_aside(path: Path) -> None:
-    """Do what `set_aside` does, but tell no journal."""
-    os.rename(path, _aside(path))
+        os.rename(path, _aside(path))
 
 
 def keep_copy(path: Path) -> None:
@@ -80,7 +69,7 @@ def keep_copy(path: Path) -> None:
     if path.is_file():
         shutil.copyfile(path, _aside(path))
     elif os.path.lexists(path):
-        rename_aside(path)
+        set_aside(path)
 
 
 def _aside(path: Path) -> Path:
@@ -127,16 +116,13 @@ def publish_folder(path: Path, *, replace: bool = True) -> Iterator[Path]:
             yield temporary
             for entry in [*temporary.rglob("*"), temporary] if _durable.get() else ():
                 fsync(entry)
-            lists = [file for name in LISTS for file in temporary.rglob(name)]
-            files = {path / file.relative_to(temporary): file.read_bytes() for file in lists}
-            with recorded(files):
-                passing("before a publish", path)
-                if path.exists() and not replace:
-                    raise UsageError(f"{path} exists already; name a new folder")
-                if path.exists():
-                    shutil.rmtree(path)
-                os.rename(temporary, path)
-                passing("after a publish", path)
+            passing("before a publish", path)
+            if path.exists() and not replace:
+                raise UsageError(f"{path} exists already; name a new folder")
+            if path.exists():
+                shutil.rmtree(path)
+            os.rename(temporary, path)
+            passing("after a publish", path)
             if _durable.get():
                 fsync(path.parent)
     finally:
@@ -170,6 +156,8 @@ def sealed_folder_fault(folder: Path, part: int = 0, parts: int = 1) -> str | No
     """
     try:
         sums = dict(json.loads((folder / SUMS).read_text()))
+    except PermissionError:
+        raise  # nothing may be wrong with it
     except (OSError, ValueError, TypeError, RecursionError):
         return f"has no readable {SUMS}"
     if not sums:
@@ -207,8 +195,36 @@ def _sums(files: Sequence[Path]) -> list[str]:
 
 def publish_json(path: Path, value: Any) -> None:
     data = json.dumps(value, indent=1).encode() + b"\n"
-    with full_disk_explained(path), recorded({path: data}), publish_file(path) as file:
+    with publish_file(path) as file:
         file.write(data)
+
+
+def with_sum(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `value` with a checksum of its content, which layout does not change, as "sha256"."""
+    text = json.dumps(value, separators=(",", ":"))
+    return {**value, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+
+
+def without_sum(value: Any) -> dict[str, Any]:
+    """Return what `with_sum` was given. Raises ValueError if that was something else."""
+    if not isinstance(value, dict) or "sha256" not in value:
+        raise ValueError("it has no sha256")
+    rest = {name: part for name, part in value.items() if name != "sha256"}
+    if with_sum(rest)["sha256"] != value["sha256"]:
+        raise ValueError("its sha256 is not that of its content")
+    return rest
+
+
+def read_summed(path: Path) -> dict[str, Any]:
+    """Return the content of a JSON file `with_sum`. Raises RunStopped if it is damaged."""
+    try:
+        return without_sum(json.loads(regular(path).read_bytes()))
+    except PermissionError:
+        raise  # nothing may be wrong with it
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunStopped(
+            f"{path} is damaged ({error}); `mugrpo repair` sets it aside or restores it"
+        ) from None
 
 
 def fsync(path: Path) -> None:
@@ -223,3 +239,53 @@ def fsync(path: Path) -> None:
 def sha256_of(path: Path) -> str:
     with open(regular(path), "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def regular(path: Path) -> Path:
+    """Return `path`. Raises UsageError if it is a pipe or a device, whose reading may never end.
+
+    A directory, or nothing, is what opening it says.
+    """
+    if os.path.lexists(path) and not (path.is_file() or path.is_dir()) and path.exists():
+        raise UsageError(f"{path} is not a regular file but a pipe, socket or device; name a file")
+    return path
+
+
+@contextmanager
+def full_disk_explained(path: Path) -> Iterator[None]:
+    """Raise RunStopped, with a one-sentence message, if the disk fills up in the block.
+
+    What this process has written of `path` so far is removed. Libraries such as safetensors
+    wrap the system's error in their own, so the error's text is checked too.
+    """
+    try:
+        yield
+    except Exception as error:
+        number = getattr(error, "errno", None)
+        if number not in (errno.ENOSPC, errno.EDQUOT) and "No space left" not in str(error):
+            raise
+        temporary = unfinished(path)
+        needed = _size(temporary)
+        remove(temporary)
+        folder = next(parent for parent in path.parents if parent.exists())
+        free = shutil.disk_usage(folder).free
+        raise RunStopped(
+            f"the disk is full: {path} needs more than the {needed:,} bytes already written, "
+            f"and {free:,} bytes are free now; make room"
+        ) from error
+
+
+def unfinished(path: Path, pid: int | None = None) -> Path:
+    """Return where process `pid`, by default this one, writes `path` before publishing it."""
+    return path.with_name(f"{path.name}.tmp.{pid or os.getpid()}")
+
+
+def remove(path: Path) -> None:
+    """Remove a file or folder, if it exists."""
+    folder = path.is_dir() and not path.is_symlink()
+    shutil.rmtree(path) if folder else path.unlink(missing_ok=True)
+
+
+def _size(path: Path) -> int:
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file())

@@ -5,7 +5,6 @@
       private.json                        groups of options with private values, for this user alone
       origin.json                         only if the run trains on another run's rollouts
       lock                                the process that holds the run
-      journal.jsonl                       checksums of what has been written (see `journal`)
       metrics.jsonl                       one flat object per event (see `metrics`)
       stages/000/rollouts/shard-00000.parquet, manifest.json
       stages/000/scores/shard-00000.parquet, manifest.json
@@ -34,25 +33,59 @@ import fcntl
 import json
 import os
 import socket
+import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from threading import Lock
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
-from mugrpo.disk.errors import UsageError
-from mugrpo.disk.full_disk import full_disk_explained
+from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.in_memory import clear_memory
-from mugrpo.disk.journal import Journal
-from mugrpo.disk.links import refuse_links_out, regular
-from mugrpo.disk.pending import Pending, Unsaved
 from mugrpo.disk.places import passing
-from mugrpo.disk.publishing import publish_file, remove_unfinished
+from mugrpo.disk.publishing import (
+    full_disk_explained,
+    publish_file,
+    read_summed,
+    regular,
+    remove_unfinished,
+    with_sum,
+)
 
-FORMAT = 2
-_WITHOUT_JOURNAL = 1  # an older format, which becomes FORMAT when the run is opened
+FORMAT = 3
+_NEVER_READ = ("handed_over", "tensorboard", "trackio", "wandb")  # wandb links to its own logs
+
+
+class Pending(Protocol):
+    """A checkpoint that is being written beside other work."""
+
+    update: int
+    starts: tuple[int, ...]  # `Schedule.starts`
+    folder: Path  # where it is written, before it is published
+
+    def ready(self) -> None:
+        """Wait until the model's files are complete. Raises what ended the writing, if it failed.
+
+        The optimizer's state may follow later.
+        """
+
+    def published(self, *, wait: bool) -> bool:
+        """Return whether the checkpoint is published. Raises what ended the writing."""
+
+
+@dataclass(frozen=True)
+class Unsaved:
+    """Updates that the ranks' memory holds, and a folder with their model for engines.
+
+    A checkpoint may hold them, too.
+    """
+
+    update: int
+    starts: tuple[int, ...]  # `Schedule.starts`
+    folder: Path
 
 
 class RunDir:
@@ -67,7 +100,6 @@ class RunDir:
         self.config = root / "config.json"
         self.private = root / "private.json"
         self.metrics = root / "metrics.jsonl"
-        self.journal = Journal(root)
         self.checkpoints = root / "checkpoints"
         self.benchmarks = root / "benchmarks"  # results of suites
         self.ranks = root / "ranks"  # where the run and its ranks exchange orders and answers
@@ -152,9 +184,20 @@ class RunDir:
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return False
 
-    def config_kept(self, update: int) -> Any:
-        """Return the copy of config.json that a checkpoint holds, or None."""
-        return self._stages(update).get("config")
+    def sealed(self, update: int) -> dict[str, Any]:
+        """Return what a checkpoint says of the run (see `seal`), or {} if it cannot be read.
+
+        Only the checkpoint's own checksums tell whether it is so.
+        """
+        try:
+            return dict(self._stages(update))
+        except (OSError, ValueError, TypeError, RecursionError):
+            return {}
+
+    def sealed_config(self, update: int) -> dict[str, Any] | None:
+        """Return the config.json that a checkpoint was written with, or None if it has none."""
+        kept = self.sealed(update).get("config")
+        return kept if isinstance(kept, dict) and "sha256" in kept else None
 
     def config_as_stored(self) -> Any:
         """Return the content of config.json, whatever it is, or None if it cannot be read."""
@@ -204,41 +247,63 @@ class RunDir:
         if self.root.exists() and not self.root.is_dir():
             raise UsageError(f"{self.root} is not a directory; name another --run-dir")
         if not os.path.lexists(self.config):
-            self.journal.require([self.config.name])
-            strangers = (
-                [] if not self.root.exists() else sorted(p.name for p in self.root.iterdir())
-            )
-            own = ("lock", self.journal.path.name, self.private.name)
-            strangers = [n for n in strangers if n not in own and ".tmp." not in n]
-            if strangers:
-                raise UsageError(
-                    f"{self.root} is not a run (it has no config.json) but holds "
-                    f"{strangers[0]}; name an empty or new directory with --run-dir"
-                )
+            self._refuse_strangers()
             return None
         refuse_links_out(self.root)
-        self.journal.require([self.config.name])
         try:
-            stored: dict[str, Any] = json.loads(self.config.read_text())
-            version = stored["format"]
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            version = json.loads(self.config.read_bytes())["format"]
+        except PermissionError as error:
+            raise UsageError(f"{self.config} cannot be read ({error}); mend that") from None
+        except (KeyError, TypeError):
             raise UsageError(
-                f"{self.config} is not the config.json of a run ({error}); name another --run-dir"
+                f"{self.config} is not the config.json of a run; name another --run-dir"
             ) from None
-        if version not in (FORMAT, _WITHOUT_JOURNAL):
+        except (OSError, ValueError, RecursionError):
+            version = FORMAT  # a damaged one
+        if version != FORMAT:
             raise UsageError(
                 f"{self.root} has run format {version}, but this version of mugrpo reads "
                 f"format {FORMAT}; use the version that wrote it, or name another --run-dir"
             )
-        if version == FORMAT:
-            self.journal.require_any()
+        stored = read_summed(self.config)
         for key in ("config", "provenance"):
             if not isinstance(stored.get(key), dict):
                 raise UsageError(
                     f"{self.config} is not the config.json of a run (it has no {key}); name "
                     "another --run-dir"
                 )
+        self._require_as_sealed(with_sum(stored))
         return stored
+
+    def _require_as_sealed(self, document: dict[str, Any]) -> None:
+        """Raise RunStopped if the newest checkpoint was written with another config.json.
+
+        The document names those that an accepted change has replaced.
+        """
+        updates = self.checkpoint_updates()
+        kept = self.sealed_config(updates[-1]) if updates else None
+        replaced = document.get("replaces")
+        known = [document["sha256"], *(replaced if isinstance(replaced, list) else ())]
+        if kept is not None and kept["sha256"] not in known:
+            raise RunStopped(
+                f"{self.config} is not what {self.checkpoint(updates[-1]).name} was written with; "
+                f"`mugrpo repair {self.root}` restores it"
+            )
+
+    def _refuse_strangers(self) -> None:
+        """Raise an error if the folder without a config.json has what a new run has not."""
+        if self.checkpoint_updates():
+            raise RunStopped(
+                f"{self.config} is missing; `mugrpo repair {self.root}` restores it from a "
+                "checkpoint"
+            )
+        found = sorted(p.name for p in self.root.iterdir()) if self.root.exists() else []
+        own = ("lock", self.private.name)
+        if strangers := [name for name in found if name not in own and ".tmp." not in name]:
+            raise UsageError(
+                f"{self.root} is not a run (it has no config.json) but holds "
+                f"{strangers[0]}; name an empty or new directory with --run-dir"
+            )
 
     def read_private(self) -> dict[str, Any]:
         """Return the groups of options that config.json has without their private values.
@@ -326,3 +391,29 @@ def _not_a_link(path: str, flags: int) -> int:
 
 def _text(file: IO[bytes]) -> str:
     return file.read().decode(errors="replace").strip()
+
+
+def refuse_links_out(run: Path) -> None:
+    """Raise UsageError if something in the folder `run` is a link out of it, or a device or pipe.
+
+    Otherwise, files that are not the run's could be read, or overwritten. The runs of a bakeoff may
+    link to the run that they are part of. Folders that no command reads are not looked into.
+    """
+    root = run.resolve()
+    whole = root.parents[2] if root.parent.parent.name == "bakeoff" else root
+    for folder, folders, files in os.walk(root):
+        for path in (Path(folder, name) for name in (*folders, *files)):
+            with suppress(FileNotFoundError):  # removed meanwhile
+                _refuse(path, whole)
+        if Path(folder) == root:
+            folders[:] = [name for name in folders if name not in _NEVER_READ]
+
+
+def _refuse(path: Path, whole: Path) -> None:
+    mode = path.lstat().st_mode
+    if stat.S_ISLNK(mode) and not Path(os.path.realpath(path)).is_relative_to(whole):
+        raise UsageError(
+            f"{path} is a link out of the run; put what it leads to in its place, or remove it"
+        )
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)):
+        raise UsageError(f"{path} is neither a file nor a folder; remove it")

@@ -2,7 +2,8 @@
 
 A folder of shards holds `shard-00000.parquet, ...` and `manifest.json`:
 
-    {"kind": "rollouts", "shards": {"0": {"rows": 2048, "bytes": 91234, "sha256": "...", ...}}}
+    {"kind": "rollouts", "shards": {"0": {"rows": 2048, "bytes": 91234, "sha256": "...", ...}},
+     "sha256": "..."}
 
 A shard exists if the manifest lists it. Lists are ragged (no padding on disk). Rollouts made
 elsewhere can be trained on if they have the columns of ROLLOUT_SCHEMA, with those of TURN_SCHEMA if
@@ -12,9 +13,10 @@ they have turns, and are in a manifest.
 from __future__ import annotations
 
 import json
+import os
 from bisect import bisect
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +26,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from mugrpo.disk.entries import well_formed
 from mugrpo.disk.errors import RunStopped, UsageError
-from mugrpo.disk.publishing import publish_file, publish_json, sha256_of
+from mugrpo.disk.publishing import publish_file, publish_json, read_summed, sha256_of, with_sum
 from mugrpo.disk.records import FinishReason, Rollout, Score, Status
-from mugrpo.disk.tables import rows_of
 
 ROLLOUT_SCHEMA = pa.schema(
     [
@@ -58,6 +58,27 @@ SCORE_SCHEMA = pa.schema(
 LOGPROB_SCHEMA = pa.schema([("logprobs", pa.list_(pa.float32()))])
 
 _ROW_GROUP = 256  # rows that are decoded together, even to read one of them
+
+
+# The form of a manifest's entry. Someone else may have written it.
+_NUMBER = int | float
+_ALWAYS: dict[str, Any] = {"rows": int, "bytes": int, "sha256": str}
+_OPTIONAL: dict[str, Any] = {  # what arithmetic is done with; the rest is only compared
+    "tokens": int,
+    "slots": int,
+    "seconds": _NUMBER,
+    "canary_gap": _NUMBER | None,
+    "refresh_seconds": _NUMBER | None,
+    "refresh_parts": dict | None,
+    "statuses": dict,
+    "reward_sum": _NUMBER,
+    "rewarded": int,
+    "groups": int | list,  # a number of scores, a list of a plan
+    "zero_variance_groups": int,
+    "groups_right": dict,
+    "logged_sums": dict,
+    "logged_counts": dict,
+}
 
 
 class ShardSet:
@@ -154,13 +175,13 @@ class ShardSet:
         return pq.ParquetFile(self.path(shard))
 
     def _read_manifest(self) -> dict[int, dict[str, Any]]:
-        if not self.manifest.exists():
+        if not os.path.lexists(self.manifest):
             return {}
+        stored = read_summed(self.manifest)
         try:
-            stored = json.loads(self.manifest.read_text())
             kind = stored["kind"]
-            entries = {int(n): well_formed(entry, kind) for n, entry in stored["shards"].items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            entries = {int(n): _well_formed(entry, kind) for n, entry in stored["shards"].items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunStopped(
                 f"{self.manifest} is unreadable ({error}); `mugrpo repair` sets it aside, so that "
                 "its shards are made again"
@@ -171,7 +192,7 @@ class ShardSet:
 
     def _publish_manifest(self) -> None:
         shards = {str(shard): self._entries[shard] for shard in self.numbers()}
-        publish_json(self.manifest, {"kind": self.kind, "shards": shards})
+        publish_json(self.manifest, with_sum({"kind": self.kind, "shards": shards}))
 
 
 class RowReader:
@@ -268,3 +289,42 @@ def read_statuses(shards: ShardSet, shard: int) -> list[Status]:
 
 def score_from_row(row: dict[str, Any]) -> Score:
     return Score(Status(row["status"]), row["reward"], json.loads(row["parts"]))
+
+
+def rows_of(table: pa.Table) -> list[dict[str, Any]]:
+    """Return the rows of `table`. Lists become numpy arrays: views of one buffer per column."""
+    columns: dict[str, Sequence[Any]] = {}
+    for name in table.column_names:
+        column = table.column(name).combine_chunks()
+        if pa.types.is_list(column.type):
+            offsets, valid = column.offsets.to_numpy(), column.is_valid().to_pylist()
+            flat = column.values.to_numpy(zero_copy_only=False)
+            parts = zip(pairwise(offsets), valid, strict=True)
+            columns[name] = [flat[a:b] if listed else None for (a, b), listed in parts]
+        else:
+            columns[name] = column.to_pylist()
+    every = zip(*columns.values(), strict=True)
+    return [dict(zip(columns, values, strict=True)) for values in every]
+
+
+def _well_formed(value: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Return `value` as an entry of a manifest of `kind`. Raises KeyError or TypeError if not one.
+
+    Shards of another program may lack what is optional, but only a run writes plans.
+    """
+    entry = dict(value)
+    if kind == "plan" and not all(isinstance(n, int) and n > 0 for n in entry["groups"]):
+        raise TypeError(f"groups is {entry['groups']!r:.50}")
+    forms = _ALWAYS | {name: form for name, form in _OPTIONAL.items() if name in entry}
+    for name, form in forms.items():
+        if not isinstance(entry[name], form):
+            raise TypeError(f"{name} is {entry[name]!r:.50}")
+    for name, counts in entry.items():
+        if isinstance(counts, dict) and not all(isinstance(n, _NUMBER) for n in counts.values()):
+            raise TypeError(f"{name} are not numbers")
+    counts = entry.get("logged_counts", {})
+    if counts.keys() != entry.get("logged_sums", {}).keys() or min(counts.values(), default=1) < 1:
+        raise TypeError(f"logged_counts is {counts!r:.50}")
+    if entry["rows"] < 1:
+        raise TypeError(f"rows is {entry['rows']}")
+    return entry

@@ -19,7 +19,7 @@ from importlib.machinery import (
 from pathlib import Path
 from types import CodeType, ModuleType
 
-from mugrpo.disk.links import regular
+from mugrpo.disk.publishing import regular
 
 _folders: set[str] = set()
 

@@ -17,8 +17,7 @@ from transformers.utils.peft_utils import find_adapter_config_file
 from mugrpo.config.lora import LoRAOptions
 from mugrpo.config.run import ModelOptions
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.links import regular
-from mugrpo.disk.publishing import SUMS
+from mugrpo.disk.publishing import SUMS, regular
 from mugrpo.model.adapter import put_adapter
 from mugrpo.model.dtensors import tensors_of
 from mugrpo.model.hub import hub_answers

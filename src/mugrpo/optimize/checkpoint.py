@@ -22,15 +22,14 @@ from threading import Event, Thread, get_native_id
 from typing import Any
 
 from mugrpo.disk.errors import RunStopped
-from mugrpo.disk.full_disk import full_disk_explained, unfinished
-from mugrpo.disk.journal import journal_of
 from mugrpo.disk.patience import Patience
 from mugrpo.disk.places import passing
 from mugrpo.disk.publishing import (
-    SUMS,
+    full_disk_explained,
     publish_folder,
     publish_json,
     seal_folder,
+    unfinished,
 )
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.optimize.trainer import Snapshot, Trainer
@@ -48,7 +47,7 @@ def save_checkpoint(
     keep: int,
     needed: Collection[int],
     temporary: bool,
-    metrics: Mapping[str, Any],
+    seal: Mapping[str, Any],
     rests: bool,
 ) -> None:
     """Begin to write the trainer's checkpoint; `run_dir.pending` is how far it has got.
@@ -56,9 +55,9 @@ def save_checkpoint(
     Once it is published, all but the newest `keep` and the `needed` are removed. `needed` lists
     checkpoints by their update. If `keep` is 0, only `temporary` ones are removed. `starts` is
     `Schedule.starts`, stored for a run that is resumed from this checkpoint: it says where the
-    stages began. `metrics` is the mark of metrics.jsonl, stored for `repair`. If the trainer
-    `rests` after it, it sleeps. Waits for the checkpoint before. Raises what ended its
-    writing, and RunStopped, naming the last good checkpoint, if a weight is not finite.
+    stages began. `seal` is stored beside it (see `disk.seal`). If the trainer `rests` after it, it
+    sleeps. Waits for the checkpoint before. Raises what ended its writing, and RunStopped, naming
+    the last good checkpoint, if a weight is not finite.
     """
     ranks = trainer.policy.ranks
     run_dir.settle()
@@ -66,12 +65,7 @@ def save_checkpoint(
     run_dir.pending = Writing(
         trainer.snapshot(rests=rests),
         run_dir.checkpoint(trainer.update),
-        {
-            "starts": [*starts],
-            "temporary": temporary,
-            "metrics": dict(metrics),
-            "config": run_dir.config_as_stored(),
-        },
+        {"starts": [*starts], "temporary": temporary, **seal},
         first_pid=ranks.from_first(os.getpid()),
         then=lambda: _remove_old(run_dir, keep, needed),
     )
@@ -106,7 +100,7 @@ class Writing:
     ) -> None:
         """Start the thread. The first rank publishes `path`, then calls `then`.
 
-        `stages` is the content of stages.json, besides the end of the run's journal.
+        `stages` is the content of stages.json.
         """
         self.update, self.starts = snapshot.state["update"], tuple(stages["starts"])
         self.folder = unfinished(path, first_pid)
@@ -153,9 +147,7 @@ class Writing:
             for part in parts:
                 sums |= json.loads(part.read_text())
                 part.unlink()
-            place = journal_of(self._path / SUMS)
-            head = {"journal": place[0].head()} if place else {}
-            (folder / "stages.json").write_text(json.dumps({**self._stages, **head}) + "\n")
+            (folder / "stages.json").write_text(json.dumps(self._stages) + "\n")
             seal_folder(folder, sums)
 
     def _write_part(self, snapshot: Snapshot) -> None:

@@ -6,7 +6,6 @@ file that cannot be read becomes a sentence in `notes`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,9 +15,11 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from mugrpo.config.stages import ScheduleOptions
-from mugrpo.disk.errors import UsageError
+from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.metrics import MetricsTail
+from mugrpo.disk.publishing import read_summed
 from mugrpo.disk.run_dir import RunDir
+from mugrpo.disk.seal import REPAIR
 from mugrpo.report.samples import (
     EvaluationFile,
     SampleFile,
@@ -183,6 +184,8 @@ def lines_by_kind(run_dir: RunDir, notes: list[str]) -> dict[str, list[Line]]:
     tail = MetricsTail(run_dir.metrics)
     try:
         for line in tail.read():
+            if line["kind"] == REPAIR:
+                notes.append(f"lines before update {line['update']} were lost, says a repair")
             if line["kind"] in KINDS or line["kind"].startswith(SUITE):
                 lines.setdefault(line["kind"], {})[line["update"]] = line
     except OSError as error:
@@ -209,7 +212,14 @@ def sample_files(run_dir: RunDir, kind: str) -> list[Path]:
 def read_samples(file: Path, read: Callable[[Any], _File], notes: list[str]) -> _File | None:
     """Return what `read` makes of a file of samples, or None, with a note, if that fails."""
     try:
-        return read(json.loads(file.read_bytes()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return read(read_summed(file))
+    except (
+        RunStopped,
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+    ) as error:
         notes.append(f"{file} has no samples that can be shown ({error})")
         return None

@@ -1,16 +1,58 @@
-"""Accuracy on held-out problems, with an interval."""
+"""Accuracy on held-out problems, with an interval, and an evaluation's numbers from its shards."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mugrpo.disk.records import Status
+from mugrpo.disk.run_dir import RunDir
+from mugrpo.disk.shards import RowReader, ShardSet, read_rollouts
 from mugrpo.rollouts.intervals import Floats, interval
 from mugrpo.rollouts.measures import avg_at, pass_at
+from mugrpo.rollouts.statistics import logged_means
+
+_PASSES = ("", "greedy/")  # the shards of an evaluation
+
+
+def evaluated(folder: Path, sources: Sequence[str | None] = ()) -> dict[str, Any]:
+    """Return the numbers of the evaluation in `folder`, from its shards of rollouts and scores.
+
+    Shard 0 has the samples, shard 1 the greedy responses, if there are any. `sources` are as in
+    `accuracy_by_source`. `entropy`, in nats per token, is estimated on the samples. Raises
+    RunStopped if a shard is missing or damaged.
+    """
+    rollouts, scores = (ShardSet(folder / kind, kind) for kind in ("rollouts", "scores"))
+    measured: dict[str, Any] = {}
+    for shard, prefix in zip(rollouts.numbers(), _PASSES, strict=False):
+        responses = list(read_rollouts(rollouts, shard))
+        verdicts = RowReader(scores).rows((shard, row) for row in range(len(responses)))
+        k = 1 + max(response.sample for response in responses)
+        found = accuracy(verdicts, k) | accuracy_by_source(verdicts, k, sources)
+        found |= logged_means([scores.entry(shard)])
+        if not shard:
+            sampled = [r.behavior_logprobs[r.sampled] for r in responses]
+            measured["temperature"] = responses[0].temperature
+            measured["entropy"] = -float(np.concatenate(sampled).mean(dtype=np.float64))
+        measured |= {f"{prefix}{name}": value for name, value in found.items()}
+    return measured
+
+
+def contradicted(run_dir: RunDir, lines: Iterable[dict[str, Any]]) -> Iterator[int]:
+    """Yield the updates of evaluations whose last one of `lines` differs from their shards.
+
+    Raises RunStopped if a shard is missing or damaged.
+    """
+    evaluations = {line["update"]: line for line in lines if line["kind"] == "evaluation"}
+    for update, line in evaluations.items():
+        if (folder := run_dir.evaluation(update)).is_dir():
+            numbers = evaluated(folder).items()
+            if any(line.get(name) != value for name, value in numbers if value == value):
+                yield update
 
 
 def accuracy(verdicts: Sequence[dict[str, Any]], k: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mugrpo.config.run import PromptOptions
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.links import regular
+from mugrpo.disk.publishing import regular
 from mugrpo.disk.records import Message, Problem
 from mugrpo.processes.limited import LimitError, limited
 from mugrpo.tasks.cells import literal, shown

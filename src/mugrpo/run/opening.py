@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from mugrpo.config.run import RunConfig
-from mugrpo.disk.errors import UsageError
-from mugrpo.disk.publishing import publish_json, set_aside
+from mugrpo.disk.errors import RunStopped, UsageError
+from mugrpo.disk.publishing import publish_json, set_aside, with_sum
 from mugrpo.disk.records import Problem
 from mugrpo.disk.run_dir import RunDir
+from mugrpo.disk.seal import changed_shards, require_metrics, unsealed_lines
 from mugrpo.environments.make import tools_of
 from mugrpo.model.adapter import require_packages
 from mugrpo.model.hardware import crowded, with_precision
@@ -21,6 +22,7 @@ from mugrpo.model.loading import load_tokenizer, load_vocabulary, model_sizes
 from mugrpo.processes.logs import limited_logs
 from mugrpo.processes.ranks import ALONE, Ranks
 from mugrpo.processes.stopping import StopFlag
+from mugrpo.rollouts.accuracy import contradicted
 from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.schedule import schedule_of
 from mugrpo.run.opened import OpenRun
@@ -34,6 +36,7 @@ from mugrpo.run.provenance import (
 )
 from mugrpo.run.room import changed, left_open, with_room
 from mugrpo.run.target import Target, problems_of, read_target
+from mugrpo.run.trust import remember
 from mugrpo.tasks import make_task
 
 _PATIENCE = 90  # seconds to wait until all machines see what one of them has written
@@ -59,14 +62,14 @@ def open_run(
     end the work early. The first of `ranks` locks and checks it.
 
     Raises UsageError if the folder is not a run, is locked, or was started with another config,
-    data, model or code (unless `force`), if a run's directory names code that is not known here
+    data, model or code (unless `force`), if a run's directory names code and was not begun here
     (unless `trust`, see `run.trust`), and as `load_config` and `require_packages` do.
     """
     progress = progress or Progress(shown=ranks.shown)
     if not isinstance(target, Target):
         asks = not ranks.driven or ranks.by_hand
         read = partial(read_target, target, overrides=overrides, run_dir=run_dir)
-        target = read(say=progress.say, trust=trust, force=force, asks=asks)
+        target = read(say=progress.say, trust=trust, asks=asks)
     folder, task = target.folder, target.task
     config = _for_this_machine(folder, target.config, progress)
     require_packages(config.lora)
@@ -106,7 +109,7 @@ def run_as_it_is(
 ) -> Iterator[OpenRun]:
     """Yield a run to read from, without its lock, whatever code it was made with.
 
-    The caller has read `config` from the run, verified its journal and approved its code. Raises
+    The caller has read `config` from the run and approved its code. Raises
     UsageError if the run's problems are not those that it began with.
     """
     task, prompts = make_task(config.task), prompt_encoder(config)
@@ -155,21 +158,43 @@ def _settle(
     """Check the config against the stored one, then store it. `stage` is the current stage.
 
     If a change was forced, rollouts of later stages are set aside: the run will reach those stages
-    with another policy. Raises UsageError if a change is refused, RunStopped if a file that the
-    journal records is damaged.
+    with another policy. Raises UsageError if a change is refused, RunStopped if a file is not as
+    the newest checkpoint knows it. From here on the run is known to this user.
     """
-    folder.journal.require()
+    require_metrics(folder)
+    _require_evaluations(folder)
     document, forced = settled_config(folder, config, provenance, force, progress)
+    _require_shards(folder, stage, force, progress)
     for later in folder.stages() if forced else ():
         if later > stage:
             set_aside(folder.stage(later))
-    if folder.journal.exists():
-        folder.journal.settle()
-    else:
-        folder.journal.begin()
     folder.keep_private(private_groups(config))
     if document:  # last: after a kill before this line, the change must be forced again
-        publish_json(folder.config, document)
+        publish_json(folder.config, with_sum(document))
+    remember(document or folder.read_config() or {}, config, progress.say)
+
+
+def _require_shards(folder: RunDir, stage: int, force: bool, progress: Progress) -> None:
+    """Raise RunStopped if the stage that goes on was trained on other shards, unless `force`.
+
+    They may have been changed, or made and scored again by what does not repeat its bits.
+    """
+    if (changed := next(changed_shards(folder, stage), None)) is None:
+        return
+    newest = folder.checkpoint(folder.checkpoint_updates()[-1]).name
+    sentence = f"{changed} is not the one that {newest} was trained on"
+    if not force:
+        raise RunStopped(f"{sentence}; undo that, or go on with the new one with --force")
+    progress.say(sentence)
+
+
+def _require_evaluations(folder: RunDir) -> None:
+    """Raise RunStopped if an evaluation's line says something else than its shards."""
+    for update in contradicted(folder, unsealed_lines(folder)):
+        raise RunStopped(
+            f"{folder.metrics}: the evaluation after update {update} is not what its shards say; "
+            f"`mugrpo repair {folder.root}` removes the line, and `mugrpo evaluate` makes it again"
+        )
 
 
 def _common_update(folder: RunDir, ranks: Ranks, progress: Progress) -> int:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import os
 import subprocess
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from functools import cache, partial
 from importlib import metadata
+from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
+from itertools import product
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -17,16 +21,17 @@ import torch
 
 from mugrpo.config.extensions import used_by
 from mugrpo.config.load import changes, on_resume, with_newer_options
-from mugrpo.config.mixture import MixtureOptions, parts_of
+from mugrpo.config.mixture import MixtureOptions, datasets_in, parts_of
 from mugrpo.config.options import NamedOptions
+from mugrpo.config.rewards import FunctionOptions
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
+from mugrpo.disk.publishing import regular, sha256_of
 from mugrpo.disk.records import Problem
 from mugrpo.disk.run_dir import FORMAT, RunDir
 from mugrpo.model.hardware import arithmetic
 from mugrpo.model.pretrained import model_fingerprint
 from mugrpo.processes.starting import passed_on
-from mugrpo.run.named import named_by
 from mugrpo.run.progress import Progress
 
 _MUST_AGREE = {
@@ -71,7 +76,7 @@ def settled_config(
     """
     resolved = json.loads(config.model_dump_json())
     stored = folder.read_config()
-    document = config_document(resolved, provenance, stored)
+    document = config_document(resolved, provenance, folder, stored)
     if stored is None or folder.is_untouched():
         return document, False
     differences = changes(with_newer_options(stored["config"]), resolved)
@@ -98,8 +103,7 @@ def settled_config(
                 f"{name} was {old}, is now {provenance[name]}: the resumed run may differ in the "
                 "last bits"
             )
-    renewed = differences or refused or stored["format"] != FORMAT
-    return (document if renewed else None), bool(refused)
+    return (document if differences or refused else None), bool(refused)
 
 
 def private_groups(config: RunConfig) -> dict[str, Any]:
@@ -121,37 +125,45 @@ def _privately(folder: RunDir, config: RunConfig) -> list[str]:
 
 
 def config_document(
-    resolved: dict[str, Any], provenance: dict[str, Any], stored: dict[str, Any] | None = None
+    resolved: dict[str, Any],
+    provenance: dict[str, Any],
+    folder: RunDir,
+    stored: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the config.json of a run whose config.json is `stored` now, or of a new run.
+    """Return the config.json of the run in `folder`, whose config.json is `stored` until now.
 
-    A run gets its id when it begins and keeps it. Runs of earlier versions never get one.
+    A run gets its id when it begins and keeps it. `replaces` names the config.json of the newest
+    checkpoint, and all that were named before, as an earlier checkpoint may become the newest.
     """
-    document = {"format": FORMAT, "config": resolved, "provenance": provenance}
-    if stored is None:
-        document["id"] = uuid4().hex
-    elif "id" in stored:
-        document["id"] = stored["id"]
-    return document
+    before = (stored or {}).get("replaces", [])
+    kept = [folder.sealed_config(update) for update in folder.checkpoint_updates()[-1:]]
+    return {
+        "format": FORMAT,
+        "config": resolved,
+        "provenance": provenance,
+        "id": stored["id"] if stored else uuid4().hex,
+        "replaces": list(dict.fromkeys([*before, *(one["sha256"] for one in kept if one)])),
+    }
 
 
 def provenance_of(config: RunConfig, *problem_sets: Sequence[Problem]) -> dict[str, Any]:
     """Return what a run's numbers depend on besides its config.
 
-    Raises UsageError if the chat template's file does not exist.
+    Raises UsageError if the file of the chat template or the objective does not exist.
     """
-    template = config.prompt.chat_template
-    if template is not None and not Path(template).is_file():
-        raise UsageError(f"prompt.chat_template = {template!r}: there is no such file")
+    template, objective = config.prompt.chat_template, config.objective_file
+    for option, file in (("prompt.chat_template", template), ("objective.path", objective)):
+        if file is not None and not Path(file).is_file():
+            raise UsageError(f"{option} = {str(file)!r}: there is no such file")
     packages = ["mugrpo", "torch", "transformers", "numpy"] + ["peft"] * bool(config.lora.rank)
     packages += [package for part in parts_of(config.task) for package in part.packages]
     return {
         "problems_sha256": problems_sha256(*problem_sets),
         "model_sha256": model_fingerprint(config.model),
-        "template_sha256": _only(_sums(config, "prompt.chat_template")),
+        "template_sha256": template and sha256_of(Path(template)),
         "rewards_sha256": _sums(config, "task.rewards"),
         "environment_sha256": _sums(config, "environment") or None,
-        "objective_sha256": _only(_sums(config, "objective.path")),
+        "objective_sha256": objective and _sum(with_imports(objective, [objective.parent])),
         "code_sha256": code_sha256(HOME, *used_by(config)),
         **{name: metadata.version(name) for name in packages},
         "threads": torch.get_num_threads(),
@@ -198,12 +210,96 @@ def _is_text(node: ast.AST) -> bool:
 
 
 def _sums(config: RunConfig, option: str) -> dict[str, str]:
-    """Return file or module -> hash for the code that `option` names."""
-    return {named.text: named.sha256 or "" for named in named_by(config) if named.option == option}
+    """Return file or module -> hash for the code that `option` names.
+
+    A hash covers a file with the modules beside it that it imports.
+    """
+    if option == "environment":
+        code = list(config.environment.code)
+    else:
+        sets = datasets_in(config.task)
+        rewards = [r for one in sets for r in one.rewards if isinstance(r, FunctionOptions)]
+        code = [reward.function for reward in rewards]
+    places = [(one, one.rpartition(":")[0]) for one in code if not one.startswith("<")]
+    # One worker loads all of them in order, so that each can import from the folders of all.
+    folders = [
+        Path(place).resolve().parent if place.endswith(".py") else Path.cwd() for _, place in places
+    ]
+    sums = {}
+    for one, place in places:
+        if place.endswith(".py"):
+            if Path(place).is_file():
+                sums[place] = _sum(with_imports(Path(place).resolve(), folders))
+        else:
+            sums[one] = _sum(_module_files(place, folders))
+    return sums
 
 
-def _only(sums: dict[str, str]) -> str | None:
-    return next(iter(sums.values()), None)
+def _sum(files: Sequence[Path]) -> str:
+    """Return a hash of the contents of `files`, in their order."""
+    return hashlib.sha256("".join(map(sha256_of, files)).encode()).hexdigest()
+
+
+def _module_files(name: str, folders: Sequence[Path]) -> list[Path]:
+    """Return the files of the module `name`, which is searched for as a reward worker does.
+
+    For a module in one of `folders`, these are also those in all of them that it imports.
+    """
+    where = [*(place for place in sys.path if place not in ("", os.getcwd())), *map(str, folders)]
+    files: list[Path] = []
+    parts = name.split(".")
+    for length in range(1, len(parts) + 1):
+        # Packages that pip has installed as editable have finders of their own.
+        specs = (
+            finder.find_spec(
+                ".".join(parts[:length]), where if length > 1 or finder is PathFinder else None
+            )
+            for finder in sys.meta_path
+        )
+        if (spec := next(filter(None, specs), None)) is None:
+            return []  # only what runs first can find it
+        if spec.has_location and spec.origin and os.path.isfile(spec.origin):
+            files.append(Path(spec.origin))
+        where = list(spec.submodule_search_locations or ())
+    if files and any(
+        files[0].parent == root or root / parts[0] in files[0].parents for root in folders
+    ):
+        files = [found for file in files for found in with_imports(file, folders)]
+    return list(dict.fromkeys(files))
+
+
+def with_imports(file: Path, folders: Sequence[Path]) -> list[Path]:
+    """Return `file` and the files below `folders` that its `import` statements load, in order."""
+    found = {file: None}
+    pending = [file]
+    while pending:
+        for path in _imported(source := pending.pop(), folders):
+            if path not in found and path != source and path.is_file():
+                found[path] = None
+                pending.append(path)
+    return list(found)
+
+
+def _imported(source: Path, folders: Sequence[Path]) -> Iterator[Path]:
+    """Yield the paths in `folders` that the imports of `source` could load. Not all exist."""
+    try:
+        tree = ast.parse(regular(source).read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return  # it cannot be imported either
+    for node in ast.walk(tree):
+        places, names = folders, list[str]()
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            places = [source.parents[node.level - 1]] if node.level else folders
+            names = [".".join(filter(None, [node.module, alias.name])) for alias in node.names]
+        for folder, name in product(places, names):
+            parts = name.split(".")
+            for length in range(1, len(parts) + 1):
+                place = folder.joinpath(*parts[:length])
+                for ending in (".py", *EXTENSION_SUFFIXES):
+                    yield place.parent / f"{place.name}{ending}"
+                    yield place / f"__init__{ending}"
 
 
 def judge_fingerprint(config: RunConfig, problems: Sequence[Problem]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mugrpo.config.load import apply_overrides, build_config, load_config
 from mugrpo.config.run import RunConfig
@@ -34,7 +35,6 @@ def read_target(
     run_dir: Path | str | None = None,
     say: Callable[[str], None],
     trust: bool = False,
-    force: bool = False,
     asks: bool = True,
 ) -> Target:
     """Return the run that `target` names, see `open_run`.
@@ -43,8 +43,8 @@ def read_target(
     model, and as `require_known` does if `asks`: before anything that the config names is read.
     """
     folder, config, stored = _folder_and_config(Path(target), overrides, run_dir)
-    if asks:
-        require_known(config, stored, target, say, trust=trust, force=force)
+    if asks and stored:
+        require_known(*stored, target, say, trust=trust)
     refuse_no_folder(model_path(config.model))
     task = make_task(config.task)
     return Target(folder, config, task, problems_of(task, config))
@@ -66,10 +66,10 @@ def problems_of(task: Task, config: RunConfig) -> tuple[list[Problem], list[Prob
 
 def _folder_and_config(
     target: Path, overrides: Sequence[str], run_dir: Path | str | None
-) -> tuple[RunDir, RunConfig, RunConfig | None]:
+) -> tuple[RunDir, RunConfig, tuple[dict[str, Any], RunConfig] | None]:
     """Return the directory and the config of the run that `target` names.
 
-    Also return the stored config if `target` is a directory.
+    If `target` is a directory, also return its config.json, and the config in it.
 
     Raises UsageError if `target` is a directory without a run, or if the options contradict the
     run in it.
@@ -93,7 +93,7 @@ def _folder_and_config(
             )
         config = build_config(raw, str(folder.config), overrides)
         theirs = build_config(own, str(folder.config)) if overrides else config
-        return folder, config, theirs
+        return folder, config, (stored, theirs)
     config = load_config(target, overrides)
     if (objective := config.objective_file) and not objective.is_file():
         raise UsageError(f"objective.path = {str(objective)!r}: there is no such file")

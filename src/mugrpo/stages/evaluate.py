@@ -7,23 +7,20 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
-import numpy as np
-
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.metrics import MetricsLog
 from mugrpo.disk.places import passing
-from mugrpo.disk.publishing import publish_folder, publish_json
+from mugrpo.disk.publishing import publish_folder, publish_json, with_sum
 from mugrpo.disk.records import Rollout
 from mugrpo.disk.shards import RowReader, ShardSet, score_from_row
 from mugrpo.engines.base import Engine
 from mugrpo.model.memory import out_of_memory_explained
 from mugrpo.optimize.samples import response
-from mugrpo.rollouts.accuracy import accuracy, accuracy_by_source
+from mugrpo.rollouts.accuracy import evaluated
 from mugrpo.rollouts.conversing import make_sampler
 from mugrpo.rollouts.sampler import Draw, SampledShard, Sampler
 from mugrpo.rollouts.side_by_side import sampled_shards
-from mugrpo.rollouts.statistics import logged_means
 from mugrpo.rollouts.turns import Dialogue
 from mugrpo.run.opened import OpenRun
 from mugrpo.stages.generate import counted
@@ -39,9 +36,8 @@ def evaluate(run: OpenRun, sampling: Sampling, update: int) -> dict[str, Any]:
 
     Every evaluation uses the same seeds, so two policies are compared on the same random numbers.
     Rollouts and scores are kept in the run's folder of evaluations: shard 0 has the samples, shard
-    1 the greedy responses, if there are any. Returns the metrics of `accuracy`, those of the
-    greedy responses under greedy/, the samples' `temperature`, `entropy` in nats per token,
-    estimated on the samples, and the seconds taken. Raises UsageError if no problem is held out.
+    1 the greedy responses, if there are any. Returns what `evaluated` reads from them, and the
+    seconds taken. Raises UsageError if no problem is held out.
     """
     began = time.monotonic()
     if not run.eval_problems:
@@ -51,29 +47,23 @@ def evaluate(run: OpenRun, sampling: Sampling, update: int) -> dict[str, Any]:
     engines = refreshed(run, sampling, update, draws, _STAGE)
     last = update == run.config.schedule.total_updates
     samples = (options.final_samples if last else None) or options.samples
-    passes = [("", samples, options.temperature)]
-    passes += [("greedy/", 1, _GREEDY)] if last and options.final_greedy else []
-    measured: dict[str, Any] = {"temperature": options.temperature}
+    passes = [(samples, options.temperature)]
+    passes += [(1, _GREEDY)] if last and options.final_greedy else []
     with publish_folder(run.folder.evaluation(update)) as folder:
         rollouts = ShardSet(folder / "rollouts", "rollouts")
         scores = ShardSet(folder / "scores", "scores")
-        for shard, (prefix, k, temperature) in enumerate(passes):
+        for shard, (k, temperature) in enumerate(passes):
             with run.progress.aside():
                 sampled = _sample(run, engines, sampling, draws, update, k, temperature)
             sampled.publish(rollouts, shard)
             passing("half an evaluation")
             run.scorer(run.eval_problems, None).make_shard(rollouts, scores, shard)
-            places = ((shard, row) for row in range(scores.entry(shard)["rows"]))
-            verdicts = RowReader(scores).rows(places)
-            found = accuracy(verdicts, k)
-            found |= accuracy_by_source(verdicts, k, [p.source for p in run.eval_problems])
-            found |= logged_means([scores.entry(shard)])
-            measured |= {f"{prefix}{name}": value for name, value in found.items()}
             if not shard:
-                measured["entropy"] = _entropy(sampled.rollouts)
                 shown = _shown(run, sampled.rollouts[: k * run.config.samples.count], scores)
+        measured = evaluated(folder, [problem.source for problem in run.eval_problems])
     if run.config.samples.every:
-        publish_json(run.folder.samples(update, "evaluation"), {"update": update, "samples": shown})
+        document = {"update": update, "samples": shown}
+        publish_json(run.folder.samples(update, "evaluation"), with_sum(document))
     return {**measured, "time/evaluate": time.monotonic() - began}
 
 
@@ -98,12 +88,6 @@ def _shown(run: OpenRun, rollouts: Sequence[Rollout], scores: ShardSet) -> list[
         group = shown.setdefault(rollout.problem_id, about)["group"]
         group.append(response(rollout, score_from_row(row), tokenizer))
     return list(shown.values())
-
-
-def _entropy(rollouts: Sequence[Rollout]) -> float:
-    """Return the mean of -log p over the sampled tokens."""
-    sampled = [r.behavior_logprobs[r.sampled] for r in rollouts]
-    return -float(np.concatenate(sampled).mean(dtype=np.float64))
 
 
 def _sample(

@@ -46,7 +46,8 @@ def sample_stage(run: OpenRun, stage: Stage, sampling: Sampling, metrics: Metric
     rounds = None
     while rounds != (rounds := len(stage_shards(stage))):
         generate_stage(run, stage, sampling)
-        score_stage(run, stage, metrics)
+        score_shards(run, stage)
+    log_refresh(run, stage, metrics)
     plan_stage(stage, run.progress.say)
 
 
@@ -209,6 +210,12 @@ def unscored(stage: Stage, rollouts: ShardSet, scores: ShardSet) -> list[int]:
 
 def score_stage(run: OpenRun, stage: Stage, metrics: MetricsLog, *, again: bool = False) -> None:
     """Publish the stage's missing score shards, or all of them if `again`. Log its refresh."""
+    score_shards(run, stage, again=again)
+    log_refresh(run, stage, metrics)
+
+
+def score_shards(run: OpenRun, stage: Stage, *, again: bool = False) -> None:
+    """Publish the stage's missing score shards, or all of them if `again`."""
     rollouts, scores = stage.shards("rollouts"), stage.shards("scores")
     all_shards = list(range(len(stage_shards(stage))))
     missing = all_shards if again else unscored(stage, rollouts, scores)
@@ -219,7 +226,11 @@ def score_stage(run: OpenRun, stage: Stage, metrics: MetricsLog, *, again: bool 
             scorer.make_shard(rollouts, scores, shard)
             run.progress.advance(1)
         run.progress.end()
-    measured = refresh_metrics(rollouts, scores)
+
+
+def log_refresh(run: OpenRun, stage: Stage, metrics: MetricsLog) -> None:
+    """Write the metrics line of the stage's refresh, unless it is there already."""
+    measured = refresh_metrics(stage.shards("rollouts"), stage.shards("scores"))
     refresh = {"stage": stage.number, **measured}
     if metrics.put("refresh", stage.first_update, **refresh):
         run.progress.say(described(refresh, run.config.rollouts.max_new_tokens))

@@ -10,7 +10,7 @@ from mugrpo.config.run import RunConfig
 from mugrpo.config.stages import MEASURED
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.metrics import MetricsLog
-from mugrpo.disk.publishing import publish_json
+from mugrpo.disk.publishing import publish_json, with_sum
 from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.samples import SampleCollector
 from mugrpo.rollouts.schedule import Schedule
@@ -153,7 +153,7 @@ def keep_samples(
         "staleness": update - 1 - stage.first_update,
         "samples": samples,
     }
-    publish_json(run.folder.samples(update), document)
+    publish_json(run.folder.samples(update), with_sum(document))
 
 
 def report_nonfinite(
@@ -172,7 +172,7 @@ def report_nonfinite(
         "groups": [[key.problem_id, key.occurrence] for key in groups],
     }
     if run.ranks.first:
-        publish_json(path, document)
+        publish_json(path, with_sum(document))
     run.progress.say(
         f"update {update} had loss {line['loss']}, gradient norm {line['grad_norm']} and learning "
         f"rate {line['lr']}, so it was not applied; its groups are in {path}"

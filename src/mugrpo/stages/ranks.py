@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.patience import Patience
-from mugrpo.disk.pending import Unsaved
 from mugrpo.disk.records import Rollout
-from mugrpo.disk.run_dir import RunDir
+from mugrpo.disk.run_dir import RunDir, Unsaved
 from mugrpo.engines import reserved_gpus
 from mugrpo.processes.cluster import Job, cluster_of
 from mugrpo.run.opened import OpenRun

@@ -6,10 +6,10 @@ import shutil
 import time
 from pathlib import Path
 
-from mugrpo.disk.full_disk import full_disk_explained
 from mugrpo.disk.in_memory import memory_folder
-from mugrpo.disk.journal import record_growth
-from mugrpo.disk.pending import Unsaved
+from mugrpo.disk.publishing import full_disk_explained
+from mugrpo.disk.run_dir import Unsaved
+from mugrpo.disk.seal import seal_of
 from mugrpo.optimize.checkpoint import require_finite, save_checkpoint
 from mugrpo.optimize.trainer import Trainer
 from mugrpo.rollouts.schedule import Schedule
@@ -108,7 +108,7 @@ class Training:
         return config.distributed.rest == "end" or config.backend.clustered
 
     def save(self, *, temporary: bool = False, rests: bool = False) -> None:
-        """Begin to write a checkpoint, unless all updates are saved. First record the metrics.
+        """Begin to write a checkpoint, unless all updates are saved. It seals what led to it.
 
         A `temporary` one is removed once there is a newer one. If no update follows, the trainer
         `rests`: what it moves to host memory is what is written, so it is copied only once.
@@ -117,8 +117,8 @@ class Training:
         if trainer is None or not self.unsaved():
             return
         began = time.monotonic()
-        metrics = record_growth(run.folder.metrics) if run.ranks.first else {}
         stage = schedule.stage_of(trainer.update - 1)
+        seal = seal_of(run.folder, stage) if run.ranks.first else {}
         needed = {reference_update(schedule, run.config, s) for s in (stage, stage + 1)}
         needed |= {schedule.first_update(stage)}
         if run.config.checkpoint.best:
@@ -131,7 +131,7 @@ class Training:
             keep=run.config.checkpoint.keep,
             needed=needed,
             temporary=temporary,
-            metrics=metrics,
+            seal=seal,
             rests=rests,
         )
         self.unsaved_seconds = 0.0

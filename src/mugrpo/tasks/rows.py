@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from huggingface_hub import constants
 
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.links import regular
+from mugrpo.disk.publishing import regular
 from mugrpo.model.hub import hub_answers
 from mugrpo.model.printing import visibly
 from mugrpo.processes.limited import LimitError, limited

@@ -1,147 +1,54 @@
-"""Check everything that a run has written, restore what can be restored, set the rest aside."""
+"""Check everything that a run has written, restore what can be restored, set the rest aside.
+
+A number that was changed never becomes the truth: what is not as a checkpoint sealed it is restored
+from the seal, or set aside, and made again by the next command.
+"""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from mugrpo.disk.errors import RunStopped, UsageError
-from mugrpo.disk.journal_lines import marks_in
-from mugrpo.disk.links import refuse_links_out
-from mugrpo.disk.metrics import confirmed_lines, write_metrics
+from mugrpo.disk.metrics import encoded, read_metrics
 from mugrpo.disk.publishing import (
     keep_copy,
+    publish_file,
     publish_json,
-    rename_aside,
+    read_summed,
     sealed_folder_fault,
     set_aside,
 )
-from mugrpo.disk.run_dir import RunDir
+from mugrpo.disk.run_dir import RunDir, refuse_links_out
+from mugrpo.disk.seal import confirmed, overruled, require_metrics, unsealed_lines
 from mugrpo.disk.shards import ShardSet
+from mugrpo.rollouts.accuracy import contradicted
 
 Say = Callable[[str], None]
+_LOOSE = ("samples/*.json", "nonfinite/*.json")
 
 
 def repair(run_dir: RunDir, say: Say) -> int:
     """Restore or set aside what is damaged, for `train` to make it again. Return how much was.
 
-    The journal restores config.json and the manifests of stages. If it is lost too, a checkpoint
-    restores config.json. A damaged file gets the ending
-    `.bad`, and a damaged shard is removed from its manifest. If a rollout shard that is made again
-    differs from the old one, it is also scored again. Files that nothing lists are reported and
-    left alone. Raises UsageError if the folder is no run, or if its config.json is lost.
+    A checkpoint restores config.json, and tells which lines of metrics.jsonl are kept. A damaged
+    file gets the ending `.bad`, and a damaged shard is removed from its manifest. If a rollout
+    shard that is made again differs from the old one, it is also scored again. Files that nothing
+    lists are reported and left alone. Raises UsageError if the folder is no run, or if its
+    config.json is lost.
     """
-    known = any(map(os.path.lexists, (run_dir.config, run_dir.journal.path)))
-    if not (known or run_dir.checkpoint_updates()):
+    if not (run_dir.config.exists() or run_dir.checkpoint_updates()):
         raise UsageError(f"{run_dir.root} is not a run; name a run's directory")
     refuse_links_out(run_dir.root)
     with run_dir.locked() as notices:
         for notice in notices:
             say(notice)
-        bad = _mend_recorded(run_dir, say)
-        run_dir.read_config()
-        bad += sum(_bad_shards(folder, kind, say) for folder, kind in run_dir.shard_folders())
-        return bad + _bad_checkpoints(run_dir, say) + _bad_evaluations(run_dir, say)
-
-
-def _mend_recorded(run_dir: RunDir, say: Say) -> int:
-    """Mend the journal, and the files that are not as it says. Return how many were damaged."""
-    journal, bad = run_dir.journal, 0
-    try:
-        if not journal.exists():
-            bad = _restore_config(run_dir, say)
-            run_dir.read_config()  # raises unless the run is older than journals
-            return bad + _mend_metrics(run_dir, "", say)
-        entries, faults = journal.entries(), journal.faults()
-    except RunStopped as error:
-        bad = bad or _restore_config(run_dir, say)
-        bad += _mend_metrics(run_dir, "", say)
-        if journal.exists():
-            rename_aside(journal.path)
-        journal.begin()
-        say(f"{error}. This is done, but what was changed before cannot be told")
-        return bad + 1
-    bad = _mend_metrics(run_dir, faults.pop(run_dir.metrics.name, ""), say)
-    for name, fault in sorted(faults.items()):
-        path, last = run_dir.root / name, entries[name].last
-        if name.startswith(("checkpoints/", "evaluations/")):
-            set_aside(run_dir.root.joinpath(*Path(name).parts[:2]))
-            outcome = "what it belongs to is set aside"
-        elif last and last.can_be_restored():
-            keep_copy(path)
-            for folder in [p for p in path.parents if p.is_file()]:
-                rename_aside(folder)
-            publish_json(path, last.content)
-            outcome = "it is restored"
-        else:
-            set_aside(path)
-            outcome = "the run goes on without it"
-        say(f"{path} {fault}; {outcome}")
-    return bad + len(faults)
-
-
-def _restore_config(run_dir: RunDir, say: Say) -> int:
-    """Restore a config.json that cannot be read from a checkpoint, as the journal is lost too."""
-    if isinstance(run_dir.config_as_stored(), dict):
-        return 0
-    for update in reversed(run_dir.checkpoint_updates()):
-        folder = run_dir.checkpoint(update)
-        if not sealed_folder_fault(folder) and (kept := run_dir.config_kept(update)):
-            keep_copy(run_dir.config)
-            publish_json(run_dir.config, kept)
-            say(f"{run_dir.config} cannot be read; it is restored from {folder}")
-            return 1
-    return 0
-
-
-def _mend_metrics(run_dir: RunDir, fault: str, say: Say) -> int:
-    """Keep the lines of metrics.jsonl that a checkpoint or the journal confirms.
-
-    Nothing else tells a number from a false one. Return 1 if the file has a `fault`: lines that a
-    killed run appended after its last checkpoint are none.
-    """
-    path, journal = run_dir.metrics, run_dir.journal
-    marks = journal.marks(path.name)
-    for folder in map(run_dir.checkpoint, run_dir.checkpoint_updates()):
-        marks += [] if sealed_folder_fault(folder) else marks_in(folder)
-    lines, unreadable, others = confirmed_lines(path, marks)
-    fault = fault or ("has lines that cannot be read" if unreadable else "")
-    if not fault and not others:
-        return 0
-    keep_copy(path)
-    write_metrics(path, lines)
-    made = max(run_dir.checkpoint_updates(), default=0)
-    kept = {line["update"] for line in lines if line["kind"] == "update"}
-    lost = made - len(kept & set(range(1, made + 1)))
-    say(
-        f"{path} {fault or 'has lines that no checkpoint confirms'}; its first {len(lines)} lines "
-        f"are confirmed and kept, {others} others are dropped, and those of {lost} of {made} "
-        "updates are lost: reports lack them, but no weights need them. `mugrpo score` and `mugrpo "
-        "evaluate` compute those of refreshes and evaluations again"
-    )
-    return 1 if fault else 0
-
-
-def _bad_shards(folder: Path, kind: str, say: Say) -> int:
-    """Set the damaged shards of `folder` aside, or its manifest. Return how many."""
-    try:
-        shards = ShardSet(folder, kind)
-    except (RunStopped, UsageError) as error:
-        set_aside(folder / "manifest.json")
-        say(f"{error}. It is set aside, so that its shards are made again")
-        return 1
-    for stranger in shards.strangers():
-        say(f"{stranger} is not in its manifest, so it is ignored")
-    bad = 0
-    for shard in shards.numbers():
-        if fault := shards.fault(shard):
-            path = shards.path(shard)
-            shards.forget(shard)
-            set_aside(path)
-            say(f"{path} {fault}; it will be made again")
-            bad += 1
-    return bad
+        bad = _bad_checkpoints(run_dir, say)  # first: those that are left tell of the rest
+        bad += _bad_config(run_dir, say)
+        for pattern in _LOOSE:
+            bad += sum(_bad_file(file, say) for file in sorted(run_dir.root.glob(pattern)))
+        bad += sum(_bad_shards(folder, say) for folder in _shard_folders(run_dir))
+        return bad + _bad_evaluations(run_dir, say) + _bad_metrics(run_dir, say)
 
 
 def _bad_checkpoints(run_dir: RunDir, say: Say) -> int:
@@ -153,6 +60,71 @@ def _bad_checkpoints(run_dir: RunDir, say: Say) -> int:
             set_aside(folder)
             after = "an earlier one will be used" if update == newest else "a later one is used"
             say(f"{folder} {fault}; {after}")
+            bad += 1
+    return bad
+
+
+def _bad_config(run_dir: RunDir, say: Say) -> int:
+    """Restore a config.json that is not as the newest checkpoint knows it from there.
+
+    Raises UsageError if no checkpoint has a copy.
+    """
+    try:
+        run_dir.read_config()
+    except RunStopped as error:
+        for update in reversed(run_dir.checkpoint_updates()):
+            if kept := run_dir.sealed_config(update):
+                keep_copy(run_dir.config)
+                publish_json(run_dir.config, kept)
+                fault = f"{error}".partition(";")[0]
+                say(f"{fault}; it is restored from {run_dir.checkpoint(update)}")
+                return 1
+        raise UsageError(
+            f"{error.args[0].partition(';')[0]}, and no checkpoint has a copy of it; begin the run "
+            "again in a new --run-dir"
+        ) from None
+    return 0
+
+
+def _bad_file(file: Path, say: Say) -> int:
+    """Set a small file aside if it is damaged. Return 1 if it is."""
+    try:
+        read_summed(file)
+    except RunStopped as error:
+        set_aside(file)
+        say(f"{error}".partition(";")[0] + "; the run goes on without it")
+        return 1
+    return 0
+
+
+def _shard_folders(run_dir: RunDir) -> Iterator[Path]:
+    """Yield the folders of shards. A file in place of one of a stage is set aside."""
+    for pattern in ("stages", "stages/*", "stages/*/*"):
+        for path in sorted(run_dir.root.glob(pattern)):
+            if path.is_file() and ".bad" not in path.name:
+                set_aside(path)
+    for manifest in sorted(run_dir.root.glob("stages/*/*/manifest.json")):
+        if manifest.parent.parent.name.isdigit():
+            yield manifest.parent
+
+
+def _bad_shards(folder: Path, say: Say) -> int:
+    """Set the damaged shards of `folder` aside, or its manifest. Return how many."""
+    try:
+        shards = ShardSet(folder, folder.name)
+    except (RunStopped, UsageError) as error:
+        set_aside(folder / "manifest.json")
+        say(f"{error}".partition(";")[0] + "; it is set aside, and its shards are made again")
+        return 1
+    for stranger in shards.strangers():
+        say(f"{stranger} is not in its manifest, so it is ignored")
+    bad = 0
+    for shard in shards.numbers():
+        if fault := shards.fault(shard):
+            path = shards.path(shard)
+            shards.forget(shard)
+            set_aside(path)
+            say(f"{path} {fault}; it will be made again")
             bad += 1
     return bad
 
@@ -175,7 +147,56 @@ def _evaluation_fault(folder: Path) -> str | None:
     except (RunStopped, UsageError) as error:
         return f"has a bad list ({error})"
     for shards in sets:
+        if not shards.numbers():
+            return f"has no {shards.kind}"
         for shard in shards.numbers():
             if fault := shards.fault(shard):
                 return f"has a {shards.path(shard).name} that {fault}"
     return None
+
+
+def _bad_metrics(run_dir: RunDir, say: Say) -> int:
+    """Keep the lines of metrics.jsonl that a checkpoint and evaluations confirm, if one is wrong.
+
+    Lines after the newest checkpoint that are well-formed may stay: a resumed run makes them again.
+    Return 1 if others had to go.
+    """
+    path = run_dir.metrics
+    try:
+        require_metrics(run_dir)
+        lines, tail = list(read_metrics(path)), unsealed_lines(run_dir)
+        wrong = set(contradicted(run_dir, tail))
+    except RunStopped as error:
+        return _cut(run_dir, f"{error}".partition(";")[0], say)
+    if not wrong:
+        return 0
+    del lines[len(lines) - len(tail) :]
+    lines += [line for line in tail if line["kind"] != "evaluation" or line["update"] not in wrong]
+    _replace(path, encoded(lines))
+    say(
+        f"{path} has evaluations that are not what their shards say, of updates {sorted(wrong)}; "
+        "their lines are dropped, and `mugrpo evaluate` makes them again"
+    )
+    return 1
+
+
+def _cut(run_dir: RunDir, fault: str, say: Say) -> int:
+    """Keep the beginning of metrics.jsonl that a checkpoint confirms. Return 1."""
+    kept = confirmed(run_dir)
+    ending = overruled(run_dir, kept)
+    _replace(run_dir.metrics, kept + (encoded([ending]) if ending["replaces"] else b""))
+    lines = [line for line in read_metrics(run_dir.metrics) if line["kind"] == "update"]
+    made = max(run_dir.checkpoint_updates(), default=0)
+    lost = made - len({line["update"] for line in lines})
+    say(
+        f"{fault}; its first {kept.count(bytes([10]))} lines are confirmed and kept, and those of "
+        f"{lost} of {made} updates are lost: reports lack them, but no weights need them. `mugrpo "
+        "score` and `mugrpo evaluate` compute those of refreshes and evaluations again"
+    )
+    return 1
+
+
+def _replace(path: Path, data: bytes) -> None:
+    keep_copy(path)
+    with publish_file(path) as file:
+        file.write(data)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.links import refuse_links_out
+from mugrpo.disk.run_dir import refuse_links_out
 
 _TICK = 0.1  # seconds between looks at whether to stop
 

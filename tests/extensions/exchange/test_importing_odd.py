@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from mugrpo.disk.records import FinishReason, Status
-from mugrpo.disk.run_dir import RunDir
 from mugrpo.extensions.exchange import importing
 from tests.extensions.exchange.imports import (
     CONFIG,
@@ -293,14 +292,3 @@ def test_an_import_that_is_killed_leaves_no_run_and_can_be_repeated(
     assert mugrpo_process(*words, at=place).status == -signal.SIGKILL
     assert not (tmp_path / "run").exists()
     checked(take(tmp_path / "r.jsonl"))
-
-
-def test_an_imported_run_has_every_file_in_its_journal(take: Any, tmp_path: Path):
-    checked(take(table(**GIVEN)))
-    recorded = RunDir(tmp_path / "run").journal.entries()
-    assert set(recorded) == {
-        "config.json",
-        "metrics.jsonl",
-        "stages/000/rollouts/manifest.json",
-        "stages/000/scores/manifest.json",
-    }

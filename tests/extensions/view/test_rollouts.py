@@ -21,6 +21,7 @@ from mugrpo.disk.shards import RowReader, ShardSet, write_rollouts
 from mugrpo.extensions.view.rollouts import Rollouts
 from mugrpo.report.samples import facts, shade, stored_colorings
 from tests.extensions.view.rolled import RIGHT, rolled_run, rollout, write_shard
+from tests.faults.harm import summed
 from tests.report.synthetic import write_config
 
 
@@ -232,6 +233,7 @@ def test_without_a_tokenizer_ids_are_shown_and_that_is_said(tmp_path: Path):
     run = rolled_run(tmp_path / "run")
     config = (run / "config.json").read_text()
     (run / "config.json").write_text(config.replace('{"path": "chain"}', '{"path": "/nowhere"}'))
+    summed(run / "config.json")
     rollouts = Rollouts(run)
     assert "token ids are shown, as there is no tokenizer to read" in rollouts.notes[0]
     assert rollouts.open(0).tokens[0].text.strip("⟨⟩").isdigit()

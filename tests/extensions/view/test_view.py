@@ -21,6 +21,7 @@ from mugrpo.extensions.view.rollouts import Rollouts
 from mugrpo.extensions.view.viewer import Reading, Viewer
 from mugrpo.report.readable import visible
 from tests.extensions.view.rolled import RIGHT, WRONG, rolled_run, rollout, write_shard
+from tests.faults.harm import summed
 from tests.report.synthetic import HOSTILE, write_config
 
 SIZES = [(80, 24), (120, 40)]
@@ -231,6 +232,7 @@ def test_a_reference_is_the_tasks_or_it_is_said_why_there_is_none(tmp_path: Path
     task = {"name": "dataset", "data": str(data), "id_column": "id", "rewards": ["exact"]}
     stored["config"]["task"] = task
     (run / "config.json").write_text(json.dumps(stored))
+    summed(run / "config.json")
 
     async def look(app: Viewer, pilot: Pilot[None]) -> None:
         await settled(app, pilot, "down", "down", "enter")

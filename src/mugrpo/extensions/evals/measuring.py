@@ -14,6 +14,7 @@ from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.metrics import MetricsLog
 from mugrpo.disk.run_dir import RunDir
+from mugrpo.disk.seal import require_metrics
 from mugrpo.engines import require_engines
 from mugrpo.engines.base import Engine
 from mugrpo.extensions.evals.comparing import is_run
@@ -41,7 +42,7 @@ class Target:
     folder: RunDir  # of the run; for a model, that of the results
     results: Path
     raw: dict[str, Any]  # the config, with the model and the engine
-    stored: RunConfig | None  # None for a model
+    stored: tuple[dict[str, Any], RunConfig] | None  # config.json and its config; None for a model
 
     @property
     def own(self) -> dict[str, Any]:
@@ -84,8 +85,8 @@ def measure(
     chosen = {**found.own, **chosen}
     mine = [_with_data(suite, data).adjusted(**chosen) for suite in suites]
     configs = [_config(base, suite, overrides) for suite in mine]
-    for config in configs:
-        require_known(config, found.stored, target, progress.say, trust=trust)
+    if found.stored:
+        require_known(*found.stored, target, progress.say, trust=trust)
     results = []
     with _locked(found, progress), ExitStack() as opened:
         runs = [
@@ -121,7 +122,7 @@ def _target(target: str, out: Path | None) -> Target:
         assert stored is not None
         raw = stored["config"] | folder.read_private()
         config = build_config(raw, str(folder.config))
-        return Target(folder, out or path / "benchmarks", raw, config)
+        return Target(folder, out or path / "benchmarks", raw, (stored, config))
     if path.suffix == ".toml":
         raise UsageError(f"{target} is a config file; name a run, a model directory or a hub id")
     name = path.resolve().name if path.exists() else target.replace("/", "--")
@@ -175,9 +176,7 @@ def _locked(found: Target, progress: Progress) -> Iterator[None]:
         for notice in notices:
             progress.say(notice)
         if found.stored:
-            found.folder.journal.require()
-            if found.folder.journal.exists():
-                found.folder.journal.settle()
+            require_metrics(found.folder)
         yield
 
 

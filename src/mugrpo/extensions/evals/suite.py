@@ -7,7 +7,6 @@ FOLDER/suite.json           what decides the numbers: suite, model, engine, seed
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import time
@@ -20,9 +19,9 @@ from typing import Any
 from mugrpo.config.load import build_config, changes
 from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.config.tasks import DatasetOptions
-from mugrpo.disk.errors import UsageError
+from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.places import passing
-from mugrpo.disk.publishing import SUMS, publish_json, sha256_of
+from mugrpo.disk.publishing import SUMS, publish_json, read_summed, sha256_of, with_sum
 from mugrpo.disk.records import Problem
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.shards import ShardSet
@@ -166,15 +165,15 @@ def measure_suite(
     if result is None:
         seconds = time.monotonic() - began
         result = result_of(run, suite, update, rollouts, scores, seconds)
-        publish_json(path, result)
+        publish_json(path, with_sum(result))
     return result
 
 
 def _stored(path: Path) -> dict[str, Any] | None:
     """Return a stored result, or None if there is none that can be read."""
     try:
-        return dict(json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError, RecursionError):
+        return read_summed(path) if path.exists() else None
+    except RunStopped:
         return None
 
 
@@ -251,4 +250,4 @@ def _settle(folder: Path, identity: dict[str, Any], replace: bool) -> None:
             "or remove that one"
         )
     if not file.exists():
-        publish_json(file, identity)
+        publish_json(file, with_sum(identity))

@@ -17,7 +17,8 @@ from mugrpo.config.rewards import NumericOptions
 from mugrpo.config.run import RunConfig
 from mugrpo.config.tasks import DatasetOptions
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.publishing import publish_folder
+from mugrpo.disk.metrics import encoded
+from mugrpo.disk.publishing import publish_folder, publish_json, with_sum
 from mugrpo.disk.records import Problem
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.shards import write_rollouts
@@ -73,7 +74,6 @@ def import_rollouts(
     config = build_config(
         {**raw, "task": {"data": source.names[0], **task}}, str(target), overrides
     )
-    remember(config, say)
     own = _dataset(config) if named else None
     train, held_out = (own.train_problems(), own.eval_problems()) if own else ((), ())
     encode = prompt_encoder(config)
@@ -103,7 +103,7 @@ def import_rollouts(
         schedule = Schedule(final.schedule, len(groups), final.seed)
         stage = Stage(0, schedule, RunDir(unfinished), final, judge="")
         _write_stage(stage, groups, source, policy, check)
-        say(_begin(stage, provenance))
+        say(_begin(stage, provenance, say))
     return folder
 
 
@@ -130,15 +130,15 @@ def _raw(target: Path, folder: Path, overrides: Sequence[str]) -> Raw:
     return raw
 
 
-def _begin(stage: Stage, provenance: Raw) -> str:
+def _begin(stage: Stage, provenance: Raw, say: Callable[[str], None]) -> str:
     """Write what a run has besides its stages. Return a line on its rollouts."""
     refresh = {"stage": 0, **refresh_metrics(stage.shards("rollouts"), stage.shards("scores"))}
     line = {"kind": "refresh", "update": 0, **refresh}
-    document = config_document(stage.config.model_dump(mode="json"), provenance)
+    document = config_document(stage.config.model_dump(mode="json"), provenance, stage.folder)
     stage.folder.keep_private(private_groups(stage.config))
-    stage.folder.config.write_text(json.dumps(document, indent=1) + "\n")
-    stage.folder.metrics.write_text(json.dumps(line) + "\n")
-    stage.folder.journal.begin()
+    publish_json(stage.folder.config, with_sum(document))
+    stage.folder.metrics.write_bytes(encoded([line]))
+    remember(document, stage.config, say)
     return described(refresh, stage.config.rollouts.max_new_tokens)
 
 

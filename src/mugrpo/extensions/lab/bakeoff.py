@@ -9,7 +9,6 @@ updates that were planned for the stage, even if the stage ended early in RUN.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Sequence
@@ -20,8 +19,14 @@ from typing import Any
 from mugrpo.config.load import build_config, changes, on_resume, with_newer_options
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.metrics import read_metrics
-from mugrpo.disk.publishing import publish_file, publish_folder
+from mugrpo.disk.metrics import encoded, read_metrics
+from mugrpo.disk.publishing import (
+    publish_file,
+    publish_folder,
+    publish_json,
+    read_summed,
+    with_sum,
+)
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.shards import ShardSet
 from mugrpo.extensions.lab.methods import configs_of
@@ -32,6 +37,7 @@ from mugrpo.run.opened import OpenRun
 from mugrpo.run.opening import open_run
 from mugrpo.run.progress import Progress
 from mugrpo.run.provenance import config_document, provenance_of
+from mugrpo.run.trust import remember
 from mugrpo.run.weights import weights_at
 from mugrpo.stages.logprobs import ONCE_A_STAGE
 from mugrpo.stages.plan import plan_stage, require
@@ -139,7 +145,7 @@ def _begin(run: OpenRun, stage: int, folder: Path, config: RunConfig) -> None:
     resolved = config.model_dump(mode="json")
     origin = {"rests_on": _origin(run, stage), "config": resolved}
     if folder.exists():
-        stored = json.loads(RunDir(folder).origin.read_text())
+        stored = read_summed(RunDir(folder).origin)
         differing = [name for name, *_ in changes(with_newer_options(stored["config"]), resolved)]
         if stored["rests_on"] != origin["rests_on"]:
             what = "other rollouts or scores"
@@ -169,12 +175,14 @@ def _begin(run: OpenRun, stage: int, folder: Path, config: RunConfig) -> None:
         if run_dir.is_temporary(first):  # the run removes it later
             shutil.copytree(run_dir.checkpoint(first), new.checkpoint(first))
         provenance = provenance_of(config, run.problems, run.eval_problems)
-        document = config_document(resolved, provenance)
-        for path, value in ((new.config, document), (new.origin, origin)):
-            path.write_text(json.dumps(value, indent=1) + "\n")
+        document = config_document(resolved, provenance, new)
+        if kept := run_dir.sealed_config(first):  # of the checkpoint that it begins with
+            document["replaces"] = [kept["sha256"]]
+        publish_json(new.config, with_sum(document))
+        publish_json(new.origin, with_sum(origin))
         before = (line for line in read_metrics(run_dir.metrics) if line["update"] <= first)
-        new.metrics.write_text("".join(json.dumps(line) + "\n" for line in before))
-        new.journal.begin()
+        new.metrics.write_bytes(encoded(before))
+    remember(document, build_config(resolved, "bakeoff"), run.progress.say)  # as it is stored
 
 
 def _lasting(run_dir: RunDir, last: int) -> list[int]:

@@ -12,7 +12,6 @@ from mugrpo.config.preset import PRESETS
 from mugrpo.config.run import UPDATE_PARTS, RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.run.opened import OpenRun
-from mugrpo.run.trust import remember
 
 
 def configs_of(run: OpenRun, methods: Sequence[str]) -> dict[str, RunConfig]:
@@ -38,7 +37,6 @@ def _with_method(run: OpenRun, method: str) -> RunConfig:
     """
     if method.endswith(".toml"):
         source = load_config(Path(method))
-        remember(source, run.progress.say)
     elif method in PRESETS:
         source = build_config({"preset": method}, method)
     else:
