@@ -11,7 +11,7 @@ import pytest
 
 from tests.cases import some
 from tests.faults.harm import accepted, flip_bit, stopped, truncate
-from tests.runs import Command, assert_same, shard_path
+from tests.runs import Command, assert_same, final_weights, finished, killed, shard_path
 
 pytest_plugins = ["tests.run_fixtures"]
 
@@ -174,3 +174,28 @@ def test_a_metrics_line_that_is_not_json_is_named_and_repair_keeps_the_others(
     assert "those of 0 of 4 updates are lost" in repaired
     assert command("train", run_dir).status == 0
     assert_same(run_dir, reference)
+
+
+@pytest.mark.promise("copy")
+def test_a_copy_of_a_run_that_goes_on_meanwhile_is_repaired_and_ends_in_the_same_bits(
+    tmp_path: Path, command: Command, reference: Path
+):
+    """Its steps are those of docs/reliability.md; the run goes on between two of them."""
+    run_dir, copy = tmp_path / "run", tmp_path / "elsewhere" / "run"
+
+    def copied(skipped: str) -> None:
+        ignored = shutil.ignore_patterns(skipped, "lock", "private.json")
+        shutil.copytree(run_dir, copy, ignore=ignored, dirs_exist_ok=True)
+
+    killed(run_dir, "gradient", 3)
+    copied("checkpoints")
+    killed(run_dir, "gradient", 3)  # of update 5: update 4 has a checkpoint
+    shutil.copytree(run_dir / "checkpoints", copy / "checkpoints")
+    cut = Path(shutil.copytree(copy, tmp_path / "cut"))  # had the last step not come
+    finished(run_dir)
+    copied("checkpoints")
+    for folder in (cut, copy):
+        assert command("repair", folder).status == 0
+        assert command("train", folder).status == 0
+        assert final_weights(folder) == final_weights(reference)
+    assert_same(copy, reference)
