@@ -73,6 +73,7 @@ def test_indices_of_packed_tokens_are_computed_once_a_micro_batch(
     assert calls == dict.fromkeys(needed, 1)
 
 
+@pytest.mark.long
 @table(
     ("precision", "checkpointing", "tolerance"),
     [("fp32", False, 1e-5), ("bf16", False, 0.02), ("bf16", True, 0.02)],
