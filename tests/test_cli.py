@@ -44,10 +44,7 @@ sys.exit(f"imported {heavy}" if heavy else 0)
 @table(
     ("command", "begins"),
     [
-        ("--help", "usage: mugrpo "),
-        ("train --help", "usage: mugrpo train "),
         ("train --help all", "usage: mugrpo train "),
-        ("repair --help", "usage: mugrpo repair "),
         ("schema", "{"),
     ],
 )

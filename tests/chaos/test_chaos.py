@@ -24,6 +24,8 @@ from tests.chaos.trial import Chaos, Outcome, _explained, plan
 from tests.faults.harm import flip_bit
 from tests.runs import Ended
 
+pytestmark = pytest.mark.long
+
 pytest_plugins = ["tests.run_fixtures"]
 
 # Trials of seed 0 that strike early: a killed reward worker, a killed run, and a full disk.

@@ -20,7 +20,7 @@ from mugrpo.engines.hf import HFEngine
 from mugrpo.engines.reordered import reordered
 from mugrpo.model.policy import Policy, load_policy
 from tests.builders import PROMPTS, chain_tokenizer, encoded, generated, plain_logprobs, tiny_policy
-from tests.cases import table
+from tests.cases import cross, table
 
 LONG = 2 * BLOCK + 5  # response tokens: three blocks
 
@@ -31,14 +31,13 @@ def groups_of(policy: Policy, size: int) -> list[Request]:
     return [Request(ids, seed) for seed, ids in enumerate(prompts)]
 
 
-@table("form", ["qwen3", "gemma3", "mistral", "llama", "gpt2"])
-@table(("size", "slots"), [(5, 7), (1, 4), (5, 64)])
-def test_tokens_are_the_plain_engines_and_logprobs_the_plain_models(form, size, slots):
+@cross(form=["gemma3", "gpt2", "mistral", "qwen3", "llama"], size_slots=[(5, 7), (1, 4), (5, 64)])
+def test_tokens_are_the_plain_engines_and_logprobs_the_plain_models(form, size_slots):
     """Groups that do not fit the slots, groups of one, and all requests at once.
 
     Windows of five tokens (gemma3, mistral) end within a block, at its edge and in the prompt.
     """
-    policy = tiny_policy(form)
+    policy, (size, slots) = tiny_policy(form), size_slots
     requests = groups_of(policy, size)
     completions = generated(policy, requests, batch_size=slots, max_new_tokens=LONG)
     plain = HFEngine(policy, HFOptions(slots=64))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from mugrpo.config.run import ModelOptions
 from mugrpo.engines.cache import SlotCache
 from mugrpo.engines.probe import unfit
@@ -43,6 +45,7 @@ def policy_of(form: str, precision: str) -> Policy:
     )
 
 
+@pytest.mark.long
 @table("precision", ["fp32", "bf16"])
 @table("form", ["chain", "letters", *TINY_FORMS])
 def test_right_decodes_are_accepted_and_wrong_ones_refused(monkeypatch, form, precision):

@@ -131,6 +131,7 @@ def test_it_samples_from_the_nucleus_of_the_call(
     assert_same(taken(shared.engine, requests, temperature=1.0), expected)  # of that call alone
 
 
+@pytest.mark.long
 def test_it_samples_from_the_weights_of_the_refresh(
     shared: Remote, embedded_policy: Policy, requests, expected, tmp_path: Path
 ):

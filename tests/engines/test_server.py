@@ -21,7 +21,7 @@ from mugrpo.engines.continuous import ContinuousEngine
 from mugrpo.engines.server import ServerEngine
 from mugrpo.model.policy import Policy
 from tests.builders import PROMPTS, encoded
-from tests.cases import table
+from tests.cases import some, table
 
 LIMIT = 24
 
@@ -124,7 +124,7 @@ def taken(engine: ServerEngine, requests: list[Request], **sampling: float) -> l
     return [completions[index] for index in range(len(requests))]
 
 
-@pytest.mark.parametrize("sampling", [{}, {"top_p": 0.6}])
+@pytest.mark.parametrize("sampling", some(1, [{}, {"top_p": 0.6}]))
 def test_every_request_gets_its_own_answer(
     server: Server, embedded_policy: Policy, requests, tmp_path: Path, sampling
 ):
@@ -144,6 +144,7 @@ def test_every_request_gets_its_own_answer(
         assert completion.finish_reason is expected.finish_reason
 
 
+@pytest.mark.long
 def test_a_server_with_room_gets_the_next_requests_before_the_last_ones_are_done(
     server: Server, embedded_policy: Policy, requests, tmp_path: Path
 ):

@@ -22,6 +22,8 @@ from tests.builders import tiny_policy
 from tests.cases import some, table
 from tests.waiting import alive
 
+pytestmark = pytest.mark.long
+
 CHAIN = model_path(ModelOptions())
 
 

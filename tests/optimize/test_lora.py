@@ -14,7 +14,7 @@ from mugrpo.config.run import ModelOptions
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.optimize.trainer import Trainer
 from tests.builders import adapted_policy, stale
-from tests.cases import table
+from tests.cases import cross
 from tests.updates import config_of, step, weights
 
 LORA = LoRAOptions(rank=4, alpha=8)  # alpha / rank = 2
@@ -30,8 +30,7 @@ def layers_of(policy: Policy) -> list[str]:
     return [name.removesuffix(".lora_A") for name in names if name.endswith(".lora_A")]
 
 
-@table("form", ["chain", "llama", "gpt2"])
-@table("objective", ["grpo", "topr"])
+@cross(form=["chain", "gpt2", "llama"], objective=["topr", "grpo"])
 def test_the_gradient_is_that_of_the_merged_weights_by_the_chain_rule(
     experience, tmp_path: Path, form: str, objective: str
 ):

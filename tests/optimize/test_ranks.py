@@ -98,6 +98,7 @@ def test_two_ranks_make_the_updates_of_one(tmp_path: Path, model: str, last: int
             assert line[key] == other[key]
 
 
+@pytest.mark.long
 @pytest.mark.promise("other ranks")
 @pytest.mark.parametrize(
     "config",

@@ -99,7 +99,7 @@ def expected_loss(
         ("gspo", "sequence_mean", False),
     ],
 )
-@table("share", [True, False])
+@table("share", [True, False], first=1)
 def test_gradients_are_those_of_single_tokens(policy, turns, name, reduction, veto, share):
     """Each sampled token by a forward pass of its own, in fp64; the trainer's is in fp32."""
     config = config_of(

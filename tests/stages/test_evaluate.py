@@ -67,6 +67,7 @@ def evaluated(run_dir: Path, update: int) -> list[dict[str, Any]]:
     return rows
 
 
+@pytest.mark.long
 def test_the_last_evaluation_has_its_own_samples_and_greedy_responses(tmp_path: Path):
     """Greedy responses are a shard of their own; the entropy is that of the samples."""
     (tmp_path / "c.toml").write_text(

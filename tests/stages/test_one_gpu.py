@@ -34,6 +34,7 @@ def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "moved", lambda tensor, _: tensor.clone())
 
 
+@pytest.mark.long
 def test_the_trainer_sleeps_before_an_engine_takes_the_gpu_and_the_engine_before_updates(
     one_gpu: None,
     tmp_path: Path,

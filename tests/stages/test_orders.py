@@ -89,6 +89,7 @@ def said(notes: list[Path]) -> list[list[str]]:
     return [note.read_text().splitlines()[1:] for note in notes]
 
 
+@pytest.mark.long
 def test_all_ranks_get_the_orders_that_the_first_one_reads(tmp_path: Path):
     with three_ranks(tmp_path) as (folder, notes, launcher):
         for number, order in enumerate([Order(1, "optimize", 4), Order(2, "logprobs", 4)], 1):

@@ -77,6 +77,7 @@ def test_problems_are_distinct_split_by_hash_and_of_the_lengths_asked_for():
     assert train == [p.prompt for p in letters.train_problems()]
 
 
+@pytest.mark.long
 def test_the_embedded_model_is_right_about_a_quarter_of_the_time_at_temperature_1():
     policy = load_policy(ModelOptions(path="letters"))
     problems = Letters(LettersOptions()).eval_problems()

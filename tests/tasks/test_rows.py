@@ -231,6 +231,7 @@ def test_a_data_set_of_the_hub_that_needs_code_is_refused(monkeypatch):
 # ---- limits ----
 
 
+@pytest.mark.long
 @table(
     "column",
     [

@@ -5,9 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from tests.runs import ENVIRONMENT
 
 
+@pytest.mark.long
 def test_the_local_backend_imports_no_ray():
     words = "import sys, mugrpo.pipeline, mugrpo.stages.ranks; assert 'ray' not in sys.modules"
     environment = {"PYTHONPATH": ENVIRONMENT["PYTHONPATH"], "PATH": "/usr/bin"}

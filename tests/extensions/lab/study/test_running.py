@@ -31,6 +31,8 @@ from tests.faults.harm import refused
 from tests.runs import ENVIRONMENT, ROOT, Command, checkpoints, mugrpo, read_metrics, write_config
 from tests.waiting import until
 
+pytestmark = pytest.mark.long
+
 pytest_plugins = ["tests.run_fixtures"]
 
 STUDY = """

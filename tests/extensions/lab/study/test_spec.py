@@ -129,8 +129,10 @@ def test_cells_share_a_first_stage_if_seed_model_sampler_and_problems_are_the_sa
     ],
 )
 def test_a_bad_study_is_refused_in_one_sentence(file, old, new, message):
+    good = file.read_text()
     with pytest.raises(UsageError, match=message):
         load_study(replaced(file, old, new))
+    file.write_text(good)
 
 
 def test_every_column_of_a_runs_results_is_known(reference: Path):
