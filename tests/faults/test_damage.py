@@ -11,7 +11,7 @@ import pytest
 
 from tests.cases import some
 from tests.faults.harm import accepted, flip_bit, stopped, truncate
-from tests.runs import Command, assert_same, shard_path
+from tests.runs import Command, assert_same, final_weights, finished, killed, shard_path
 
 pytest_plugins = ["tests.run_fixtures"]
 
@@ -51,6 +51,31 @@ def test_a_bad_shard_is_named_marked_by_repair_and_made_again_to_the_same_bits(
     assert ("stage 1: 2/3 shards done, continuing" in again.out) == (kind == "rollouts")
     assert {p: p.stat().st_ino for p in others} == others
     assert_same(run_dir, reference)
+
+
+@pytest.mark.promise("copy")
+def test_a_copy_of_a_run_that_goes_on_meanwhile_is_repaired_and_ends_in_the_same_bits(
+    tmp_path: Path, command: Command, reference: Path
+):
+    """Its steps are those of docs/reliability.md; the run goes on between two of them."""
+    run_dir, copy = tmp_path / "run", tmp_path / "elsewhere" / "run"
+
+    def copied(skipped: str) -> None:
+        ignored = shutil.ignore_patterns(skipped, "lock", "private.json")
+        shutil.copytree(run_dir, copy, ignore=ignored, dirs_exist_ok=True)
+
+    killed(run_dir, "gradient", 3)
+    copied("checkpoints")
+    killed(run_dir, "gradient", 3)  # of update 5: update 4 has a checkpoint
+    shutil.copytree(run_dir / "checkpoints", copy / "checkpoints")
+    cut = Path(shutil.copytree(copy, tmp_path / "cut"))  # had the last step not come
+    finished(run_dir)
+    copied("checkpoints")
+    for folder in (cut, copy):
+        assert command("repair", folder).status == 0
+        assert command("train", folder).status == 0
+        assert final_weights(folder) == final_weights(reference)
+    assert_same(copy, reference)
 
 
 @pytest.mark.long
