@@ -74,8 +74,6 @@ def test_help_all_lists_every_option_with_its_default(
         "mugrpo merge runs/a merged --base b",
         "mugrpo convert smollm2",
         "mugrpo report runs/a runs/b --out both.html",
-        "mugrpo pull s3://bucket/a runs/a",
-        "mugrpo push runs/a s3://bucket/a",
         "mugrpo study run a.toml --work w --keep",
         "mugrpo score runs/a --stage 0 --again",
         "mugrpo alignment runs/a --run-dir b --groups 4 --optimizer.lr 1",
