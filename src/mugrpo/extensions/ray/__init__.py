@@ -21,7 +21,7 @@ class RayBackend(BackendOptions):
     """
 
     name: Literal["ray"] = Field("ray", json_schema_extra=HARMLESS)
-    factory: ClassVar[str] = "mugrpo.extensions.ray.cluster:RayCluster"
+    factory: ClassVar[str] = "mugrpo.extensions.ray.backend:RayCluster"
     address: PrivateText | None = Field(None, json_schema_extra=HARMLESS)
     """Address of the cluster; "auto" is the cluster that this machine belongs to. The default
     is the environment variable RAY_ADDRESS. If that is unset too, Ray starts on this machine for

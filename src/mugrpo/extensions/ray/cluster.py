@@ -11,47 +11,15 @@ import sysconfig
 from collections.abc import Iterator, Sequence
 from contextlib import chdir, contextmanager
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from mugrpo.config.private import concealed
 from mugrpo.disk.errors import UsageError
-from mugrpo.engines.host import Host, Started
 from mugrpo.extensions.ray import RayBackend
-from mugrpo.processes.cluster import Job
 
 LOOPBACK = "127.0.0.1"
 _PATIENCE = 10.0  # seconds to wait for a cluster to accept a connection
 _OBJECT_STORE = 1 << 28  # bytes, for a Ray started here; it carries only messages
-
-
-class RayCluster:
-    """See `processes.cluster.Cluster`."""
-
-    def __init__(self, options: RayBackend) -> None:
-        self._options = options
-        self.engine_threads = max(1, round(options.engine_cpus))
-
-    def require_room(self, ranks: int, engines: Sequence[int]) -> None:
-        require_room(self._options, ranks, engines)
-
-    def has_room(self, ranks: int, engines: Sequence[int]) -> bool:
-        return has_room(self._options, ranks, engines)
-
-    def connect(self) -> None:
-        connected(self._options)  # a Ray that is started here ends with this thread
-
-    def start_engine(self, host: Host) -> Started:
-        from mugrpo.extensions.ray.actor import ActorPeer
-
-        return ActorPeer(host, self._options)
-
-    def start_ranks(
-        self, words: Sequence[str], logs: Path, count: int, engines: Sequence[int]
-    ) -> Job:
-        from mugrpo.extensions.ray.ranks import RayJob
-
-        return RayJob(self._options, words, logs, count, engines)
 
 
 def connected(options: RayBackend) -> Any:
