@@ -26,7 +26,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from mugrpo.config.options import NamedOptions
 from mugrpo.config.tasks import ChainOptions, LettersOptions
 from mugrpo.model.pretrained import EMBEDDED
-from mugrpo.tasks import chain, letters, make_task
+from mugrpo.tasks import embedded, make_task
 
 
 class Lesson(NamedTuple):
@@ -40,12 +40,12 @@ class Lesson(NamedTuple):
 
 LESSONS = {
     "chain": Lesson(
-        ChainOptions(train_problems=20_000), chain.CHARACTERS, chain.demonstration, 0.2
+        ChainOptions(train_problems=20_000), embedded.CHARACTERS, embedded.chain_response, 0.2
     ),
     "letters": Lesson(
         LettersOptions(train_problems=20_000),
-        letters.LETTERS + letters.END,
-        letters.demonstration,
+        embedded.LETTERS + embedded.END,
+        embedded.letters_response,
         0.12,
     ),
 }

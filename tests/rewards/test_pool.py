@@ -16,8 +16,8 @@ import pytest
 from mugrpo.config.base import WorkerOptions
 from mugrpo.config.rewards import ExactOptions, FunctionOptions
 from mugrpo.disk.errors import RunStopped
+from mugrpo.processes.child import LONGEST_LOG
 from mugrpo.processes.messages import to_json
-from mugrpo.processes.warden import LONGEST_LOG
 from mugrpo.rewards import pool as pool_module
 from mugrpo.rewards.pool import Pool
 from tests.cases import some, table

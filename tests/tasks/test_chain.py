@@ -12,8 +12,7 @@ from mugrpo.config.tasks import ChainOptions
 from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
 from mugrpo.engines.base import Request
 from mugrpo.model.pretrained import EMBEDDED
-from mugrpo.tasks.chain import Chain, demonstration, running_states
-from mugrpo.tasks.embedded import held_out
+from mugrpo.tasks.embedded import Chain, chain_response, held_out, running_states
 from tests.builders import encoded, generated
 from tests.cases import table
 
@@ -45,8 +44,8 @@ def test_running_states_by_hand(prompt, states):
     [("3+2-1=", "3+2=5,5-1=4"), ("1-3=", "1-3=8"), ("9+3-3+1=", "9+3=2,2-3=9,9+1=0")],
 )
 def test_a_demonstration_by_hand(prompt, scratchpad):
-    assert demonstration(prompt) == scratchpad
-    assert demonstration(prompt, random.Random(0), wrong_steps=0.0) == scratchpad
+    assert chain_response(prompt) == scratchpad
+    assert chain_response(prompt, random.Random(0), wrong_steps=0.0) == scratchpad
 
 
 def steps_of(scratchpad: str) -> list[tuple[int, int, int]]:
@@ -59,7 +58,7 @@ def steps_of(scratchpad: str) -> list[tuple[int, int, int]]:
 def test_with_all_steps_wrong_every_result_is_wrong_and_the_chain_goes_on_from_it():
     prompt = "3+2-1+3-2+1+1+2="
     for seed in range(50):
-        steps = steps_of(demonstration(prompt, random.Random(seed), wrong_steps=1.0))
+        steps = steps_of(chain_response(prompt, random.Random(seed), wrong_steps=1.0))
         assert [digit for _, digit, _ in steps] == [2, -1, 3, -2, 1, 1, 2]
         assert steps[0][0] == 3
         for (before, digit, written), (following, _, _) in zip(
@@ -71,7 +70,7 @@ def test_with_all_steps_wrong_every_result_is_wrong_and_the_chain_goes_on_from_i
 def test_the_share_of_wrong_steps_is_the_one_asked_for():
     rng = random.Random(1)
     prompt = "3+2-1+3-2+1+1+2="
-    steps = [s for _ in range(1000) for s in steps_of(demonstration(prompt, rng, 0.2))]
+    steps = [s for _ in range(1000) for s in steps_of(chain_response(prompt, rng, 0.2))]
     wrong = [(written - before - digit) % 10 for before, digit, written in steps]
     share = sum(offset != 0 for offset in wrong) / len(wrong)
     # 7000 steps: three standard deviations are 3 x sqrt(0.2 x 0.8 / 7000) = 0.0143
@@ -100,7 +99,7 @@ def test_answers_are_the_sum_modulo_ten_and_a_right_demonstration_gets_the_rewar
     chain = Chain(ChainOptions(terms=6, max_digit=9, train_problems=50, eval_problems=50))
     for problem in [*chain.train_problems(), *chain.eval_problems()]:
         assert problem.answer == str(eval(problem.prompt.rstrip("=")) % 10)
-        response = demonstration(problem.prompt)
+        response = chain_response(problem.prompt)
         assert verdict(problem, response).reward == 1.0
 
 
@@ -141,7 +140,7 @@ def test_terms_digits_and_count_are_as_the_options_say(terms, max_digit, count):
     assert digits == set(range(1, max_digit + 1))
     for problem in problems:
         assert re.fullmatch(rf"\d([+-]\d){{{terms - 1}}}=", problem.prompt)
-        assert len(demonstration(problem.prompt)) == 6 * (terms - 1) - 1
+        assert len(chain_response(problem.prompt)) == 6 * (terms - 1) - 1
 
 
 # --- The shipped weights --------------------------------------------------------------------------

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from mugrpo.disk.errors import RunStopped, UsageError
-from mugrpo.processes.child import Channel, cpu_deadline, limit_memory
+from mugrpo.processes.child import OUT_OF_MEMORY, Channel, cpu_deadline, guard, limit_memory
 from mugrpo.processes.messages import printable, to_json
 from mugrpo.processes.peer import Peer, PeerLost
-from mugrpo.processes.warden import OUT_OF_MEMORY, guard
 
 STARTING_SECONDS = 120.0  # for the imports of functions, which may include torch
 
@@ -98,7 +97,7 @@ def serve(load: Callable[[dict[str, Any]], tuple[dict[str, Any], Answer]]) -> No
     """Be the program of a worker, whose arguments are MEGABYTES SOCKET LIFELINE.
 
     It communicates only through the socket. It ends when the run that started it ends, even during
-    a busy loop (`child`), and all that it started ends with it (`warden`). `load` gets the setup,
+    a busy loop (`child`), and all that it started ends with it (`guard`). `load` gets the setup,
     and returns what to tell the run and the function that answers a call. Its memory and the time
     that it computes on a call are limited; the run limits the time that a call waits.
     """

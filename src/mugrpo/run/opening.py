@@ -19,9 +19,9 @@ from mugrpo.environments.make import tools_of
 from mugrpo.model.adapter import require_packages
 from mugrpo.model.hardware import crowded, with_precision
 from mugrpo.model.loading import load_tokenizer, load_vocabulary, model_sizes
+from mugrpo.processes.lifetime import StopFlag
 from mugrpo.processes.logs import limited_logs
 from mugrpo.processes.ranks import ALONE, Ranks
-from mugrpo.processes.stopping import StopFlag
 from mugrpo.rollouts.accuracy import contradicted
 from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.schedule import schedule_of
