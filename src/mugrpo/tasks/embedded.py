@@ -94,7 +94,6 @@ class EmbeddedTask(ABC):
 
 
 MODULUS = 10
-CHARACTERS = "0123456789+-=,"
 _LAST_STATE = re.compile(r"=(\d)$")
 
 
@@ -105,23 +104,6 @@ def running_states(prompt: str) -> list[int]:
         state = (state + (-1 if sign == "-" else 1) * int(digit)) % MODULUS
         states.append(state)
     return states
-
-
-def chain_response(prompt: str, rng: random.Random | None = None, wrong_steps: float = 0.0) -> str:
-    """Return a response to `prompt`.
-
-    If `rng` is given, each step is wrong with probability `wrong_steps`: another digit replaces its
-    result, and the chain continues from there.
-    """
-    terms = re.findall(r"([+-]?)(\d)", prompt)
-    state, steps = int(terms[0][1]), []
-    for sign, digit in terms[1:]:
-        result = (state + (-1 if sign == "-" else 1) * int(digit)) % MODULUS
-        if rng is not None and rng.random() < wrong_steps:
-            result = (result + rng.randint(1, MODULUS - 1)) % MODULUS
-        steps.append(f"{state}{sign}{digit}={result}")
-        state = result
-    return ",".join(steps)
 
 
 class Chain(EmbeddedTask):
@@ -160,24 +142,6 @@ LETTERS = "abcdefghijkl"
 END = ":"
 
 
-def letters_response(
-    prompt: str, rng: random.Random | None = None, wrong_steps: float = 0.0
-) -> str:
-    """Return a response to `prompt`.
-
-    If `rng` is given, each letter is wrong with probability `wrong_steps`: a different one of the
-    remaining letters, if there is one, takes its place. The remaining letters continue in order.
-    """
-    remaining, answer = sorted(prompt.removesuffix(END)), []
-    while remaining:
-        others = [letter for letter in remaining if letter != remaining[0]]
-        wrong = rng is not None and others and rng.random() < wrong_steps
-        chosen = rng.choice(others) if rng and wrong else remaining[0]
-        remaining.remove(chosen)
-        answer.append(chosen)
-    return "".join(answer)
-
-
 class Letters(EmbeddedTask):
     """The letters task with `options`.
 
@@ -200,7 +164,7 @@ class Letters(EmbeddedTask):
         return "".join(rng.choices(LETTERS, k=length)) + END
 
     def answer(self, prompt: str) -> str:
-        return letters_response(prompt)
+        return "".join(sorted(prompt.removesuffix(END)))
 
     def too_few(self) -> tuple[str, str]:
         return f"{self.options.shortest} to {self.options.longest} letters", "raise task.longest"
