@@ -14,7 +14,7 @@ import pytest
 
 from mugrpo.config.environment import EnvironmentOptions
 from mugrpo.environments.base import Listening, Reply
-from mugrpo.environments.make import environments_for
+from mugrpo.environments.pool import environments_for
 from mugrpo.extensions.verifiers.conversation import Conversation, Rewritten
 from mugrpo.extensions.verifiers.pool import VerifiersEnvironments
 from tests.cases import table
