@@ -136,8 +136,8 @@ class Weights:
         """Return a policy with the weights after `update` updates. Do not train it."""
         if self._ranks.size > 1 or (self.policy is not None and self.policy.update == update):
             return self.at(update)
-        if self._frozen is None or self._frozen.update != update:
-            self._frozen = self._frozen or self._loaded()
+        self._frozen = self._frozen or self._loaded()
+        if self._frozen.update != update:
             self._frozen.load_weights(self.path(update), update)
         return self._frozen
 
