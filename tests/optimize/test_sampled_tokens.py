@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from mugrpo.model.policy import Policy
+from mugrpo.optimize.diagnostics import SampleCollector
 from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.forward import rollout_logprobs
-from mugrpo.optimize.samples import SampleCollector
 from mugrpo.optimize.trainer import Trainer
 from tests.builders import plain_logprobs, sampled_experience, stale, tiny_policy, with_turns
 from tests.cases import table

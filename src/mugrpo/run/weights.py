@@ -23,7 +23,7 @@ from mugrpo.disk.run_dir import RunDir
 from mugrpo.model.memory import give_back_memory
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.model.pretrained import model_path
-from mugrpo.optimize.budget import TokenBudget
+from mugrpo.optimize.experience import TokenBudget
 from mugrpo.optimize.forward import rollout_logprobs
 from mugrpo.optimize.fsdp import distribute
 from mugrpo.processes.ranks import ALONE, Ranks
