@@ -37,10 +37,8 @@ WITHOUT_TORCH = {"disk", "config", "arguments"}
 MATHEMATICS = [
     "mugrpo.model.attention",
     "mugrpo.model.logprobs",
-    "mugrpo.model.rows",
     "mugrpo.model.shaping",
     "mugrpo.model.shared_prompts",
-    "mugrpo.model.varlen",
     "mugrpo.optimize.advantages",
     "mugrpo.optimize.bound",
     "mugrpo.optimize.objectives",

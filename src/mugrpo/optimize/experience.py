@@ -19,8 +19,8 @@ from mugrpo.config.optimizer import OptimizerOptions
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.records import Rollout, Score
-from mugrpo.model.memory import give_back_memory, out_of_memory
-from mugrpo.model.rows import response_lengths
+from mugrpo.model.hardware import give_back_memory, out_of_memory
+from mugrpo.model.shared_prompts import response_lengths
 from mugrpo.optimize import advantages
 from mugrpo.optimize.cut import Layout, layout, prompt_of
 

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.records import Rollout
-from mugrpo.model.dtensors import local
+from mugrpo.model.attention import Kernel, varlen_kernel
+from mugrpo.model.files import local
 from mugrpo.model.loading import first_line
 from mugrpo.model.logprobs import response_logprobs
 from mugrpo.model.policy import Policy
 from mugrpo.model.shared_prompts import can_share_prompts
-from mugrpo.model.varlen import Kernel, varlen_kernel
 from mugrpo.optimize.cut import Price, rounds
 from mugrpo.optimize.experience import MicroBatch, Responses, TokenBudget, collate, computing
 from mugrpo.optimize.fsdp import release

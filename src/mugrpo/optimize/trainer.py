@@ -18,10 +18,9 @@ from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.places import passing
 from mugrpo.disk.records import Status
-from mugrpo.model.dtensors import full, like, local, moved, rows_of
-from mugrpo.model.files import Weights, write_tensors
+from mugrpo.model.files import Weights, full, like, local, moved, rows_of, write_tensors
 from mugrpo.model.half import begin_in_bf16
-from mugrpo.model.memory import give_back_if_tight, give_back_memory, out_of_memory_explained
+from mugrpo.model.hardware import give_back_if_tight, give_back_memory, out_of_memory_explained
 from mugrpo.model.policy import WAKES_BESIDE, Policy
 from mugrpo.optimize.experience import Experience, Responses, TokenBudget, cost, with_advantages
 from mugrpo.optimize.forward import choose_kernel, shares_prompts

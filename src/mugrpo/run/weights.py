@@ -20,7 +20,7 @@ from mugrpo.disk.in_memory import clear_memory, with_room
 from mugrpo.disk.publishing import fleeting, publish_folder, publish_json, sealed_folder_fault
 from mugrpo.disk.records import Rollout
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.model.memory import give_back_memory
+from mugrpo.model.hardware import give_back_memory
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.model.pretrained import model_path
 from mugrpo.optimize.experience import TokenBudget

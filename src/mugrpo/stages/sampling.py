@@ -16,7 +16,7 @@ from mugrpo.disk.shards import ShardSet
 from mugrpo.engines import make_engines
 from mugrpo.engines.base import Engine
 from mugrpo.engines.process import RemoteEngine
-from mugrpo.model.memory import give_back_if_tight, out_of_memory_explained
+from mugrpo.model.hardware import give_back_if_tight, out_of_memory_explained
 from mugrpo.rollouts.lengths import ExpectedLengths
 from mugrpo.rollouts.messages import MessageEncoder
 from mugrpo.rollouts.turns import Dialogue

@@ -39,8 +39,7 @@ from mugrpo.extensions.lab.plan.setting import shape_of
 from mugrpo.extensions.lab.plan.simulate import Requests, Whole, occupancy
 from mugrpo.extensions.lab.plan.updates import UpdatePrices, as_rollouts
 from mugrpo.model.hardware import with_precision
-from mugrpo.model.norms import use_short_norms
-from mugrpo.model.policy import Policy
+from mugrpo.model.policy import Policy, use_short_norms
 from mugrpo.model.pretrained import model_path
 from mugrpo.optimize.checkpoint import Writing
 from mugrpo.optimize.experience import Experience
