@@ -1,3 +1,5 @@
+"""The embedded tasks: problems, verdicts and the shipped weights."""
+
 from __future__ import annotations
 
 import re
@@ -7,20 +9,30 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from mugrpo.config.tasks import ChainOptions
+from mugrpo.config.run import ModelOptions
+from mugrpo.config.tasks import ChainOptions, LettersOptions
 from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
 from mugrpo.engines.base import Request
+from mugrpo.model.policy import load_policy
 from mugrpo.model.pretrained import EMBEDDED
-from mugrpo.tasks.embedded import Chain, held_out, running_states
+from mugrpo.tasks.embedded import (
+    END,
+    LETTERS,
+    Chain,
+    EmbeddedTask,
+    Letters,
+    held_out,
+    running_states,
+)
 from tests.builders import encoded, generated
 from tests.cases import table
 
 PROBLEM = Problem("3+2-1=", "3+2-1=", "4")
+CHAIN, SORTING = Chain(ChainOptions()), Letters(LettersOptions())
 
 
-def verdict(problem: Problem, response: str) -> Score:
-    answers = [Answer(problem, response, [], FinishReason.STOP)]
-    (score,) = Chain(ChainOptions()).score(answers)
+def verdict(task: EmbeddedTask, problem: Problem, response: str) -> Score:
+    (score,) = task.score([Answer(problem, response, [], FinishReason.STOP)])
     return score
 
 
@@ -51,7 +63,7 @@ def test_running_states_by_hand(prompt, states):
     ],
 )
 def test_verdicts_by_hand(response, status, reward):
-    score = verdict(PROBLEM, response)
+    score = verdict(CHAIN, PROBLEM, response)
     assert (score.status, score.reward) == (status, reward)
 
 
@@ -107,6 +119,42 @@ def test_terms_are_subtracted_only_if_the_option_says_so(minus: bool, signs: set
     assert set(re.findall(r"[+-]", prompts)) == signs
 
 
+@table(
+    ("response", "status", "reward"),
+    [
+        ("abccd", Status.RIGHT, 1.0),
+        ("abcdc", Status.WRONG, 0.0),
+        ("abcd", Status.WRONG, 0.0),
+        ("abccdd", Status.WRONG, 0.0),
+        ("abc:d", Status.NO_ANSWER, 0.0),
+        ("", Status.NO_ANSWER, 0.0),
+    ],
+)
+def test_verdicts_on_letters_by_hand(response, status, reward):
+    score = verdict(SORTING, Problem("dcabc:", "dcabc:", "abccd"), response)
+    assert (score.status, score.reward) == (status, reward)
+
+
+def test_answers_are_the_sorted_letters():
+    letters = Letters(LettersOptions(train_problems=200, eval_problems=200))
+    for problem in [*letters.train_problems(), *letters.eval_problems()]:
+        assert problem.prompt.endswith(END)
+        assert problem.answer == "".join(sorted(problem.prompt[:-1]))
+        assert verdict(SORTING, problem, problem.answer).reward == 1.0
+
+
+def test_letters_are_distinct_split_by_hash_and_of_the_lengths_asked_for():
+    letters = Letters(LettersOptions(shortest=5, longest=7, train_problems=300, eval_problems=100))
+    train, evaluation = (
+        [p.prompt for p in side] for side in (letters.train_problems(), letters.eval_problems())
+    )
+    assert len(set(train)) == 300 and len(set(evaluation)) == 100
+    assert all(map(held_out, evaluation)) and not any(map(held_out, train))
+    assert {len(p) - 1 for p in train} == {5, 6, 7}
+    assert set("".join(train)) == {*LETTERS, END}
+    assert train == [p.prompt for p in letters.train_problems()]
+
+
 # --- The shipped weights --------------------------------------------------------------------------
 
 
@@ -117,7 +165,9 @@ def test_the_embedded_model_is_right_about_27_times_in_100_at_temperature_1(embe
     completions = generated(embedded_policy, requests, batch_size=256)
     texts = [embedded_policy.tokenizer.decode(c.ids, skip_special_tokens=True) for c in completions]
     stopped = [c.finish_reason is FinishReason.STOP for c in completions]
-    scores = [verdict(p, text) for p, text in compress(zip(problems, texts, strict=True), stopped)]
+    scores = [
+        verdict(CHAIN, p, text) for p, text in compress(zip(problems, texts, strict=True), stopped)
+    ]
     accuracy = sum(score.reward for score in scores) / len(problems)
     assert len(problems) == 512
     # 0.27 as documented, within three standard deviations: 3 x sqrt(0.27 x 0.73 / 512) = 0.059
@@ -136,3 +186,20 @@ def test_the_embedded_model_is_small_and_holds_no_pickle():
         shapes = [weights.get_slice(name).get_shape() for name in weights.keys()]  # noqa: SIM118
     parameters = sum(shape[0] * (shape[1] if len(shape) == 2 else 1) for shape in shapes)
     assert 400_000 <= parameters <= 800_000
+
+
+@pytest.mark.long
+def test_the_model_of_letters_is_right_about_a_quarter_of_the_time_at_temperature_1():
+    policy = load_policy(ModelOptions(path="letters"))
+    problems = SORTING.eval_problems()
+    requests = [Request(encoded(policy, p.prompt), i) for i, p in enumerate(problems)]
+    completions = generated(policy, requests, batch_size=256)
+    scores = [
+        verdict(SORTING, p, policy.tokenizer.decode(c.ids, skip_special_tokens=True))
+        for p, c in zip(problems, completions, strict=True)
+        if c.finish_reason is FinishReason.STOP
+    ]
+    accuracy = sum(score.reward for score in scores) / len(problems)
+    assert accuracy == pytest.approx(0.26, abs=0.06)
+    answered = [s.status in (Status.RIGHT, Status.WRONG) for s in scores]
+    assert sum(answered) / len(problems) > 0.98
