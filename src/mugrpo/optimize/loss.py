@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -168,7 +169,8 @@ class UpdateLoss:
 
 def _objective(options: ObjectiveOptions) -> Objective:
     if not isinstance(options, FileOptions):
-        return load_objective(options.module or options.name, needs=options.needs)
+        module = import_module(options.module) if options.module else None
+        return load_objective(options.name, module, options.needs)
     try:
         file = Path(options.path)
         return load_objective(options.name, load_file(f"objective_in_{file.stem}", file))

@@ -52,11 +52,8 @@ class Objective:
 def load_objective(
     name: str, module: ModuleType | None = None, needs: tuple[str, ...] = ()
 ) -> Objective:
-    """Return the objective `name`, or the one in `module`. Raises whatever importing it raises.
-
-    `name` is that of one of ours, or the dotted name of an extension's module.
-    """
-    module = module or importlib.import_module(name if "." in name else f"{__name__}.{name}")
+    """Return the objective `name`, or the one in `module`. Raises whatever importing it raises."""
+    module = module or importlib.import_module(f"{__name__}.{name}")
     return Objective(
         loss=module.loss,
         metrics=tuple(getattr(module, "METRICS", ())),
