@@ -19,7 +19,7 @@ from mugrpo.processes.shown import shown
 from mugrpo.processes.stopping import stop_on_signals
 
 if TYPE_CHECKING:
-    from mugrpo.run.opened import OpenRun
+    from mugrpo.run.opening import OpenRun
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

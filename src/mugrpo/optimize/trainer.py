@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from mugrpo.config.run import RunConfig
-from mugrpo.disk.places import passing
+from mugrpo.disk.publishing import passing
 from mugrpo.disk.records import Status
 from mugrpo.model.dtensors import full, moved
 from mugrpo.model.files import Weights

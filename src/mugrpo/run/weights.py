@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 
 from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.disk.errors import RunStopped, UsageError
-from mugrpo.disk.in_memory import clear_memory, with_room
 from mugrpo.disk.publishing import fleeting, publish_folder, publish_json, sealed_folder_fault
 from mugrpo.disk.records import Rollout
-from mugrpo.disk.run_dir import RunDir
+from mugrpo.disk.run_dir import RunDir, clear_memory, with_room
 from mugrpo.model.memory import give_back_memory
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.model.pretrained import model_path

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from mugrpo.extensions.lab.plan.schedules import Planner
 from mugrpo.extensions.lab.plan.setting import Measured, Setting
-from mugrpo.report.costs import phase_seconds, spans
-from mugrpo.report.read import RunData, number
+from mugrpo.report.read import RunData, number, phase_seconds, spans
 
 
 def measured_by(run: RunData, setting: Setting) -> Measured:

@@ -14,7 +14,7 @@ from mugrpo.extensions.lab.plan.schedules import PARTS, Planned
 from mugrpo.extensions.lab.plan.setting import Setting
 from mugrpo.extensions.lab.plan.text import advice, batch_lines, head, row, size_lines
 from mugrpo.report.charts import Picture, inline
-from mugrpo.report.parts import document, drawn, part
+from mugrpo.report.figures import document, drawn, part
 
 
 def write_page(
