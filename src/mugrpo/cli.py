@@ -135,14 +135,6 @@ def run_repair(options: argparse.Namespace) -> None:
     _say(f"{damaged} damaged; {rest}" if damaged else "no damage found")
 
 
-def run_publish(options: argparse.Namespace) -> None:
-    _say(f"{options.target}: loading PyTorch, then verifying what will be sent")
-    from mugrpo.tools.publish import publish
-
-    how = {"update": options.update, "base": options.base_model, "license": options.license}
-    _say(publish(RunDir(options.target), options.name, public=options.public, **how))
-
-
 def run_merge(options: argparse.Namespace) -> None:
     from mugrpo.tools.merge import merge
 
