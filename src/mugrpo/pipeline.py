@@ -41,6 +41,8 @@ from mugrpo.stages.sampling import Sampling
 from mugrpo.stages.stage import Stage, plan_stage, require
 from mugrpo.stages.training import Training
 
+OnMetrics = Callable[[str, int, dict[str, Any]], None]
+
 
 def train(run: OpenRun, on_metrics: OnMetrics | None = None) -> None:
     """Do everything in the run that is not done yet.
@@ -217,9 +219,6 @@ def evaluate(run: OpenRun, update: int, *, again: bool = True) -> dict[str, Any]
         result = evaluate_policy(run, work.sampling, update)
         work.metrics.put("evaluation", update, **result)
     return result
-
-
-OnMetrics = Callable[[str, int, dict[str, Any]], None]
 
 
 def weights_of(run: OpenRun) -> Weights:

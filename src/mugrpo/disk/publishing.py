@@ -3,6 +3,8 @@
 To publish `NAME` is to write `NAME.tmp.PID`, fsync it, rename it and fsync its folder. So a path
 without `.tmp.` in its name is complete. A small JSON file of a run carries its own sha256, and a
 folder that is sealed has those of its files. They find accidents. They are no signature.
+
+`Patience` waits for what other processes publish, and a test can kill a run where it is `passing`.
 """
 
 from __future__ import annotations
