@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import random
 import re
 from itertools import compress
 from pathlib import Path
@@ -12,8 +11,7 @@ from mugrpo.config.tasks import ChainOptions
 from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
 from mugrpo.engines.base import Request
 from mugrpo.model.pretrained import EMBEDDED
-from mugrpo.tasks.chain import Chain, demonstration, running_states
-from mugrpo.tasks.embedded import held_out
+from mugrpo.tasks.embedded import Chain, held_out, running_states
 from tests.builders import encoded, generated
 from tests.cases import table
 
@@ -41,45 +39,6 @@ def test_running_states_by_hand(prompt, states):
 
 
 @table(
-    ("prompt", "scratchpad"),
-    [("3+2-1=", "3+2=5,5-1=4"), ("1-3=", "1-3=8"), ("9+3-3+1=", "9+3=2,2-3=9,9+1=0")],
-)
-def test_a_demonstration_by_hand(prompt, scratchpad):
-    assert demonstration(prompt) == scratchpad
-    assert demonstration(prompt, random.Random(0), wrong_steps=0.0) == scratchpad
-
-
-def steps_of(scratchpad: str) -> list[tuple[int, int, int]]:
-    """(state before, signed digit, state written) of each step."""
-    steps = re.findall(r"(\d)([+-]\d)=(\d)", scratchpad)
-    assert ",".join(f"{a}{b}={c}" for a, b, c in steps) == scratchpad
-    return [(int(a), int(b), int(c)) for a, b, c in steps]
-
-
-def test_with_all_steps_wrong_every_result_is_wrong_and_the_chain_goes_on_from_it():
-    prompt = "3+2-1+3-2+1+1+2="
-    for seed in range(50):
-        steps = steps_of(demonstration(prompt, random.Random(seed), wrong_steps=1.0))
-        assert [digit for _, digit, _ in steps] == [2, -1, 3, -2, 1, 1, 2]
-        assert steps[0][0] == 3
-        for (before, digit, written), (following, _, _) in zip(
-            steps, [*steps[1:], (steps[-1][2], 0, 0)], strict=True
-        ):
-            assert written != (before + digit) % 10 and following == written
-
-
-def test_the_share_of_wrong_steps_is_the_one_asked_for():
-    rng = random.Random(1)
-    prompt = "3+2-1+3-2+1+1+2="
-    steps = [s for _ in range(1000) for s in steps_of(demonstration(prompt, rng, 0.2))]
-    wrong = [(written - before - digit) % 10 for before, digit, written in steps]
-    share = sum(offset != 0 for offset in wrong) / len(wrong)
-    # 7000 steps: three standard deviations are 3 x sqrt(0.2 x 0.8 / 7000) = 0.0143
-    assert share == pytest.approx(0.2, abs=0.0143)
-    assert {offset for offset in wrong if offset} == set(range(1, 10))
-
-
-@table(
     ("response", "status", "reward"),
     [
         ("3+2=5,5-1=4", Status.RIGHT, 1.0),
@@ -96,12 +55,10 @@ def test_verdicts_by_hand(response, status, reward):
     assert (score.status, score.reward) == (status, reward)
 
 
-def test_answers_are_the_sum_modulo_ten_and_a_right_demonstration_gets_the_reward():
+def test_answers_are_the_sum_modulo_ten():
     chain = Chain(ChainOptions(terms=6, max_digit=9, train_problems=50, eval_problems=50))
     for problem in [*chain.train_problems(), *chain.eval_problems()]:
         assert problem.answer == str(eval(problem.prompt.rstrip("=")) % 10)
-        response = demonstration(problem.prompt)
-        assert verdict(problem, response).reward == 1.0
 
 
 def test_train_and_eval_problems_are_distinct_and_disjoint():
@@ -141,7 +98,13 @@ def test_terms_digits_and_count_are_as_the_options_say(terms, max_digit, count):
     assert digits == set(range(1, max_digit + 1))
     for problem in problems:
         assert re.fullmatch(rf"\d([+-]\d){{{terms - 1}}}=", problem.prompt)
-        assert len(demonstration(problem.prompt)) == 6 * (terms - 1) - 1
+
+
+@table(("minus", "signs"), [(True, set("+-")), (False, set("+"))])
+def test_terms_are_subtracted_only_if_the_option_says_so(minus: bool, signs: set[str]):
+    task = Chain(ChainOptions(minus=minus, train_problems=50))
+    prompts = "".join(problem.prompt for problem in task.train_problems())
+    assert set(re.findall(r"[+-]", prompts)) == signs
 
 
 # --- The shipped weights --------------------------------------------------------------------------
@@ -173,10 +136,3 @@ def test_the_embedded_model_is_small_and_holds_no_pickle():
         shapes = [weights.get_slice(name).get_shape() for name in weights.keys()]  # noqa: SIM118
     parameters = sum(shape[0] * (shape[1] if len(shape) == 2 else 1) for shape in shapes)
     assert 400_000 <= parameters <= 800_000
-
-
-@table(("minus", "signs"), [(True, set("+-")), (False, set("+"))])
-def test_terms_are_subtracted_only_if_the_option_says_so(minus: bool, signs: set[str]):
-    task = Chain(ChainOptions(minus=minus, train_problems=50))
-    prompts = "".join(problem.prompt for problem in task.train_problems())
-    assert set(re.findall(r"[+-]", prompts)) == signs

@@ -36,9 +36,8 @@ from mugrpo.disk.run_dir import RunDir, Unsaved
 from mugrpo.engines import reserved_gpus
 from mugrpo.engines.devices import visible_gpus
 from mugrpo.processes.cluster import Job, cluster_of
-from mugrpo.processes.driver import DRIVER, driver_name
+from mugrpo.processes.lifetime import DRIVER, driver_name, passed_on
 from mugrpo.processes.ranks import said_by_ranks, within_a_machine
-from mugrpo.processes.starting import passed_on
 from mugrpo.run.opening import OpenRun
 from mugrpo.run.weights import asked_for_less
 from mugrpo.stages.evaluate import measuring_due
@@ -212,10 +211,10 @@ class RankProcesses:
     def logprobs_for_engines(
         self, update: int, rollouts: Sequence[Rollout]
     ) -> list[NDArray[np.float32]]:
-        """Return what `logprobs` does, from another process if engines leave ranks no room."""
+        """Return what `logprobs` does, from this process if engines leave ranks no room."""
         assert self.sampling is not None
-        elsewhere = self.sampling.computed_elsewhere
-        return (self.logprobs if self.beside_engines else elsewhere)(update, rollouts)
+        own = self.sampling.own_logprobs
+        return (self.logprobs if self.beside_engines else own)(update, rollouts)
 
     def close(self) -> None:
         """End the ranks, if they run. Raises RunStopped if they could not save every update."""

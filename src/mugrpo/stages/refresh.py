@@ -15,7 +15,7 @@ from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.publishing import passing
 from mugrpo.disk.records import Rollout
 from mugrpo.engines.base import Decoded, Engine
-from mugrpo.model.memory import out_of_memory_explained
+from mugrpo.model.hardware import out_of_memory_explained
 from mugrpo.rollouts.sampler import Draw, Sampler
 from mugrpo.run.opening import OpenRun
 from mugrpo.stages.sampling import Background, Sampling, at_once

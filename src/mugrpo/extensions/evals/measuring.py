@@ -26,7 +26,7 @@ from mugrpo.model.adapter import require_packages
 from mugrpo.model.hardware import with_precision
 from mugrpo.model.loading import model_sizes
 from mugrpo.pipeline import weights_of
-from mugrpo.processes.stopping import StopFlag
+from mugrpo.processes.lifetime import StopFlag
 from mugrpo.run.opening import OpenRun
 from mugrpo.run.progress import Progress
 from mugrpo.run.sinks import Sinks

@@ -20,9 +20,9 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import FinishReason, Problem, Rollout, Score, Status
 from mugrpo.extensions.exchange.foreign import FORMATS, Cells, Row, rows_of, turns_of
 from mugrpo.extensions.exchange.grouping import Group, Imported, grouped, meant
-from mugrpo.model.vocabulary import Vocabulary
+from mugrpo.model.loading import Vocabulary
 from mugrpo.rollouts.prompts import PromptEncoder
-from mugrpo.tasks.conversations import prompt_of
+from mugrpo.tasks.cells import prompt_of
 from mugrpo.tasks.dataset import canonical
 from mugrpo.tasks.rows import read_rows
 
