@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from mugrpo.disk import places
+from mugrpo.disk.publishing import watchers
 
 Reach = Callable[[AbstractContextManager[None]], None]
 
@@ -71,7 +71,7 @@ def fill_disk(path: Path, spare: int) -> None:
 
 @dataclass
 class Place:
-    """A point that the code declares (mugrpo.disk.places), only for paths that match `about`.
+    """A point that the code declares (mugrpo.disk.publishing), only for paths that match `about`.
 
     `halved` cuts what is there in half while the signal is sent, and restores it afterwards.
     """
@@ -85,7 +85,7 @@ class Place:
             if point == self.point and re.search(self.about, what):
                 reach(self.halved(what))
 
-        places.watchers.append(watcher)
+        watchers.append(watcher)
 
 
 class EngineBatch(Place):
@@ -101,7 +101,7 @@ class EngineBatch(Place):
             elif point == self.point and stage.isdigit():
                 reach(nullcontext())
 
-        places.watchers.append(watcher)
+        watchers.append(watcher)
 
 
 def _unfinished(path: str) -> Path:

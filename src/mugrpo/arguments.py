@@ -203,16 +203,6 @@ def _add_others(commands: Commands) -> None:
     merge.add_argument("out", type=Path, help="the model's directory, which must not exist yet")
     merge.add_argument("--base", help="the model without it (default: the one it was trained on)")
     merge.add_argument("--force", action="store_true", help="accept a model with other files")
-    publish = add("publish", "send a run's model or adapter, with a card, to the Hugging Face Hub")
-    publish.add_argument("target", type=Path, help="a run's directory")
-    publish.add_argument("name", metavar="OWNER/NAME", help="the model's repository")
-    at = "the update to publish (default: the newest checkpoint)"
-    publish.add_argument("--update", type=int, help=at)
-    before = "the model before the first update, on the hub (default: model.path, if it is there)"
-    publish.add_argument("--base-model", metavar="OWNER/NAME", help=before)
-    publish.add_argument("--license", metavar="ID", help="the license, such as apache-2.0")
-    everybody = "for everybody (default: for you alone)"
-    publish.add_argument("--public", action="store_true", help=everybody)
 
 
 def _of_cli(commands: Commands, name: str, text: str) -> argparse.ArgumentParser:

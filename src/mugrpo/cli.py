@@ -18,7 +18,7 @@ from mugrpo.processes.lifetime import stop_on_signals
 from mugrpo.processes.messages import shown, visible
 
 if TYPE_CHECKING:
-    from mugrpo.run.opened import OpenRun
+    from mugrpo.run.opening import OpenRun
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -132,14 +132,6 @@ def run_repair(options: argparse.Namespace) -> None:
     damaged = repair(RunDir(options.target), _say)
     rest = f"`mugrpo train {options.target}` goes on and makes what it needs again"
     _say(f"{damaged} damaged; {rest}" if damaged else "no damage found")
-
-
-def run_publish(options: argparse.Namespace) -> None:
-    _say(f"{options.target}: loading PyTorch, then verifying what will be sent")
-    from mugrpo.tools.publish import publish
-
-    how = {"update": options.update, "base": options.base_model, "license": options.license}
-    _say(publish(RunDir(options.target), options.name, public=options.public, **how))
 
 
 def run_merge(options: argparse.Namespace) -> None:

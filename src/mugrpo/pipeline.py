@@ -15,26 +15,33 @@ there, and any step can run alone, elsewhere or again.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
-from typing import Any
+from typing import Any, Self
 
+from mugrpo.config.kept import SinkOptions
 from mugrpo.disk.errors import Interrupted, UsageError
+from mugrpo.disk.metrics import MetricsLog
 from mugrpo.disk.publishing import remove_unfinished
-from mugrpo.run.opened import OpenRun
+from mugrpo.run.opening import OpenRun
 from mugrpo.run.room import require_room
-from mugrpo.run.weights import weights_at
+from mugrpo.run.sinks import Sinks
+from mugrpo.run.weights import Weights, weights_at
 from mugrpo.stages.evaluate import evaluate as evaluate_policy
+from mugrpo.stages.evaluate import evaluate_once, evaluation_due, measures_of
 from mugrpo.stages.generate import generate_stage, mend_past_stage, sample_stage, score_stage
-from mugrpo.stages.local_ranks import idle_while_generating
-from mugrpo.stages.logprobs import logprobs_stage, require_logprobs
+from mugrpo.stages.logprobs import Compute, logprobs_stage, require_logprobs
+from mugrpo.stages.optimize import optimize_stage
 from mugrpo.stages.orders import Order, answer_logprobs, ordered_rollouts, orders, stay_alive
-from mugrpo.stages.overlap import generated_beside
-from mugrpo.stages.plan import plan_stage, require
+from mugrpo.stages.overlap import Arrivals, generated_beside
+from mugrpo.stages.preflight import preflight
+from mugrpo.stages.ranks import RankProcesses, idle_while_generating, optimize_in_ranks
 from mugrpo.stages.sampling import Sampling
-from mugrpo.stages.stage import Stage
+from mugrpo.stages.stage import Stage, plan_stage, require
 from mugrpo.stages.training import Training
-from mugrpo.stages.trial import try_out
-from mugrpo.stages.work import OnMetrics, Work, weights_of
+
+OnMetrics = Callable[[str, int, dict[str, Any]], None]
 
 
 def train(run: OpenRun, on_metrics: OnMetrics | None = None) -> None:
@@ -60,7 +67,7 @@ def train(run: OpenRun, on_metrics: OnMetrics | None = None) -> None:
         _prepare(run)
         if update < run.config.schedule.total_updates:
             require_room(config)
-            try_out(run, work.measures)
+            preflight(run, work.measures)
         if work.ranks is None:
             run.progress.say(f"loading the model {run.config.model.path}")
             work.weights.load()  # the canary uses the model that trains
@@ -96,7 +103,7 @@ def check(run: OpenRun) -> None:
     """Try what `train` tries before its first rollout, and say what came of it."""
     with Work(run) as work:
         _prepare(run)
-        try_out(run, work.measures, tell=True)
+        preflight(run, work.measures, tell=True)
 
 
 def generate(run: OpenRun, number: int) -> None:
@@ -212,3 +219,143 @@ def evaluate(run: OpenRun, update: int, *, again: bool = True) -> dict[str, Any]
         result = evaluate_policy(run, work.sampling, update)
         work.metrics.put("evaluation", update, **result)
     return result
+
+
+def weights_of(run: OpenRun) -> Weights:
+    """Return the run's weights, with nothing loaded yet."""
+    return Weights(
+        run.folder, run.config, ranks=run.ranks, notify=run.progress.say, check=run.check
+    )
+
+
+class Work:
+    """The weights, engines, trainer and metrics of a run. Each phase gets the parts that it uses.
+
+    If a signal interrupts the work, every update made so far is saved in a checkpoint.
+    """
+
+    def __init__(
+        self,
+        run: OpenRun,
+        on_metrics: OnMetrics | None = None,
+        training: Training | None = None,
+    ) -> None:
+        self.run = run
+        self.training = training or Training(run, weights_of(run), run.schedule())
+        self.weights = self.training.weights
+        self.ranks = RankProcesses(run) if self._trains_elsewhere() else None
+        self.sampling = Sampling(run, self.weights)
+        if self.ranks is None:
+            self.sampling.make_room = self.training.sleep
+        else:
+            self.ranks.sampling = self.sampling
+            self.sampling.compute = self.ranks.logprobs_for_engines
+        self._on_metrics = on_metrics
+        update = run.folder.newest_update()
+        path = run.folder.metrics if run.ranks.first else None
+        self._sinks = self._open_sinks(update, required=not run.ranks.driven)
+        self.metrics = MetricsLog(path, update, self._tell)  # never replaced: others hold it
+        self.measures = measures_of(run, self.sampling, self.metrics)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        try:
+            if isinstance(error, Interrupted):
+                self.training.save(temporary=True)
+        finally:
+            if self.ranks:
+                self.ranks.close()
+            self.sampling.close()
+            self.measures.close()
+            self._close_metrics()
+
+    def stage(self, number: int) -> Stage:
+        """Return a stage of the current schedule."""
+        return Stage.of(self.run, number, self.training.schedule)
+
+    @property
+    def compute(self) -> Compute:
+        """Return what computes logprobs of the policy after any update: the ranks, if there are."""
+        return self.ranks.logprobs if self.ranks else self.weights.logprobs
+
+    def save(self) -> None:
+        """Save every update made so far in a checkpoint."""
+        self.training.save()
+
+    def evaluate_if_due(self, update: int) -> None:
+        """Measure what is due after `update`: the held-out problems, and benchmark suites.
+
+        Ranks leave this to the run that started them.
+        """
+        if not self.run.ranks.alone:
+            return
+        if evaluation_due(self.run.config, update):
+            evaluate_once(self.run, self.sampling, self.metrics, update)
+        self.measures.measure(update)
+
+    def optimize(self, stage: Stage, until: int | None = None) -> None:
+        """Make the stage's updates up to `until`, here or in ranks, and evaluate in between."""
+        run = self.run
+        if run.folder.newest_update() >= stage.end:
+            run.progress.say(f"stage {stage.number}: all updates are made")
+        elif self.ranks:
+            optimize_in_ranks(
+                run,
+                stage,
+                self.ranks,
+                between=self.evaluate_if_due,
+                handed_out=self._handed_out,
+                until=until,
+            )
+        else:
+            optimize_stage(
+                run,
+                stage,
+                self.training,
+                self.metrics,
+                compute=self.compute,
+                arrived=Arrivals(run, self.sampling, self.compute),
+                between=self._between_updates,
+                until=until,
+            )
+
+    def _between_updates(self, update: int) -> None:
+        self.evaluate_if_due(update)
+        self.sampling.rest()
+
+    def _trains_elsewhere(self) -> bool:
+        """Return whether the updates are made by ranks that this process starts."""
+        config = self.run.config
+        several = config.distributed.ranks > 1 or config.backend.clustered
+        return self.run.ranks.alone and several
+
+    @contextmanager
+    def _handed_out(self) -> Iterator[None]:
+        """Leave the updates, the memory and the metrics to other processes during the block."""
+        self.sampling.leave(room=self.ranks is None or self.ranks.beside_engines)
+        self.training.release()
+        self._close_metrics()
+        yield
+        self.training.schedule = self.run.schedule()
+        update = self.run.folder.newest_update()
+        self._sinks = self._open_sinks(update, required=False)
+        self.metrics.reopen(update)
+
+    def _open_sinks(self, update: int, *, required: bool) -> Sinks:
+        """Return the sinks of a run that continues after `update`. Only rank 0 has any."""
+        run = self.run
+        config = run.config.model_dump(mode="json")
+        options = run.config.sinks if run.ranks.first else SinkOptions()
+        say = run.progress.say
+        return Sinks(options, run.folder.root, config, update, say, required=required)
+
+    def _close_metrics(self) -> None:
+        self.metrics.close()
+        self._sinks.close()
+
+    def _tell(self, kind: str, update: int, values: dict[str, Any]) -> None:
+        self._sinks.log(kind, update, values)
+        if self._on_metrics:
+            self._on_metrics(kind, update, values)

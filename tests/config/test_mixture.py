@@ -9,7 +9,7 @@ import pytest
 from mugrpo.config.load import build_config, load_config
 from mugrpo.config.mixture import MixtureOptions, datasets_in
 from mugrpo.disk.errors import UsageError
-from mugrpo.run.trust import named_by
+from mugrpo.run.target import named_by
 
 CHAIN = {"source": "a", "name": "chain", "terms": 3}
 DATA = {"source": "b", "data": "none.jsonl"}

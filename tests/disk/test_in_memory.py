@@ -8,9 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mugrpo.disk import in_memory
-from mugrpo.disk.in_memory import memory_folder, with_room
-from mugrpo.disk.run_dir import RunDir
+from mugrpo.disk.run_dir import RunDir, _free_memory, memory_folder, with_room
 from tests.cases import table
 
 SIZE = 1 << 30
@@ -20,10 +18,10 @@ SIZE = 1 << 30
 def shm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file system in memory with 2 GiB free, on a machine with 8 GiB."""
     (folder := tmp_path / "shm").mkdir()
-    monkeypatch.setattr(in_memory, "_SHM", folder)
+    monkeypatch.setattr("mugrpo.disk.run_dir._SHM", folder)
     free = SimpleNamespace(free=2 * SIZE)
-    monkeypatch.setattr(in_memory, "shutil", SimpleNamespace(disk_usage=lambda _: free))
-    monkeypatch.setattr(in_memory, "_free_memory", lambda: 8 * SIZE)
+    monkeypatch.setattr("mugrpo.disk.run_dir.shutil", SimpleNamespace(disk_usage=lambda _: free))
+    monkeypatch.setattr("mugrpo.disk.run_dir._free_memory", lambda: 8 * SIZE)
     return folder
 
 
@@ -40,8 +38,8 @@ def test_there_is_room_for_a_model_where_the_file_system_and_the_memory_have_it(
     tmp_path: Path, monkeypatch, size: int, free: int, memory: int, room: bool
 ):
     found = SimpleNamespace(disk_usage=lambda _: SimpleNamespace(free=free))
-    monkeypatch.setattr(in_memory, "shutil", found)
-    monkeypatch.setattr(in_memory, "_free_memory", lambda: memory)
+    monkeypatch.setattr("mugrpo.disk.run_dir.shutil", found)
+    monkeypatch.setattr("mugrpo.disk.run_dir._free_memory", lambda: memory)
     folder = with_room(tmp_path, size)
     assert (folder is not None) == room == memory_folder(tmp_path).exists()
     assert folder is None or folder.stat().st_mode & 0o777 == 0o700
@@ -65,7 +63,7 @@ def test_a_killed_run_s_folder_goes_when_it_is_opened_and_a_run_s_when_it_ends(
     tmp_path: Path, monkeypatch
 ):
     monkeypatch.undo()
-    monkeypatch.setattr(in_memory, "_SHM", tmp_path)
+    monkeypatch.setattr("mugrpo.disk.run_dir._SHM", tmp_path)
     run_dir = RunDir(tmp_path / "run")
     folder = memory_folder(run_dir.root)
     (folder / "update-000003").mkdir(parents=True)  # of a run that was killed
@@ -77,4 +75,4 @@ def test_a_killed_run_s_folder_goes_when_it_is_opened_and_a_run_s_when_it_ends(
 
 def test_the_free_memory_of_this_machine_is_less_than_all_of_it(monkeypatch):
     monkeypatch.undo()
-    assert 0 < in_memory._free_memory() < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 0 < _free_memory() < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from mugrpo.disk import patience as module
+from mugrpo.disk import publishing as module
 from mugrpo.disk.errors import RunStopped
-from mugrpo.disk.patience import Patience
+from mugrpo.disk.publishing import Patience
 
 
 class Clock:

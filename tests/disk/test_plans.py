@@ -8,8 +8,7 @@ import pandas as pd
 import pytest
 
 from mugrpo.disk.errors import RunStopped
-from mugrpo.disk.plans import Place, read_plan, write_plan
-from mugrpo.disk.shards import ShardSet
+from mugrpo.disk.shards import Place, ShardSet, read_plan, write_plan
 from tests.cases import table
 from tests.faults.harm import summed
 

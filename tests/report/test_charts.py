@@ -23,7 +23,7 @@ from mugrpo.report.charts import (
     with_room,
     words,
 )
-from mugrpo.report.parts import drawn
+from mugrpo.report.figures import drawn
 from mugrpo.report.readable import visible
 from tests.report.parsed import layer
 from tests.report.synthetic import HOSTILE

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from mugrpo.report.costs import (
+from mugrpo.report.read import (
+    RunData,
     grpo_cost,
     phase_seconds,
+    read_runs,
     spans,
     training_clock,
     training_seconds,
 )
-from mugrpo.report.read import RunData, read_runs
 from tests.report.synthetic import evaluation, refresh, update, write_config, write_metrics
 
 REFRESHES = (

@@ -5,7 +5,7 @@ import html
 import pytest
 from markupsafe import Markup
 
-from mugrpo.report.parts import part
+from mugrpo.report.figures import part
 from mugrpo.report.readable import cut, duration, plain, visible
 from tests.report.synthetic import HOSTILE
 

@@ -11,12 +11,12 @@ import pytest
 from mugrpo.disk.records import FinishReason, Problem
 from mugrpo.disk.shards import ShardSet, read_rollouts, write_rollouts
 from mugrpo.engines.base import Completion, Decoded, Request
+from mugrpo.pipeline import weights_of
 from mugrpo.rollouts.lengths import ExpectedLengths
 from mugrpo.rollouts.sampler import Sampler
 from mugrpo.run.opening import open_run
 from mugrpo.run.progress import Progress
 from mugrpo.stages.sampling import Sampling
-from mugrpo.stages.work import weights_of
 from tests.builders import rollout
 
 pytest_plugins = ["tests.run_fixtures"]

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mugrpo.config.rewards import RewardOptions
-from mugrpo.disk.plans import Place
 from mugrpo.disk.records import Status
+from mugrpo.disk.shards import Place
 from mugrpo.rollouts.selection import Group, batches, correctness_varies, further_groups
 from tests.cases import table
 

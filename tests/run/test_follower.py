@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from mugrpo.disk.errors import UsageError
-from mugrpo.disk.publishing import with_sum
+from mugrpo.disk.errors import RunStopped, UsageError
+from mugrpo.disk.publishing import with_sum, without_sum
 from mugrpo.run import follower as module
 from mugrpo.run.follower import Bar, Follower, RunState, Sign, plain
 from tests.report.synthetic import evaluation, refresh, update, write_config, write_metrics
@@ -56,9 +56,9 @@ def publish(root: Path, stage: int, rollouts: int) -> None:
 def root(tmp_path: Path) -> Path:
     """A run whose first stage is over."""
     write_config(tmp_path)
-    document = json.loads((tmp_path / "config.json").read_text())
+    document = without_sum(json.loads((tmp_path / "config.json").read_text()))
     document["config"] |= {"evaluation": {"every": 4}, "rewards": {"failure_limit": 0.1}}
-    (tmp_path / "config.json").write_text(json.dumps(document))
+    (tmp_path / "config.json").write_text(json.dumps(with_sum(document)))
     write_metrics(tmp_path, STAGE_0)
     hold(tmp_path)
     return tmp_path
@@ -156,9 +156,9 @@ def test_warning_signs_have_the_values_worked_out_by_hand(root: Path):
 
 
 def test_the_limit_of_a_stage_that_ends_by_its_ratio_is_that_of_the_sign(root: Path):
-    document = json.loads((root / "config.json").read_text())
+    document = without_sum(json.loads((root / "config.json").read_text()))
     document["config"]["stage_until"] = {"name": "negative_ratio", "limit": 20.0}
-    (root / "config.json").write_text(json.dumps(document))
+    (root / "config.json").write_text(json.dumps(with_sum(document)))
     write_metrics(root, [update(1, stage=0, **{"ratio/negative/max": 30.0})])
     assert signs(root)["largest ratio, A < 0"] == Sign("largest ratio, A < 0", 30.0, 20.0)
 
@@ -197,11 +197,13 @@ def test_what_cannot_be_read_is_noted(root: Path):
     assert "manifest.json is damaged" in state.notes[1]
 
 
-@pytest.mark.parametrize("text", [None, "", "{", "7", '{"config": {"schedule": {"stages": 0}}}'])
-def test_a_folder_without_a_config_is_refused(tmp_path: Path, text: str | None):
+@pytest.mark.parametrize(
+    ("text", "word"), [(None, "is not a run"), ("", "is damaged"), ("7", "is not the config.json")]
+)
+def test_a_folder_without_a_config_is_refused(tmp_path: Path, text: str | None, word: str):
     if text is not None:
         (tmp_path / "config.json").write_text(text)
-    with pytest.raises(UsageError, match="is not a run"):
+    with pytest.raises((UsageError, RunStopped), match=word):
         Follower(tmp_path)
 
 

@@ -41,7 +41,7 @@ def changed(copy: Path, file: str, old: str, new: str) -> bool:
             ("optimize/ratios.py", "LARGEST = 80.0", "LARGEST = 81.0"),
             ("engines/sampling.py", "_BLOCK = 256", "_BLOCK = 128"),
             ("rollouts/schedule.py", "digest_size=8", "digest_size=4"),
-            ("stages/plan.py", "math.ceil", "math.floor"),
+            ("stages/stage.py", "math.ceil", "math.floor"),
             ("rewards/verifiers.py", "tolerance", "tolerances"),
             ("pipeline.py", "sample_stage(run", "sample_stages(run"),
             ("run/weights.py", "update == 0", "update == 1"),

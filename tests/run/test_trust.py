@@ -14,7 +14,7 @@ import pytest
 
 import mugrpo
 from mugrpo.config.load import load_config
-from mugrpo.run import trust
+from mugrpo.run import target
 from tests.faults.case import CONFIG, GOOD
 from tests.faults.harm import accepted, refused, summed
 from tests.runs import Command, write_config
@@ -163,8 +163,8 @@ def test_ones_own_run_never_asks(folder: Path, command: Command, kind: str, stat
         for name, value in options.items()
     ]
     run_dir = folder / "runs" / "mine"
-    for target in ([config, *words], [run_dir]):
-        assert UNKNOWN not in command("generate", *target).err
+    for named in ([config, *words], [run_dir]):
+        assert UNKNOWN not in command("generate", *named).err
     shutil.move(run_dir, folder / "moved")
     assert UNKNOWN not in command("train", folder / "moved").err
     assert stat.S_IMODE(state.stat().st_mode) == 0o700 and len(list(state.iterdir())) == 1
@@ -244,7 +244,7 @@ def test_without_a_folder_for_approvals_a_yes_holds_for_its_process(
     approved = command("train", run_dir, "--trust")
     assert no_state in approved.out and ran.exists()
     assert UNKNOWN not in command("train", run_dir).err  # in the same process
-    trust._known.clear()
+    target._known.clear()
     refused(command("train", run_dir), UNKNOWN, "task.rewards")
 
 
@@ -266,7 +266,7 @@ def test_a_name_that_no_file_can_have_ends_in_a_sentence(folder: Path, command: 
 
 def test_every_option_that_runs_or_connects_to_something_is_named():
     def names(*overrides: str) -> list[str]:
-        return [" = ".join(one) for one in trust.named_by(load_config(None, overrides))]
+        return [" = ".join(one) for one in target.named_by(load_config(None, overrides))]
 
     data = ["--task.name=dataset", "--task.data=none.jsonl"]
     assert names() == names(*data) == names("--engine.name=vllm") == []

@@ -13,8 +13,7 @@ from mugrpo.disk.records import FinishReason, Rollout
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.shards import write_rollouts, write_scores
 from mugrpo.rollouts.schedule import Schedule
-from mugrpo.stages.plan import stage_shards
-from mugrpo.stages.stage import Stage
+from mugrpo.stages.stage import Stage, stage_shards
 from tests.builders import verdict
 
 PROBLEMS = 24

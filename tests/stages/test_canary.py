@@ -19,7 +19,7 @@ from mugrpo.disk.records import FinishReason, Problem, Rollout
 from mugrpo.model.policy import load_policy
 from mugrpo.optimize.forward import rollout_logprobs
 from mugrpo.rollouts.sampler import Draw, Sampler
-from mugrpo.stages.canary import canary, canary_rollouts, logprob_gap
+from mugrpo.stages.refresh import canary, canary_rollouts, logprob_gap
 from mugrpo.stages.sampling import Sampling
 from tests.cases import table
 from tests.updates import config_of

@@ -13,9 +13,8 @@ import torch
 from safetensors.torch import load_file
 
 from mugrpo.config.run import ModelOptions, RunConfig
-from mugrpo.disk import in_memory, metrics
-from mugrpo.disk.in_memory import memory_folder
-from mugrpo.disk.run_dir import RunDir
+from mugrpo.disk import metrics
+from mugrpo.disk.run_dir import RunDir, memory_folder
 from mugrpo.engines import host
 from mugrpo.model import policy as policies
 from mugrpo.model.policy import load_policy
@@ -178,8 +177,8 @@ def test_vllm_in_bf16_gets_rounded_weights_where_memory_has_room_for_them(
     /dev/shm is a folder of the test.
     """
     (shm := tmp_path / "shm").mkdir()
-    monkeypatch.setattr(in_memory, "_SHM", shm)
-    monkeypatch.setattr(in_memory, "_WORTH", 0)
+    monkeypatch.setattr("mugrpo.disk.run_dir._SHM", shm)
+    monkeypatch.setattr("mugrpo.disk.run_dir._WORTH", 0)
     (run_dir := tmp_path / "run").mkdir()
     (run_dir / "checkpoints").symlink_to(reference / "checkpoints")
     path = reference / "checkpoints" / "update-000004"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from mugrpo.config.run import RunConfig
-from mugrpo.stages.local_ranks import idle_while_generating
+from mugrpo.stages.ranks import idle_while_generating
 from tests.runs import ENVIRONMENT, differences, finished, read_metrics, start_train
 from tests.waiting import alive, soon, until
 

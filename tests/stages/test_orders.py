@@ -27,7 +27,9 @@ from mugrpo.disk.errors import Interrupted
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.processes.ranks import Ranks, joined
 from mugrpo.processes.lifetime import stop_on_signals
-from mugrpo.run.opened import OpenRun
+from mugrpo.run.opening import OpenRun
+from mugrpo.processes.lifetime import stop_on_signals
+from mugrpo.run.opening import OpenRun
 from mugrpo.stages.orders import orders
 
 root, notes = map(Path, sys.argv[1:])

@@ -21,10 +21,8 @@ from mugrpo.disk.run_dir import RunDir, Unsaved
 from mugrpo.processes.ranks import Ranks
 from mugrpo.run.opening import _common_update
 from mugrpo.run.progress import Progress
-from mugrpo.stages import local_ranks
-from mugrpo.stages.local_ranks import LocalJob
 from mugrpo.stages.orders import Answer
-from mugrpo.stages.ranks import RankProcesses, _WrittenByRanks
+from mugrpo.stages.ranks import LocalJob, RankProcesses, _WrittenByRanks
 from tests.builders import saved_weights
 from tests.faults.harm import resume_words, stopped
 from tests.runs import (
@@ -382,7 +380,7 @@ def test_more_processes_than_gpus_are_refused_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command
 ):
     """The count of GPUs is a stand-in."""
-    monkeypatch.setattr(local_ranks, "visible_gpus", lambda: ["0", "1"])
+    monkeypatch.setattr("mugrpo.stages.ranks.visible_gpus", lambda: ["0", "1"])
     config = write_config(tmp_path / "config")
     ended = command("train", config, "--run-dir", tmp_path / "run", "--distributed.processes", "4")
     assert ended.status == 2 and "; set --distributed.processes 2, or name more" in ended.err

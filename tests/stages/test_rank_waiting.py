@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 import pytest
 
 from mugrpo.config.run import RunConfig
-from mugrpo.disk import patience
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.publishing import publish_json
 from mugrpo.disk.run_dir import RunDir, Unsaved
@@ -46,7 +45,7 @@ def driven(
     folder: RunDir, shared: Shared, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> RankProcesses:
     """Return the ranks of a run that says `said`, on the clock of `shared`."""
-    monkeypatch.setattr(patience, "time", shared)
+    monkeypatch.setattr("mugrpo.disk.publishing.time", shared)
     monkeypatch.setattr(ranks, "time", SimpleNamespace(sleep=lambda _: None))
     run: Any = SimpleNamespace(
         folder=folder,
@@ -126,7 +125,7 @@ def test_a_checkpoint_that_never_appears_is_given_up(tmp_path: Path, monkeypatch
     folder = RunDir(tmp_path)
     answer = Answer(1, update=75, checkpoint=str(tmp_path))
     never = _WrittenByRanks(Shared(), folder, answer)  # type: ignore[arg-type]
-    monkeypatch.setattr(patience, "time", Shared())
+    monkeypatch.setattr("mugrpo.disk.publishing.time", Shared())
     monkeypatch.setattr(ranks, "time", SimpleNamespace(sleep=lambda _: None))
     with pytest.raises(RunStopped, match=f"nothing has changed in {tmp_path} for 1800 seconds"):
         never.published(wait=True)
@@ -135,7 +134,7 @@ def test_a_checkpoint_that_never_appears_is_given_up(tmp_path: Path, monkeypatch
 def test_a_rank_gives_up_a_checkpoint_whose_folder_the_first_rank_never_shows_it(
     tmp_path: Path, monkeypatch
 ):
-    monkeypatch.setattr(patience, "time", Shared())
+    monkeypatch.setattr("mugrpo.disk.publishing.time", Shared())
     monkeypatch.setattr("mugrpo.optimize.checkpoint._RARELY", 0.0)
     second: Any = SimpleNamespace(first=False, rank=1, size=2)
     snapshot: Any = SimpleNamespace(

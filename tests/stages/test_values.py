@@ -12,15 +12,19 @@ import pytest
 
 from mugrpo.config.load import build_config
 from mugrpo.disk.errors import RunStopped, UsageError
-from mugrpo.disk.plans import Place, read_plan
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.disk.shards import read_rollouts, write_rollouts
+from mugrpo.disk.shards import Place, read_plan, read_rollouts, write_rollouts
 from mugrpo.rollouts.schedule import Schedule
-from mugrpo.stages.logprobs import StoredLogprobs
+from mugrpo.stages.logprobs import StageReader, StoredLogprobs
 from mugrpo.stages.optimize import checkpoint_due, samples_due
-from mugrpo.stages.plan import plan_stage, require, shards_made, stage_shards
-from mugrpo.stages.reader import StageReader
-from mugrpo.stages.stage import Stage, reference_update
+from mugrpo.stages.stage import (
+    Stage,
+    plan_stage,
+    reference_update,
+    require,
+    shards_made,
+    stage_shards,
+)
 from tests.stages.builders import stage_of, write_shard
 
 MIXED, EASY = [1, 0, 0, 0], [1, 1, 1, 1]

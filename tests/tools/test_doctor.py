@@ -16,7 +16,7 @@ from mugrpo.config.cores import cores
 from mugrpo.disk.errors import UsageError
 from mugrpo.engines.vllm import OLDEST
 from mugrpo.extensions.code import choosing
-from mugrpo.tools import doctor, installed
+from mugrpo.tools import doctor
 
 REQUIRED = ["torch>=2", "absent-one>=1; extra == 'hub'", "torch>=99; extra == 'math'"]
 
@@ -27,8 +27,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MUGRPO_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr(installed.metadata, "requires", lambda _: REQUIRED)
-    monkeypatch.setattr(installed, "extras", lambda: ["hub", "math", "ray"])
+    monkeypatch.setattr(doctor.metadata, "requires", lambda _: REQUIRED)
     monkeypatch.setattr(doctor, "extras", lambda: ["hub", "math", "ray"])
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(shutil, "which", lambda _: None)
@@ -88,7 +87,7 @@ def test_the_cpus_flags_say_whether_bf16_is_fast(
 def test_without_a_requirement_the_demo_cannot_run(
     machine: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    machine.setattr(installed.metadata, "requires", lambda _: ["torch>=99", "absent-one"])
+    machine.setattr(doctor.metadata, "requires", lambda _: ["torch>=99", "absent-one"])
     assert main(["doctor"]) == 2
     told = capsys.readouterr()
     assert "missing or too old; pip install 'torch>=99' 'absent-one'\n" in told.out

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from mugrpo.disk.errors import RunStopped
-from mugrpo.disk.places import passing
-from mugrpo.disk.publishing import full_disk_explained, publish_file, with_sum, without_sum
+from mugrpo.disk.publishing import full_disk_explained, passing, publish_file, with_sum, without_sum
 
 _BEYOND = 1e100  # seconds; a damaged file may have any number
 # phase, in the order of the work -> the kind of the lines that have its seconds, and their keys

@@ -10,7 +10,6 @@
       stages/000/scores/shard-00000.parquet, manifest.json
       stages/000/reference_logprobs/...   and other logprobs that an objective needs
       stages/000/plan/shard-00000.parquet, manifest.json
-      stages/000/draw/...                 only if problems are drawn by difficulty
       checkpoints/update-000064/          after 64 updates: model, optimizer, state
       evaluations/update-000064/          rollouts and scores of the held-out problems
       benchmarks/gsm8k/update-000064/     the same of a benchmark suite, and its result.json
@@ -20,7 +19,7 @@
       logs/engine-0.log, rewards.log      output of such a process; of the judges, up to 8 MiB
       logs/ranks/                         output of the ranks
       ranks/order.json, done.json         what the ranks are to do, and what they have done
-      ranks/models/update-000064/         weights for engines, from the ranks (or see `in_memory`)
+      ranks/models/update-000064/         weights for engines, or in `memory_folder`
       bakeoff/stage-000/METHOD/           runs that train other methods on the stage's rollouts
 
 A path that exists is complete (see `publishing`). A shard that its manifest does not list does not
@@ -30,8 +29,11 @@ exist.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
+import re
+import shutil
 import socket
 import stat
 import time
@@ -44,10 +46,9 @@ from threading import Lock
 from typing import IO, Any, Protocol
 
 from mugrpo.disk.errors import RunStopped, UsageError
-from mugrpo.disk.in_memory import clear_memory
-from mugrpo.disk.places import passing
 from mugrpo.disk.publishing import (
     full_disk_explained,
+    passing,
     publish_file,
     read_summed,
     regular,
@@ -57,6 +58,11 @@ from mugrpo.disk.publishing import (
 
 FORMAT = 3
 _NEVER_READ = ("handed_over", "tensorboard", "trackio", "wandb")  # wandb links to its own logs
+_SHM = Path("/dev/shm")  # Linux's file system in memory; other systems have none
+_WORTH = 1 << 28  # bytes: less takes any disk a second or two
+# The memory that must be free, as a multiple of what is written. After a model in bf16 has been
+# handed over, its weights and moments move to the host's memory, which takes six times as much.
+_FREE = 8
 
 
 class Pending(Protocol):
@@ -113,7 +119,7 @@ class RunDir:
         return self.root / "stages" / f"{stage:03d}"
 
     def shards(self, stage: int, kind: str) -> Path:
-        """Return a stage's folder of "rollouts", "scores", "plan", "draw", or logprobs by name."""
+        """Return a stage's folder of "rollouts", "scores", "plan", or logprobs by name."""
         return self.stage(stage) / kind
 
     def checkpoint(self, update: int) -> Path:
@@ -417,3 +423,50 @@ def _refuse(path: Path, whole: Path) -> None:
         )
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)):
         raise UsageError(f"{path} is neither a file nor a folder; remove it")
+
+
+def memory_folder(root: Path) -> Path:
+    """Return the folder in memory of the run at `root`, whether it exists or not.
+
+    It is for models that engines on this machine read once: the disk may be slow, elsewhere, or
+    busy with a checkpoint. It goes when the run ends, or is opened again after a kill.
+    """
+    name = hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:16]
+    return _SHM / f"mugrpo-{os.getuid()}-{name}"
+
+
+def with_room(root: Path, size: int) -> Path | None:
+    """Return that folder, which only this user may enter, or None if `size` bytes have no room.
+
+    It is None, too, if they are so few that a disk is as good.
+    """
+    folder = memory_folder(root)
+    try:
+        if size < _WORTH or size > shutil.disk_usage(_SHM).free or _FREE * size > _free_memory():
+            return None
+        folder.mkdir(0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError:
+        return None
+    ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+    return folder if ours else None  # everybody may make folders there
+
+
+def clear_memory(root: Path) -> None:
+    """Remove the folder in memory of the run at `root`, if there is one."""
+    shutil.rmtree(memory_folder(root), ignore_errors=True)
+
+
+def _free_memory() -> int:
+    """Return the bytes of memory that are free on the machine and, if it has one, in the cgroup."""
+    kilobytes = re.search(r"^MemAvailable: +(\d+)", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    assert kilobytes
+    free = int(kilobytes[1]) << 10
+    own = re.search(r"^0::/(.*)$", Path("/proc/self/cgroup").read_text(), re.MULTILINE)
+    group = Path("/sys/fs/cgroup") / (own[1] if own else "")
+    try:
+        limit, used = int((group / "memory.max").read_text()), (group / "memory.stat").read_text()
+    except (OSError, ValueError):  # there is no such group, or its limit is "max"
+        return free
+    kept = sum(int(n) for n in re.findall(r"^(?:anon|shmem|kernel) (\d+)$", used, re.MULTILINE))
+    return min(free, limit - kept)

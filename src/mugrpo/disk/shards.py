@@ -18,7 +18,7 @@ from bisect import bisect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -55,6 +55,7 @@ TURN_SCHEMA = pa.schema(
 SCORE_SCHEMA = pa.schema(
     [("status", pa.string()), ("reward", pa.float64()), ("parts", pa.string())]
 )
+PLAN_SCHEMA = pa.schema([(name, pa.int32()) for name in ("batch", "shard", "row")])
 LOGPROB_SCHEMA = pa.schema([("logprobs", pa.list_(pa.float32()))])
 
 _ROW_GROUP = 256  # rows that are decoded together, even to read one of them
@@ -82,7 +83,7 @@ _OPTIONAL: dict[str, Any] = {  # what arithmetic is done with; the rest is only 
 
 
 class ShardSet:
-    """The shards in a folder, all of one kind: "rollouts", "scores", "plan", "draw", or logprobs.
+    """The shards in a folder, all of one kind: "rollouts", "scores", "plan", or logprobs.
 
     Raises RunStopped if the manifest is unreadable, UsageError if it lists another kind.
     """
@@ -328,3 +329,32 @@ def _well_formed(value: Mapping[str, Any], kind: str) -> dict[str, Any]:
     if entry["rows"] < 1:
         raise TypeError(f"rows is {entry['rows']}")
     return entry
+
+
+class Place(NamedTuple):
+    """Where a rollout is: its shard, and its row there."""
+
+    shard: int
+    row: int
+
+
+def write_plan(shards: ShardSet, batches: Sequence[Sequence[Place]], **notes: Any) -> None:
+    """Publish the batch plan of a stage: which rollouts each of its batches has.
+
+    A batch has whole groups, each with its rollouts side by side. What chooses rollouts chooses
+    rows in the plan, and never changes a shard. Raises ValueError if a batch has no rows.
+    """
+    if not all(batches):
+        raise ValueError("a batch of the plan has no rows: an update needs at least one group")
+    flat = [(batch, *place) for batch, places in enumerate(batches) for place in places]
+    columns = np.array(flat, np.int32).T
+    shards.write(0, pa.Table.from_arrays(list(map(pa.array, columns)), schema=PLAN_SCHEMA), **notes)
+
+
+def read_plan(shards: ShardSet) -> list[list[Place]]:
+    """Return a stage's plan: for each batch, the places of its rollouts."""
+    table = shards.open(0).read()
+    rows = zip(*(table.column(name).to_pylist() for name in Place._fields), strict=True)
+    places = [Place(*row) for row in rows]
+    cuts = np.flatnonzero(np.diff(table.column("batch").to_numpy())) + 1
+    return [places[start:end] for start, end in pairwise([0, *cuts.tolist(), len(places)])]

@@ -12,7 +12,7 @@ import torch
 from transformers import StaticCache
 
 from mugrpo.config.engines import HFOptions
-from mugrpo.disk.places import passing
+from mugrpo.disk.publishing import passing
 from mugrpo.disk.records import FinishReason
 from mugrpo.engines.base import Completion, Decoded, Request, SharedModel
 from mugrpo.engines.cache import cache_argument

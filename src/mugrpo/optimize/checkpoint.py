@@ -22,10 +22,10 @@ from threading import Event, Thread, get_native_id
 from typing import Any
 
 from mugrpo.disk.errors import RunStopped
-from mugrpo.disk.patience import Patience
-from mugrpo.disk.places import passing
 from mugrpo.disk.publishing import (
+    Patience,
     full_disk_explained,
+    passing,
     publish_folder,
     publish_json,
     seal_folder,

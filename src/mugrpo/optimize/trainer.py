@@ -16,7 +16,7 @@ from safetensors import safe_open
 
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import RunStopped
-from mugrpo.disk.places import passing
+from mugrpo.disk.publishing import passing
 from mugrpo.disk.records import Status
 from mugrpo.model.files import Weights, full, like, local, moved, rows_of, write_tensors
 from mugrpo.model.half import begin_in_bf16

@@ -11,26 +11,30 @@ from markupsafe import Markup
 from mugrpo.config.base import imported
 from mugrpo.config.extensions import installed
 from mugrpo.disk.metrics import PHASES
-from mugrpo.report.costs import (
-    GRPO_UPDATES_PER_REFRESH,
-    grpo_cost,
-    phase_seconds,
-    refresh_parts,
-    spans,
-    training_seconds,
-)
 from mugrpo.report.figures import (
     Panel,
     Series,
     accuracy_figures,
+    document,
+    part,
     reward_figure,
     run_hue,
     stage_figures,
     staleness_figure,
     update_figure,
 )
-from mugrpo.report.parts import document, part
-from mugrpo.report.read import RunData, accuracy_text, column, number
+from mugrpo.report.read import (
+    GRPO_UPDATES_PER_REFRESH,
+    RunData,
+    accuracy_text,
+    column,
+    grpo_cost,
+    number,
+    phase_seconds,
+    refresh_parts,
+    spans,
+    training_seconds,
+)
 from mugrpo.report.readable import MISSING, cut, duration
 from mugrpo.report.tokens import evaluated_groups, sampled_rollouts
 

@@ -1,4 +1,4 @@
-"""The data of a report: a run's files, read leniently. Nothing here writes into a run.
+"""The data of a report: a run's files, read leniently, and where its time went. Nothing is written.
 
 A run may be unfinished, old or damaged. Files that do not exist yet are absent from the report. A
 file that cannot be read becomes a sentence in `notes`.
@@ -6,7 +6,8 @@ file that cannot be read becomes a sentence in `notes`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +17,7 @@ from pydantic import ValidationError
 
 from mugrpo.config.stages import ScheduleOptions
 from mugrpo.disk.errors import RunStopped, UsageError
-from mugrpo.disk.metrics import MetricsTail
+from mugrpo.disk.metrics import PHASES, MetricsTail, seconds_of
 from mugrpo.disk.publishing import read_summed
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.seal import REPAIR
@@ -31,6 +32,11 @@ from mugrpo.report.samples import (
 Line = Mapping[str, Any]
 
 KINDS = ("refresh", "update", "evaluation")
+GRPO_UPDATES_PER_REFRESH = 4  # mu of the standard GRPO that Mu-GRPO is compared with
+_PART = "time/refresh/"
+
+# Within an update: the next refresh comes after the update, its checkpoint and its evaluation.
+_ORDER = {"optimize": 0, "checkpoint": 1, "evaluate": 2, "refresh": 3, "generate": 4, "score": 5}
 SUITE = "suite/"  # begins the kind of a benchmark suite's lines
 
 _SAMPLE_FILES_READ = 12
@@ -223,3 +229,103 @@ def read_samples(file: Path, read: Callable[[Any], _File], notes: list[str]) -> 
     ) as error:
         notes.append(f"{file} has no samples that can be shown ({error})")
         return None
+
+
+@dataclass(frozen=True)
+class Span:
+    """Seconds spent on a phase after `update` updates ("optimize": on that update itself)."""
+
+    phase: str
+    stage: int  # counted by refreshes; -1 before the first
+    update: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class GRPOCost:
+    """A run's updates under GRPO with mu = 4: arithmetic on measured durations."""
+
+    refreshes: int
+    refresh_seconds: float  # mean over the measured refreshes
+    measured: int  # refreshes
+    training_seconds: float
+
+
+def spans(run: RunData) -> list[Span]:
+    """Return the run's time in order: update, checkpoint, evaluation, then the next refresh.
+
+    A checkpoint's seconds are in the line of the update after it; here they come before that
+    update.
+    """
+    entries = [
+        (line["update"] - (phase == "checkpoint"), order, phase, seconds_of(line, phase))
+        for line in (*run.updates, *run.evaluations, *run.refreshes)
+        for phase, order in _ORDER.items()
+        if PHASES[phase][0] == line["kind"]
+    ]
+    entries.sort(key=lambda entry: entry[:2])
+    ordered, stage = [], -1
+    for update, _, phase, seconds in entries:
+        stage += phase == "refresh"
+        if seconds > 0:
+            # An evaluation before the first refresh belongs to the stage that follows.
+            ordered.append(Span(phase, max(stage, 0), update, seconds))
+    return ordered
+
+
+def training_clock(run: RunData) -> dict[tuple[str, int], float]:
+    """Return the seconds of training, without evaluation, up to each ("update"|"evaluation", n)."""
+    passed, clock = 0.0, dict[tuple[str, int], float]()
+    timeline = iter(spans(run))
+    events = [("update", line["update"], 0) for line in run.updates]
+    events += [("evaluation", line["update"], 1) for line in run.evaluations]
+    pending = next(timeline, None)
+    for kind, update, order in sorted(events, key=lambda event: (event[1], event[2])):
+        while pending and (pending.update, _ORDER[pending.phase]) <= (update, order):
+            passed += pending.seconds if pending.phase != "evaluate" else 0.0
+            pending = next(timeline, None)
+        clock[kind, update] = passed
+    return clock
+
+
+def phase_seconds(timeline: Sequence[Span]) -> dict[str, float]:
+    """Return phase -> total seconds."""
+    return {phase: sum(s.seconds for s in timeline if s.phase == phase) for phase in PHASES}
+
+
+def training_seconds(run: RunData) -> float:
+    """Return the seconds of all phases but evaluation."""
+    return sum(span.seconds for span in spans(run) if span.phase != "evaluate")
+
+
+def grpo_cost(run: RunData) -> GRPOCost | None:
+    """Return the cost of the same updates with a refresh after every four of them.
+
+    Return None if no refresh was measured.
+    """
+    measured = [
+        s - (number(line, "time/refresh/start") or 0.0)  # an engine starts once, however few
+        for line in run.refreshes
+        if (s := number(line, "time/refresh")) is not None and s >= 0
+    ]
+    if not measured or not run.updates:
+        return None
+    mean = sum(measured) / len(measured)
+    refreshes = math.ceil(run.made / GRPO_UPDATES_PER_REFRESH)
+    return GRPOCost(
+        refreshes=refreshes,
+        refresh_seconds=mean,
+        measured=len(measured),
+        training_seconds=training_seconds(run) - sum(measured) + refreshes * mean,
+    )
+
+
+def refresh_parts(lines: Iterable[Line]) -> dict[str, float]:
+    """Return the total seconds of each part of the refreshes in `lines`, if they were measured."""
+    totals: dict[str, float] = {}
+    for line in lines:
+        for key in line:
+            if key.startswith(_PART):
+                name = key.removeprefix(_PART)
+                totals[name] = totals.get(name, 0.0) + (number(line, key) or 0.0)
+    return totals

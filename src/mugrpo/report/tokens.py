@@ -9,7 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from mugrpo.report.parts import part
+from mugrpo.report.figures import part
 from mugrpo.report.readable import cut, line_ends, plain
 from mugrpo.report.samples import (
     COLORINGS,

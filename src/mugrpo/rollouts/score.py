@@ -12,7 +12,7 @@ from typing import Any
 
 from mugrpo.config.rewards import RewardOptions
 from mugrpo.disk.errors import RunStopped, UsageError
-from mugrpo.disk.places import passing
+from mugrpo.disk.publishing import passing
 from mugrpo.disk.records import (
     Answer,
     FinishReason,

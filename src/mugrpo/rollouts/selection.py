@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mugrpo.config.rewards import RewardOptions
-from mugrpo.disk.plans import Place
 from mugrpo.disk.records import Status
+from mugrpo.disk.shards import Place
 
 _SPARE = 1.1  # factor on the expected need: another round costs more than a few spare groups
 

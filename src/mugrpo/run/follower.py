@@ -10,9 +10,8 @@ import os
 import re
 import socket
 import time
-from collections import Counter, defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,7 +29,7 @@ from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.shards import ShardSet
 from mugrpo.processes.lifetime import began
 from mugrpo.processes.messages import shown
-from mugrpo.report.read import KINDS, Line, accuracy_text, flattened, number
+from mugrpo.report.read import Line, accuracy_text, flattened, number, stored_config
 from mugrpo.report.readable import duration
 from mugrpo.rollouts.schedule import Schedule
 
@@ -86,73 +85,36 @@ class RunState:
     notes: tuple[str, ...]  # what cannot be read
 
 
-@dataclass
-class _Seen:
-    """What the metrics lines so far say."""
-
-    schedule: Schedule
-    last: dict[str, Line] = field(default_factory=dict)  # kind -> its newest line
-    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))  # by phase
-    counts: Counter[str] = field(default_factory=Counter)  # of lines by kind, and of rollouts
-    update: int = 0
-    skipped: int = 0
-    entropy: float | None = None  # of the first update that has one
-    largest_ratio: float | None = None  # of the stage
-    best: float = 0.0  # accuracy
-
-    def add(self, line: Line) -> None:
-        kind, update = line["kind"], line["update"]
-        if kind == "stage_end" and self.schedule.starts[-1] < update <= self.total:
-            self.schedule = self.schedule.ending_at(update)
-        if kind == "update":
-            if line.get("stage") != self.last.get(kind, {}).get("stage"):
-                self.largest_ratio = None
-            ratios = (number(line, "ratio/negative/max"), self.largest_ratio)
-            self.largest_ratio = max((r for r in ratios if r is not None), default=None)
-            self.entropy = self.entropy or number(line, "entropy")
-            self.skipped += bool(number(line, "skipped"))
-            self.update = max(self.update, update)
-        if kind == "evaluation":
-            self.best = max(self.best, number(line, "accuracy") or 0.0)
-        for phase in PHASES:
-            self.seconds[phase] += seconds_of(line, phase)
-        self.counts[kind] += 1
-        self.counts["rollout"] += int(number(line, "rollouts") or 0) if kind == "refresh" else 0
-        self.last[kind] = line
-
-    @property
-    def total(self) -> int:
-        return self.schedule.options.total_updates
-
-
 class Follower:
-    """A view of the run at `root`. Raises UsageError if there is no run."""
+    """A view of the run at `root`, as `stored_config` opens it."""
 
     def __init__(self, root: Path) -> None:
         self._folder = RunDir(root)
-        stored = self._folder.config_as_stored()
+        config = stored_config(root)["config"]
+        self._options = flattened(config)
         try:
-            self._options = flattened(stored["config"])
-            schedule = ScheduleOptions.model_validate(stored["config"]["schedule"])
-        except (KeyError, TypeError, AttributeError, ValidationError):
+            schedule = ScheduleOptions.model_validate(config["schedule"])
+        except (KeyError, ValidationError):
             raise UsageError(
-                f"{root} is not a run (it has no readable config.json); name a run's directory"
+                f"{root} is not a run (its config.json has no schedule); name a run's directory"
             ) from None
         self._planned = Schedule(schedule, schedule.problems_per_update, seed=0)
         self._tail = MetricsTail(self._folder.metrics)
-        self._seen = _Seen(self._planned)
+        self._lines: list[Line] = []
 
     def state(self) -> RunState:
         """Return the run's state now."""
         folder, notes = self._folder, list[str]()
-        lines = list(self._tail.read())
-        seen = self._seen = _Seen(self._planned) if self._tail.restarted else self._seen
-        for line in lines:
-            seen.add(line)
+        added: list[Line] = list(self._tail.read())
+        self._lines = added if self._tail.restarted else [*self._lines, *added]
         if self._tail.unreadable:
             notes.append(f"{folder.metrics} has {self._tail.unreadable} unreadable lines")
-        schedule = seen.schedule
-        stage = min(schedule.stage_of(seen.update), schedule.stages - 1)
+        schedule, total = self._planned, self._planned.options.total_updates
+        for line in self._of("stage_end"):
+            if schedule.starts[-1] < line["update"] <= total:
+                schedule = schedule.ending_at(line["update"])
+        made = max((line["update"] for line in self._of("update")), default=0)
+        stage = min(schedule.stage_of(made), schedule.stages - 1)
         planned = schedule.batches(stage) * schedule.options.rollouts_per_update
         rollouts = 0
         try:
@@ -160,9 +122,10 @@ class Follower:
             rollouts = sum(entry["rows"] for entry in entries)
         except (RunStopped, UsageError, OSError) as error:
             notes.append(str(error))
-        status, running = self._status(finished=seen.update >= seen.total)
+        status, running = self._status(finished=made >= total)
         since = time.time() - max(map(_changed, (folder.metrics, folder.root / "lock")))
-        in_stage = seen.update - schedule.first_update(stage)
+        later = sum(map(schedule.batches, range(stage + 1, schedule.stages)))
+        to_sample = max(planned - rollouts, 0) + later * schedule.options.rollouts_per_update
         return RunState(
             title=f"{folder.root}  {self._options.get('preset')}, {self._options.get('task.name')}",
             status=status,
@@ -170,15 +133,33 @@ class Follower:
             stage=f"stage {stage} (of 0 to {schedule.stages - 1})",
             bars=(
                 Bar("rollouts", rollouts, max(rollouts, planned)),
-                Bar("updates", in_stage, schedule.planned_updates(stage)),
-                Bar("all", seen.update, seen.total),
+                Bar(
+                    "updates",
+                    made - schedule.first_update(stage),
+                    schedule.planned_updates(stage),
+                ),
+                Bar("all", made, total),
             ),
-            used=sum(seen.seconds.values()) + (max(since, 0.0) if running else 0.0),
-            left=self._left(stage, max(planned - rollouts, 0)) if running else None,
+            used=self._seconds(PHASES) + (max(since, 0.0) if running else 0.0),
+            left=self._left(total - made, to_sample) if running else None,
             results=tuple(self._results()),
             signs=tuple(self._signs()),
             notes=tuple(notes),
         )
+
+    def _of(self, kind: str) -> list[Line]:
+        return [line for line in self._lines if line["kind"] == kind]
+
+    def _last(self, kind: str) -> Line:
+        """Return the newest line of a kind, or {}."""
+        return next((line for line in reversed(self._lines) if line["kind"] == kind), {})
+
+    def _values(self, kind: str, key: str) -> list[float]:
+        """Return the numbers under `key` in the lines of a kind."""
+        return [v for line in self._of(kind) if (v := number(line, key)) is not None]
+
+    def _seconds(self, phases: Iterable[str]) -> float:
+        return sum(seconds_of(line, phase) for phase in phases for line in self._lines)
 
     def _status(self, *, finished: bool) -> tuple[str, bool]:
         """Return who works on the run, or how it ended, and whether anybody works on it."""
@@ -195,45 +176,44 @@ class Follower:
         ago = time.time() - max(map(_changed, (*written, root / "checkpoints")))
         return f"{holder}; last file {duration(max(ago, 0.0))} ago", True
 
-    def _left(self, stage: int, rollouts: int) -> float | None:
-        """Return the seconds left, or None if they are unknown. The stage lacks `rollouts`.
+    def _left(self, updates: int, rollouts: int) -> float | None:
+        """Return the seconds that `updates` and `rollouts` will take, or None if that is unknown.
 
-        Updates and rollouts count as the mean of those so far. With the updates go checkpoints and
-        evaluations, with the rollouts the refreshes.
+        Each counts as the mean of those so far. With the updates go checkpoints and evaluations,
+        with the rollouts the refreshes.
         """
-        seen, schedule = self._seen, self._seen.schedule
-        later = sum(map(schedule.batches, range(stage + 1, schedule.stages)))
-        rollouts += later * schedule.options.rollouts_per_update
         seconds = 0.0
-        for kind, left, phases in (
-            ("update", seen.total - seen.update, ("optimize", "checkpoint", "evaluate")),
-            ("rollout", rollouts, ("refresh", "generate", "score")),
+        for made, left, phases in (
+            (len(self._of("update")), updates, ("optimize", "checkpoint", "evaluate")),
+            (sum(self._values("refresh", "rollouts")), rollouts, ("refresh", "generate", "score")),
         ):
-            if left > 0 and not seen.counts[kind]:
+            if left > 0 and not made:
                 return None
-            spent = sum(seen.seconds[phase] for phase in phases)
-            seconds += spent * left / seen.counts[kind] if left > 0 else 0.0
+            seconds += self._seconds(phases) * left / made if left > 0 else 0.0
         return seconds
 
     def _results(self) -> Iterator[str]:
         """Yield the newest metrics as text."""
-        if evaluation := self._seen.last.get("evaluation"):
+        if evaluation := self._last("evaluation"):
             yield f"accuracy {accuracy_text(evaluation)} after update {evaluation['update']}"
         for name, (kind, key) in _SHOWN.items():
-            if (value := number(self._seen.last.get(kind, {}), key)) is not None:
+            if (value := number(self._last(kind), key)) is not None:
                 yield f"{name} {value:.3g}"
 
     def _signs(self) -> Iterator[Sign]:
-        seen, options = self._seen, self._options
-        refresh, update, evaluation = (seen.last.get(kind, {}) for kind in KINDS)
-        if (ratio := seen.largest_ratio) is not None:
+        options, update, refresh = self._options, self._last("update"), self._last("refresh")
+        of_stage = (one for one in self._of("update") if one.get("stage") == update.get("stage"))
+        ratios = [number(line, "ratio/negative/max") for line in of_stage]
+        if known := [ratio for ratio in ratios if ratio is not None]:
             rule = options.get("stage_until.name") == NegativeRatio().name
             limit = number(options, "stage_until.limit") if rule else None
-            yield Sign("largest ratio, A < 0", ratio, limit or NegativeRatio().limit)
-        if (accuracy := number(evaluation, "accuracy")) is not None:
-            yield Sign("fall of accuracy", seen.best - accuracy, _FALL)
-        if seen.entropy and (entropy := number(update, "entropy")) is not None:
-            yield Sign("entropy / the first", entropy / seen.entropy, _ENTROPY, below=True)
+            yield Sign("largest ratio, A < 0", max(known), limit or NegativeRatio().limit)
+        if (accuracy := number(self._last("evaluation"), "accuracy")) is not None:
+            best = max(self._values("evaluation", "accuracy"))
+            yield Sign("fall of accuracy", best - accuracy, _FALL)
+        first = next(filter(None, self._values("update", "entropy")), None)
+        if first and (entropy := number(update, "entropy")) is not None:
+            yield Sign("entropy / the first", entropy / first, _ENTROPY, below=True)
         if (share := number(refresh, "zero_variance_share")) is not None:
             yield Sign("groups without gradient", share, _WITHOUT_GRADIENT)
         if rows := number(refresh, "rollouts"):
@@ -242,7 +222,8 @@ class Follower:
             limit = number(options, "rewards.failure_limit")
             yield Sign("failures of rewards", sum(statuses.values()) / rows, limit or 0.0)
         if update:
-            yield Sign("updates not applied", seen.skipped, 0)
+            skipped = sum(map(bool, self._values("update", "skipped")))
+            yield Sign("updates not applied", skipped, 0)
 
 
 def draw(state: RunState) -> RenderableType:

@@ -1,43 +1,105 @@
-"""Opening a run: lock its folder, check its config, read its problems."""
+"""Open a run: lock its folder, check its config, read its problems. No work starts before."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mugrpo.config.run import RunConfig
-from mugrpo.disk.errors import RunStopped, UsageError
+from mugrpo.disk.errors import Interrupted, RunStopped, UsageError
 from mugrpo.disk.publishing import publish_json, set_aside, with_sum
-from mugrpo.disk.records import Problem
+from mugrpo.disk.records import Problem, TrainerState
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.seal import changed_shards, require_metrics, unsealed_lines
-from mugrpo.environments.pool import tools_of
+from mugrpo.environments.base import Environments
+from mugrpo.environments.pool import environments_of, tools_of
 from mugrpo.model.adapter import require_packages
 from mugrpo.model.hardware import crowded, with_precision
-from mugrpo.model.loading import load_tokenizer, load_vocabulary, model_sizes
+from mugrpo.model.loading import Vocabulary, load_tokenizer, load_vocabulary, model_sizes
 from mugrpo.processes.lifetime import StopFlag
 from mugrpo.processes.logs import limited_logs
 from mugrpo.processes.ranks import ALONE, Ranks
 from mugrpo.rollouts.accuracy import contradicted
 from mugrpo.rollouts.prompts import PromptEncoder
-from mugrpo.rollouts.schedule import schedule_of
-from mugrpo.run.opened import OpenRun
+from mugrpo.rollouts.schedule import Schedule, schedule_of
+from mugrpo.rollouts.score import Scorer
 from mugrpo.run.progress import Progress
 from mugrpo.run.provenance import (
     judge_fingerprint,
     private_groups,
-    problems_sha256,
     provenance_of,
     settled_config,
 )
 from mugrpo.run.room import changed, left_open, with_room
-from mugrpo.run.target import Target, problems_of, read_target
-from mugrpo.run.trust import remember
-from mugrpo.tasks import make_task
+from mugrpo.run.target import Target, read_target, remember
+from mugrpo.tasks.base import Task
+
+
+@dataclass(frozen=True)
+class OpenRun:
+    """A run whose folder is locked, whose config is checked and whose problems are read.
+
+    `open_run` yields it. It holds no model: each phase creates the `Weights`, `Sampling` or
+    `Training` that it uses.
+    """
+
+    folder: RunDir
+    config: RunConfig
+    task: Task
+    problems: Sequence[Problem]  # to train on
+    eval_problems: Sequence[Problem]
+    prompts: PromptEncoder  # holds the tokenizer too
+    vocabulary: Vocabulary
+    judge: str  # fingerprint of everything that decides a score
+    progress: Progress
+    stop: StopFlag
+    ranks: Ranks = ALONE
+
+    def schedule(self) -> Schedule:
+        """Return the schedule as of the newest checkpoint, with the stages that ended early."""
+        starts = self.folder.stage_starts(self.folder.newest_update())
+        return schedule_of(self.config, self.problems, starts)
+
+    def state(self, update: int, stage: int | None) -> TrainerState:
+        """Return what reward functions learn about responses of the policy after `update`."""
+        return TrainerState(update, self.config.schedule.total_updates, stage)
+
+    def scorer(self, problems: Sequence[Problem], stage: int | None) -> Scorer:
+        """Return a scorer for rollouts of `problems`, of a stage or, if None, an evaluation."""
+        return Scorer(
+            self.task,
+            problems,
+            self.prompts.tokenizer,
+            self.config.rewards,
+            max_new_tokens=self.config.rollouts.max_new_tokens,
+            judge=self.judge,
+            state=self.state(0, stage),
+            check=self.stop.check,
+        )
+
+    def environments(self, number: int) -> Environments:
+        """Return the environments of the engine `number`, which the caller closes.
+
+        The config must have some.
+        """
+        log = self.folder.log(f"environment-{number}")
+        return environments_of(self.config, log=log)
+
+    def check(self) -> None:
+        """Raise Interrupted if the run was asked to stop. All ranks raise at the same update."""
+        if self.ranks.alone:
+            self.stop.check()
+            return
+        asks = self.ranks.driven and self.ranks.first  # one look at a shared folder is enough
+        requested = asks and self.folder.stop_request.exists()
+        if self.ranks.any(requested or self.stop.signal_name is not None):
+            raise Interrupted("stopped with the other ranks")
+
 
 _PATIENCE = 90  # seconds to wait until all machines see what one of them has written
 
@@ -101,32 +163,6 @@ def open_run(
             progress.stop()
             task.close()
             folder.settle()
-
-
-@contextmanager
-def run_as_it_is(
-    folder: RunDir, config: RunConfig, progress: Progress, stop: StopFlag
-) -> Iterator[OpenRun]:
-    """Yield a run to read from, without its lock, whatever code it was made with.
-
-    The caller has read `config` from the run and approved its code. Raises
-    UsageError if the run's problems are not those that it began with.
-    """
-    task, prompts = make_task(config.task), prompt_encoder(config)
-    try:
-        both = problems_of(task, config)
-        problems, held_out = (_fitting(prompts, side, progress) for side in both)
-        began_with = (folder.read_config() or {})["provenance"].get("problems_sha256")
-        if problems_sha256(problems, held_out) != began_with:
-            raise UsageError(
-                f"the problems of {folder.root} have changed since it began; undo that"
-            )
-        vocabulary = load_vocabulary(config.model, prompts.tokenizer)
-        judge = judge_fingerprint(config, problems)
-        facts = (task, problems, held_out, prompts, vocabulary, judge, progress, stop, ALONE)
-        yield OpenRun(folder, config, *facts)
-    finally:
-        task.close()
 
 
 @contextmanager

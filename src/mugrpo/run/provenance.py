@@ -57,7 +57,6 @@ _DECIDES = (
     "processes",
     "rewards",
     "rollouts",
-    "run/opened.py",
     "run/opening.py",
     "run/target.py",
     "run/weights.py",

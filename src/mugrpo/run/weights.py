@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 
 from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.disk.errors import RunStopped, UsageError
-from mugrpo.disk.in_memory import clear_memory, with_room
 from mugrpo.disk.publishing import fleeting, publish_folder, publish_json, sealed_folder_fault
 from mugrpo.disk.records import Rollout
-from mugrpo.disk.run_dir import RunDir
+from mugrpo.disk.run_dir import RunDir, clear_memory, with_room
 from mugrpo.model.hardware import give_back_memory
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.model.pretrained import model_path
@@ -28,7 +27,7 @@ from mugrpo.optimize.forward import rollout_logprobs
 from mugrpo.optimize.fsdp import distribute
 from mugrpo.processes.ranks import ALONE, Ranks
 
-NOT_THE_MODEL = ("optimizer", "trainer.json", "stages.json", "sha256.json", "part-")
+_NOT_THE_MODEL = ("optimizer", "trainer.json", "stages.json", "sha256.json", "part-")
 
 Notify = Callable[[str], None]
 Check = Callable[[], None]
@@ -257,7 +256,7 @@ def _link_pending(folder: RunDir, update: int, target: Path) -> bool:
 def _link_model(checkpoint: Path, folder: Path, link: Callable[[Path, Path], None]) -> None:
     """Link the model's files of `checkpoint` into `folder`, and no others."""
     for file in checkpoint.iterdir():
-        if not file.name.startswith(NOT_THE_MODEL):
+        if not file.name.startswith(_NOT_THE_MODEL):
             link(file.absolute(), folder / file.name)
 
 

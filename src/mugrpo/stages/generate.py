@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mugrpo.disk.metrics import MetricsLog
-from mugrpo.disk.places import passing
+from mugrpo.disk.publishing import passing
 from mugrpo.disk.shards import ShardSet
 from mugrpo.engines.base import Decoded
 from mugrpo.model.hardware import out_of_memory_explained
@@ -17,11 +17,10 @@ from mugrpo.rollouts.sampler import Sampler
 from mugrpo.rollouts.score import scored
 from mugrpo.rollouts.side_by_side import Wanted, sampled_shards
 from mugrpo.rollouts.statistics import described, refresh_metrics
-from mugrpo.run.opened import OpenRun
-from mugrpo.stages.plan import is_made, plan_stage, stage_shards
+from mugrpo.run.opening import OpenRun
 from mugrpo.stages.refresh import Refresh, with_other_engines
 from mugrpo.stages.sampling import Sampling
-from mugrpo.stages.stage import Stage
+from mugrpo.stages.stage import Stage, is_made, plan_stage, stage_shards
 
 
 def mend_past_stage(run: OpenRun, stage: Stage, sampling: Sampling, metrics: MetricsLog) -> None:

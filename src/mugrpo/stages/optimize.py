@@ -14,10 +14,9 @@ from mugrpo.disk.publishing import publish_json, with_sum
 from mugrpo.optimize.diagnostics import SampleCollector
 from mugrpo.optimize.experience import Experience
 from mugrpo.rollouts.schedule import Schedule
-from mugrpo.run.opened import OpenRun
-from mugrpo.stages.logprobs import Compute
-from mugrpo.stages.measures import best_may_change
-from mugrpo.stages.reader import StageReader
+from mugrpo.run.opening import OpenRun
+from mugrpo.stages.evaluate import best_may_change
+from mugrpo.stages.logprobs import Compute, StageReader
 from mugrpo.stages.stage import Stage
 from mugrpo.stages.training import Training
 

@@ -36,7 +36,7 @@ from mugrpo.disk.shards import (
     write_logprobs,
     write_rollouts,
 )
-from mugrpo.run.opened import OpenRun
+from mugrpo.run.opening import OpenRun
 
 TICK = 0.02  # seconds between two looks at an order or an answer
 _PULSE = 1.0  # seconds after which the first rank tells the others that there is no order yet

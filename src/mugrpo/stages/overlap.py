@@ -14,15 +14,12 @@ from contextlib import contextmanager
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.metrics import MetricsLog
 from mugrpo.rollouts.score import Scorer
-from mugrpo.run.opened import OpenRun
-from mugrpo.stages.background import Background
+from mugrpo.run.opening import OpenRun
 from mugrpo.stages.generate import Generation, begin_generation, score_stage, unscored
-from mugrpo.stages.logprobs import Compute, logprobs_stage
-from mugrpo.stages.plan import plan_stage, stage_shards
-from mugrpo.stages.reader import StageReader
+from mugrpo.stages.logprobs import Compute, StageReader, logprobs_stage
 from mugrpo.stages.refresh import with_other_engines
-from mugrpo.stages.sampling import Sampling
-from mugrpo.stages.stage import Stage
+from mugrpo.stages.sampling import Background, Sampling
+from mugrpo.stages.stage import Stage, plan_stage, stage_shards
 
 _TICK = 0.05  # seconds between checks for a shard
 

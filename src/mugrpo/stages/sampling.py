@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
-from threading import Lock
-from typing import Self
+from threading import Event, Lock
+from typing import Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.records import Rollout
 from mugrpo.disk.shards import ShardSet
 from mugrpo.engines import make_engines
@@ -20,10 +22,70 @@ from mugrpo.model.hardware import give_back_if_tight, out_of_memory_explained
 from mugrpo.rollouts.lengths import ExpectedLengths
 from mugrpo.rollouts.messages import MessageEncoder
 from mugrpo.rollouts.turns import Dialogue
-from mugrpo.run.opened import OpenRun
+from mugrpo.run.opening import OpenRun
 from mugrpo.run.weights import Weights
-from mugrpo.stages.background import Background, at_once
 from mugrpo.stages.logprobs import Compute
+
+_TICK = 0.2  # seconds between checks for a signal
+
+A = TypeVar("A")
+T = TypeVar("T")
+
+Check = Callable[[], None]  # raises if the work must stop
+
+
+def at_once(work: Callable[[A], T], items: Sequence[A]) -> list[T]:
+    """Return what `work` returns for each of `items`, in order. Threads work on all at once.
+
+    A single item is worked on in this thread, as torch's settings are a thread's own. Raises what
+    the first failing item in order raises, when all have ended.
+    """
+    if len(items) <= 1:
+        return [work(item) for item in items]
+    with ThreadPoolExecutor(len(items)) as pool:
+        return list(pool.map(work, items))
+
+
+class Background:
+    """A thread that runs `work` until it is done, fails, or must stop.
+
+    `work` gets a function to call now and then. The function raises if the work must stop: when
+    `check` raises, or after `close`.
+    """
+
+    def __init__(self, work: Callable[[Check], None], check: Check) -> None:
+        """Start the thread. `check` raises if the run must stop."""
+        self._check = check
+        self._abandoned = Event()
+        self._pool = ThreadPoolExecutor(1, "generation")
+        self._future: Future[None] = self._pool.submit(work, self._keep_on)
+
+    def running(self) -> bool:
+        """Return whether the work is unfinished. Raises the error that ended it, if any."""
+        if not self._future.done():
+            return True
+        self._future.result()
+        return False
+
+    def failed(self) -> bool:
+        """Return whether the work has ended with an error."""
+        return self._future.done() and self._future.exception() is not None
+
+    def wait(self) -> None:
+        """Wait until the work is finished. Raises its error, or what `check` raises."""
+        while self.running():
+            self._check()
+            wait([self._future], _TICK)
+
+    def close(self) -> None:
+        """Stop the work at its next check, and wait until it has ended."""
+        self._abandoned.set()
+        self._pool.shutdown()
+
+    def _keep_on(self) -> None:
+        self._check()
+        if self._abandoned.is_set():
+            raise RunStopped("the updates ended")
 
 
 class Sampling:

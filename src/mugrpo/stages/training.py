@@ -6,16 +6,15 @@ import shutil
 import time
 from pathlib import Path
 
-from mugrpo.disk.in_memory import memory_folder
 from mugrpo.disk.publishing import full_disk_explained
-from mugrpo.disk.run_dir import Unsaved
+from mugrpo.disk.run_dir import Unsaved, memory_folder
 from mugrpo.disk.seal import seal_of
 from mugrpo.optimize.checkpoint import require_finite, save_checkpoint
 from mugrpo.optimize.trainer import Trainer
 from mugrpo.rollouts.schedule import Schedule
-from mugrpo.run.opened import OpenRun
+from mugrpo.run.opening import OpenRun
 from mugrpo.run.weights import Weights, dtype_for_engines, place_for_engines
-from mugrpo.stages.measures import best_update
+from mugrpo.stages.evaluate import best_update
 from mugrpo.stages.stage import reference_update
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Callable
+from importlib import metadata
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
@@ -13,7 +15,7 @@ from mugrpo.config.base import imported
 from mugrpo.config.cores import cores
 from mugrpo.config.extensions import installed
 from mugrpo.disk.errors import UsageError
-from mugrpo.tools.installed import extras, unmet, vllm_build
+from mugrpo.tools.vllm_env import BUILDS, FOLDER
 
 _DEMO_NEEDS = ("packages", "disk")  # if these have a way out, `mugrpo demo` cannot run
 _DEMO_BYTES = 50_000_000  # `mugrpo check` says that it takes 46 MB at most
@@ -121,3 +123,34 @@ _CHECKS = {
     "vLLM": _vllm,
     "models": _models,
 }
+
+
+def unmet(extra: str = "") -> list[str]:
+    """Return what mugrpo requires, with one of its extras, and is missing or too old."""
+    from packaging.requirements import Requirement
+
+    missing = []
+    for requirement in map(Requirement, metadata.requires("mugrpo") or ()):
+        if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+            builds = metadata.distributions(name=requirement.name)
+            if not any(requirement.specifier.contains(build.version) for build in builds):
+                missing.append(f"{requirement.name}{requirement.specifier}")
+    return missing
+
+
+def extras() -> list[str]:
+    """Return mugrpo's extras for users."""
+    named = metadata.metadata("mugrpo").get_all("Provides-Extra") or ()
+    return sorted({*named} - {"test", "bench"})
+
+
+def vllm_build() -> tuple[str, Path] | None:
+    """Return vLLM's version and folder: in this environment, or in that of `mugrpo vllm-env`.
+
+    Its interpreter is not run, as a folder of this name in the working directory may be anybody's.
+    """
+    path = [*sys.path, *map(str, FOLDER.glob("lib/python3*/site-packages"))]
+    for name in BUILDS:
+        for build in metadata.distributions(name=name, path=path):
+            return build.version, Path(str(build.locate_file("")))
+    return None

@@ -9,8 +9,7 @@ from typing import Any
 
 from mugrpo.disk.metrics import PHASES, seconds_of
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.report.costs import refresh_parts
-from mugrpo.report.read import accuracy_text, number
+from mugrpo.report.read import accuracy_text, number, refresh_parts
 from mugrpo.rollouts.statistics import truncation
 from mugrpo.run.progress import clock
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.run_dir import refuse_links_out
 
 _TICK = 0.1  # seconds between looks at whether to stop
 
@@ -23,7 +22,6 @@ def run_watch(options: argparse.Namespace) -> None:
 
     console = Console(file=sys.stdout)
     follower = Follower(options.target)
-    refuse_links_out(options.target)
     state = follower.state()
     if state.running and on_terminal(console) and not options.once:
         live = live_page(lambda: draw(state), console)

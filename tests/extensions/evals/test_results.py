@@ -12,7 +12,7 @@ import pytest
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.records import Answer, Problem, Score, Status
 from mugrpo.extensions.evals.results import _majority
-from mugrpo.run.opened import OpenRun
+from mugrpo.run.opening import OpenRun
 
 PROBLEM = Problem("p", "What?", "7")
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from markupsafe import Markup
 
 from mugrpo.report.charts import Axis
-from mugrpo.report.figures import banded, run_label, update_chart
-from mugrpo.report.parts import drawn
+from mugrpo.report.figures import banded, drawn, run_label, update_chart
 from mugrpo.report.read import RunData, column
 
 

@@ -10,13 +10,13 @@ from mugrpo.config.kept import SuiteUse
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.metrics import MetricsLog
-from mugrpo.disk.places import passing
+from mugrpo.disk.publishing import passing
 from mugrpo.extensions.evals.options import Suite, load_suites
 from mugrpo.extensions.evals.results import line_of
 from mugrpo.extensions.evals.stand_in import with_data
 from mugrpo.extensions.evals.suite import measure_suite, suite_config, suite_run
-from mugrpo.run.opened import OpenRun
-from mugrpo.stages.measures import suites_due
+from mugrpo.run.opening import OpenRun
+from mugrpo.stages.evaluate import suites_due
 from mugrpo.stages.refresh import refreshed
 from mugrpo.stages.sampling import Sampling
 

@@ -25,14 +25,14 @@ from mugrpo.extensions.evals.suite import measure_suite, suite_config, suite_run
 from mugrpo.model.adapter import require_packages
 from mugrpo.model.hardware import with_precision
 from mugrpo.model.loading import model_sizes
+from mugrpo.pipeline import weights_of
 from mugrpo.processes.lifetime import StopFlag
-from mugrpo.run.opened import OpenRun
+from mugrpo.run.opening import OpenRun
 from mugrpo.run.progress import Progress
 from mugrpo.run.sinks import Sinks
-from mugrpo.run.trust import require_known
+from mugrpo.run.target import require_known
 from mugrpo.stages.refresh import refreshed
 from mugrpo.stages.sampling import Sampling
-from mugrpo.stages.work import weights_of
 
 
 @dataclass(frozen=True)

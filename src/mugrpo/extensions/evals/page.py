@@ -33,8 +33,7 @@ from mugrpo.report.charts import (
     words,
     x_channel,
 )
-from mugrpo.report.figures import banded
-from mugrpo.report.parts import document, drawn, part
+from mugrpo.report.figures import banded, document, drawn, part
 
 _SETTINGS = (
     *("model", "data", "subset", "split", "revision", "engine", "precision", "samples"),

@@ -23,7 +23,7 @@ from mugrpo.rewards.math.answers import read
 from mugrpo.rewards.math.plain import agree, exact_number
 from mugrpo.rollouts.intervals import interval
 from mugrpo.rollouts.measures import ProblemResult, Vote, majority, measured, merged
-from mugrpo.run.opened import OpenRun
+from mugrpo.run.opening import OpenRun
 
 _DISAGREEMENTS = 100  # listed in a result; all are counted
 _COUNTS = ("both_right", "only_first", "only_second", "both_wrong", "unjudged", "one_answer")

@@ -20,8 +20,7 @@ from mugrpo.config.load import build_config, changes
 from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.config.tasks import DatasetOptions
 from mugrpo.disk.errors import RunStopped, UsageError
-from mugrpo.disk.places import passing
-from mugrpo.disk.publishing import SUMS, publish_json, read_summed, sha256_of, with_sum
+from mugrpo.disk.publishing import SUMS, passing, publish_json, read_summed, sha256_of, with_sum
 from mugrpo.disk.records import Problem
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.shards import ShardSet
@@ -36,8 +35,7 @@ from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.sampler import Draw
 from mugrpo.rollouts.score import scored
 from mugrpo.rollouts.side_by_side import sampled_shards
-from mugrpo.run.opened import OpenRun
-from mugrpo.run.opening import prompt_encoder
+from mugrpo.run.opening import OpenRun, prompt_encoder
 from mugrpo.run.progress import Progress
 from mugrpo.run.provenance import judge_fingerprint, problems_sha256
 from mugrpo.stages.evaluate import samplers_of

@@ -20,7 +20,7 @@ from mugrpo.disk.publishing import publish_folder
 from mugrpo.disk.records import Message, Problem, Rollout
 from mugrpo.disk.shards import SCORE_SCHEMA, TURN_SCHEMA, ShardSet, read_rollouts
 from mugrpo.rollouts.score import response_text, scored
-from mugrpo.run.opened import OpenRun
+from mugrpo.run.opening import OpenRun
 
 _MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 _MEANINGS = {

@@ -37,9 +37,8 @@ from mugrpo.rollouts.score import publish_scores
 from mugrpo.rollouts.statistics import described, refresh_metrics
 from mugrpo.run.opening import prompt_encoder
 from mugrpo.run.provenance import config_document, private_groups, provenance_of
-from mugrpo.run.trust import remember
-from mugrpo.stages.plan import stage_shards
-from mugrpo.stages.stage import Stage
+from mugrpo.run.target import remember
+from mugrpo.stages.stage import Stage, stage_shards
 from mugrpo.tasks.dataset import Dataset, canonical
 
 Say = Callable[[str], None]

@@ -35,16 +35,15 @@ from mugrpo.model.policy import Policy
 from mugrpo.optimize.experience import Experience, TokenBudget, with_advantages
 from mugrpo.optimize.gradient import leave_gradient
 from mugrpo.optimize.loss import UpdateLoss
+from mugrpo.pipeline import weights_of
 from mugrpo.rollouts.conversing import make_sampler
 from mugrpo.rollouts.score import scored
-from mugrpo.run.opened import OpenRun
+from mugrpo.run.opening import OpenRun
 from mugrpo.run.weights import Weights
-from mugrpo.stages.plan import plan_stage, require
-from mugrpo.stages.reader import StageReader
+from mugrpo.stages.logprobs import StageReader
 from mugrpo.stages.refresh import refreshed
 from mugrpo.stages.sampling import Sampling
-from mugrpo.stages.stage import Stage
-from mugrpo.stages.work import weights_of
+from mugrpo.stages.stage import Stage, plan_stage, require
 
 Row = dict[str, Any]
 

@@ -33,15 +33,13 @@ from mugrpo.extensions.lab.methods import configs_of
 from mugrpo.pipeline import evaluate, optimize
 from mugrpo.report import write_report
 from mugrpo.report.read import accuracy_text
-from mugrpo.run.opened import OpenRun
-from mugrpo.run.opening import open_run
+from mugrpo.run.opening import OpenRun, open_run
 from mugrpo.run.progress import Progress
 from mugrpo.run.provenance import config_document, provenance_of
-from mugrpo.run.trust import remember
+from mugrpo.run.target import remember
 from mugrpo.run.weights import weights_at
 from mugrpo.stages.logprobs import ONCE_A_STAGE
-from mugrpo.stages.plan import plan_stage, require
-from mugrpo.stages.stage import Stage
+from mugrpo.stages.stage import Stage, plan_stage, require
 
 _SAMPLED = ("rollouts", "scores")
 _OF_THE_STAGE = (*_SAMPLED, "plan")

@@ -11,7 +11,7 @@ from mugrpo.config.load import build_config, load_config
 from mugrpo.config.preset import PRESETS
 from mugrpo.config.run import UPDATE_PARTS, RunConfig
 from mugrpo.disk.errors import UsageError
-from mugrpo.run.opened import OpenRun
+from mugrpo.run.opening import OpenRun
 
 
 def configs_of(run: OpenRun, methods: Sequence[str]) -> dict[str, RunConfig]:

@@ -24,7 +24,7 @@ POOLS = ("colocated", "separate", "overlapped")
 _SAMPLES = 3  # updates that stand for all of a stage
 _DRAWS, _GROUPS = 32, 1024  # draws of a small stage, which have as many groups together
 _EIGHTHS = (1, 2, 3, 4, 5, 6, 7)  # of the devices, for generation
-CANARY_TOKENS = 16  # of each response, at most (mugrpo.stages.canary)
+CANARY_TOKENS = 16  # of each response, at most (mugrpo.stages.refresh)
 STATE = 12  # bytes of a checkpoint for each parameter: the weight and two moments
 
 

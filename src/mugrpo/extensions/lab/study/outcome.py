@@ -17,8 +17,16 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import publish_file
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.extensions.lab.study.spec import Cell
-from mugrpo.report.costs import phase_seconds, refresh_parts, spans, training_clock
-from mugrpo.report.read import Line, RunData, number, read_runs
+from mugrpo.report.read import (
+    Line,
+    RunData,
+    number,
+    phase_seconds,
+    read_runs,
+    refresh_parts,
+    spans,
+    training_clock,
+)
 
 # The updates between two evaluations are summarized by these means and this maximum.
 _MEANS = ("kl_behavior", "tv_token", "entropy", "grad_norm", "effective_sample_share")

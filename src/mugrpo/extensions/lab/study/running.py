@@ -31,11 +31,9 @@ from mugrpo.extensions.lab.alignment import can_align
 from mugrpo.extensions.lab.study.outcome import Results
 from mugrpo.extensions.lab.study.spec import Cell
 from mugrpo.processes.lifetime import StopFlag, passed_on
-from mugrpo.run.opened import OpenRun
-from mugrpo.run.opening import open_run
+from mugrpo.run.opening import OpenRun, open_run
 from mugrpo.run.progress import Progress
-from mugrpo.stages.plan import shards_made
-from mugrpo.stages.stage import Stage
+from mugrpo.stages.stage import Stage, shards_made
 from mugrpo.tools.summary import LEARNED_NOTHING
 
 _SHARED = ("rollouts", "scores")

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from mugrpo.run.opening import open_run
-from mugrpo.stages import trial
+from mugrpo.stages import preflight
 from mugrpo.stages.stage import Stage
 from mugrpo.tools.summary import LEARNED_NOTHING
 from tests.builders import chain_tokenizer
@@ -57,7 +57,7 @@ def test_a_reference_that_a_verifier_finds_wrong_is_refused(
     """No data that is accepted is known to be; so the completion is another answer here."""
     case.data()
     other = lambda _, problem: f"={(int(problem.answer) + 1) % 10}"  # noqa: E731
-    monkeypatch.setattr(trial, "_made_up", other)
+    monkeypatch.setattr(preflight, "_made_up", other)
     ended = case.command(phase, *case.words())
     refused(ended, "find the reference answer wrong", "answer_pattern")
     case.starts()
@@ -140,7 +140,7 @@ def test_a_disk_without_room_for_the_checkpoints_stops_a_run_with_rollouts(
 
 def free(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     usage = SimpleNamespace(disk_usage=lambda _: SimpleNamespace(free=count))
-    monkeypatch.setattr(trial, "shutil", usage)
+    monkeypatch.setattr(preflight, "shutil", usage)
 
 
 def test_a_disk_without_room_for_the_checkpoints_is_refused(
@@ -159,7 +159,7 @@ def test_the_least_bytes_are_those_of_the_checkpoints(reference: Path, tmp_path:
     """A finished run needs nothing more, and before it began it needed what it takes now."""
     files = [path for path in (reference / "checkpoints").rglob("*") if path.is_file()]
     with open_run(Path(shutil.copytree(reference, tmp_path / "run"))) as run:
-        assert trial.disk_needed(run) == (0, 0)
+        assert preflight.disk_needed(run) == (0, 0)
     begun = tmp_path / "begun"
     begun.mkdir()
     shutil.copy(reference / "config.json", begun)
@@ -167,8 +167,8 @@ def test_the_least_bytes_are_those_of_the_checkpoints(reference: Path, tmp_path:
     with open_run(begun) as run:
         schedule = run.schedule()
         ends = [schedule.first_update(stage + 1) for stage in range(schedule.stages)]
-        assert trial._ends(Stage.of(run, 0, schedule)) == ends
-        least, _ = trial.disk_needed(run)
+        assert preflight._ends(Stage.of(run, 0, schedule)) == ends
+        least, _ = preflight.disk_needed(run)
     assert least == 4 * CHECKPOINT  # after updates 2, 3, 4 and 6
     assert least <= sum(path.stat().st_size for path in files) < 1.01 * least
 

@@ -25,12 +25,10 @@ from mugrpo.engines import require_engines
 from mugrpo.model.loading import trained_parameters
 from mugrpo.optimize.loss import UpdateLoss
 from mugrpo.rollouts.preflight import notices
-from mugrpo.run.opened import OpenRun
-from mugrpo.stages.evaluate import evaluation_due
-from mugrpo.stages.local_ranks import require_gpus
-from mugrpo.stages.measures import Measures
-from mugrpo.stages.plan import shards_made
-from mugrpo.stages.stage import Stage
+from mugrpo.run.opening import OpenRun
+from mugrpo.stages.evaluate import Measures, evaluation_due
+from mugrpo.stages.ranks import require_gpus
+from mugrpo.stages.stage import Stage, shards_made
 
 _SHOWN = 3  # problems to train on, and as many held-out ones, that `mugrpo check` shows
 _IDS = 40  # of a prompt's beginning, and as many of its end
@@ -39,7 +37,7 @@ _TOKEN = 8  # bytes of a token in a shard of rollouts: its id and its logprob
 _LOGPROB = 4  # bytes of a token in a shard of another policy's logprobs
 
 
-def try_out(run: OpenRun, measures: Measures, *, tell: bool = False) -> None:
+def preflight(run: OpenRun, measures: Measures, *, tell: bool = False) -> None:
     """Try what the rest of the run needs. Say what may go wrong, and with `tell` what was tried.
 
     Raises UsageError for an engine that cannot be started, more ranks than GPUs, a file without an
