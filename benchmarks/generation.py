@@ -33,7 +33,7 @@ from mugrpo.engines import make_engine
 from mugrpo.engines.base import Request
 from mugrpo.extensions.lab.plan.counts import Group
 from mugrpo.model.policy import Policy, load_policy
-from mugrpo.tasks.chain import Chain
+from mugrpo.tasks.embedded import Chain
 from side_by_side import Measured, Ratio, Row, alternate, parser, publish
 from workloads import (
     add_engine_options,

@@ -24,7 +24,7 @@ from mugrpo.disk.records import Problem
 from mugrpo.engines import make_engines
 from mugrpo.engines.base import Engine, Request
 from mugrpo.model.policy import load_policy
-from mugrpo.tasks.chain import Chain
+from mugrpo.tasks.embedded import Chain
 from side_by_side import ROOT, Measured, Ratio, Row, alternate, parser, publish
 from workloads import encoder, requests, word_problems
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -26,7 +27,41 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from mugrpo.config.options import NamedOptions
 from mugrpo.config.tasks import ChainOptions, LettersOptions
 from mugrpo.model.pretrained import EMBEDDED
-from mugrpo.tasks import chain, letters, make_task
+from mugrpo.tasks import make_task
+from mugrpo.tasks.embedded import END, LETTERS, MODULUS
+
+
+def chain_response(prompt: str, rng: random.Random, wrong_steps: float) -> str:
+    """Return a response to `prompt`.
+
+    Each step is wrong with probability `wrong_steps`: another digit replaces its
+    result, and the chain continues from there.
+    """
+    terms = re.findall(r"([+-]?)(\d)", prompt)
+    state, steps = int(terms[0][1]), []
+    for sign, digit in terms[1:]:
+        result = (state + (-1 if sign == "-" else 1) * int(digit)) % MODULUS
+        if rng.random() < wrong_steps:
+            result = (result + rng.randint(1, MODULUS - 1)) % MODULUS
+        steps.append(f"{state}{sign}{digit}={result}")
+        state = result
+    return ",".join(steps)
+
+
+def letters_response(prompt: str, rng: random.Random, wrong_steps: float) -> str:
+    """Return a response to `prompt`.
+
+    Each letter is wrong with probability `wrong_steps`: a different one of the
+    remaining letters, if there is one, takes its place. The remaining letters continue in order.
+    """
+    remaining, answer = sorted(prompt.removesuffix(END)), []
+    while remaining:
+        others = [letter for letter in remaining if letter != remaining[0]]
+        wrong = others and rng.random() < wrong_steps
+        chosen = rng.choice(others) if wrong else remaining[0]
+        remaining.remove(chosen)
+        answer.append(chosen)
+    return "".join(answer)
 
 
 class Lesson(NamedTuple):
@@ -39,13 +74,11 @@ class Lesson(NamedTuple):
 
 
 LESSONS = {
-    "chain": Lesson(
-        ChainOptions(train_problems=20_000), chain.CHARACTERS, chain.demonstration, 0.2
-    ),
+    "chain": Lesson(ChainOptions(train_problems=20_000), "0123456789+-=,", chain_response, 0.2),
     "letters": Lesson(
         LettersOptions(train_problems=20_000),
-        letters.LETTERS + letters.END,
-        letters.demonstration,
+        LETTERS + END,
+        letters_response,
         0.12,
     ),
 }

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from mugrpo.rewards.rules import RULES
+from mugrpo.rewards.math.notation import RULES
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "verification.md"
@@ -31,8 +31,8 @@ def _notation() -> str:
     rows = [(_code([rule.written]), _code([rule.becomes])) for rule in RULES]
     return (
         "Before anything is compared, an answer is written in one notation. These are all rules, "
-        "in their order\n(`src/mugrpo/rewards/rules.py`), after unicode has become LaTeX.\n\n"
-        + _table(("written", "read as"), rows)
+        "in their order\n(`src/mugrpo/rewards/math/notation.py`), after unicode has become "
+        "LaTeX.\n\n" + _table(("written", "read as"), rows)
     )
 
 

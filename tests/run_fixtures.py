@@ -12,7 +12,7 @@ import pytest
 from mugrpo.cli import main
 from mugrpo.disk.records import Answer, Score, Status
 from mugrpo.extensions.lab import bakeoff
-from mugrpo.tasks.chain import Chain
+from mugrpo.tasks.embedded import Chain
 from tests.runs import EARLY, MODEL, Command, Ended, State, finished, killed, state
 
 

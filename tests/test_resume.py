@@ -16,7 +16,7 @@ import pytest
 from mugrpo.config.stages import ScheduleOptions
 from mugrpo.disk.shards import ShardSet, read_rollouts
 from mugrpo.rollouts.schedule import Schedule
-from mugrpo.tasks.chain import Chain, ChainOptions
+from mugrpo.tasks.embedded import Chain, ChainOptions
 from tests.cases import some
 from tests.runs import (
     EARLY,

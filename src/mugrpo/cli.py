@@ -14,9 +14,8 @@ from mugrpo.arguments import completion, parser, resume_command
 from mugrpo.config.base import imported
 from mugrpo.disk.errors import RunStopped, Unapproved, UsageError
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.processes.messages import visible
-from mugrpo.processes.shown import shown
-from mugrpo.processes.stopping import stop_on_signals
+from mugrpo.processes.lifetime import stop_on_signals
+from mugrpo.processes.messages import shown, visible
 
 if TYPE_CHECKING:
     from mugrpo.run.opened import OpenRun

@@ -22,7 +22,7 @@ from mugrpo.config.tasks import ChainOptions
 from mugrpo.disk.records import Problem
 from mugrpo.model.policy import Policy
 from mugrpo.rollouts.prompts import PromptEncoder
-from mugrpo.tasks.chain import Chain
+from mugrpo.tasks.embedded import Chain
 from tests.builders import PROMPTS
 from workloads import other_copy, requests, sampled, word_problems
 

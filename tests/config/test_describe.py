@@ -76,7 +76,7 @@ def test_every_option_is_listed_once_for_each_choice_that_has_it(required):
 @table(
     ("name", "owners"),
     [
-        ("engine.slots", ["continuous"]),
+        ("engine.slots", ["continuous", "hf", "vllm", "vllm_server"]),
         ("objective.ratio_clip", ["grpo", "cispo", "decoupled_ppo", "minpro", "pnpo"]),
         ("correction.level", ["truncated", "masked"]),
         ("engine.processes", ["continuous", "hf", "vllm"]),

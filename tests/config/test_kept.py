@@ -56,7 +56,6 @@ def test_only_what_changes_no_trained_number_is_harmless():
         "evaluation.suites",
         *(f"evaluation.suites[].{field}" for field in SuiteUse.model_fields),
         "evaluation.temperature",
-        "task.sources[].workers.count",
         "checkpoint.minutes",
         "rewards.failure_limit",
         "engine.restarts",

@@ -39,7 +39,7 @@ class Remote:
 
     def __init__(self, policy: Policy, folder: Path, **options: object) -> None:
         self.said: list[str] = []
-        chosen = ContinuousOptions(slots=1, processes=1, threads=1, **options)
+        chosen = ContinuousOptions(slots=1, processes=1, **options)
         self.log = folder / "engine-0.log"
         (engine,) = make_engines(
             RunConfig(engine=chosen),

@@ -12,7 +12,7 @@ import pytest
 from mugrpo.config.environment import EnvironmentOptions
 from mugrpo.disk.errors import BrokenReward, UsageError
 from mugrpo.environments.base import Environments, Reply
-from mugrpo.environments.make import environments_for
+from mugrpo.environments.pool import environments_for
 from tests.cases import table
 from tests.waiting import alive, soon
 

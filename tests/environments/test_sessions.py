@@ -10,9 +10,9 @@ import pytest
 from mugrpo.config.environment import EnvironmentOptions
 from mugrpo.disk.errors import BrokenReward, UsageError
 from mugrpo.disk.records import Problem
-from mugrpo.environments import host
+from mugrpo.environments import worker
 from mugrpo.environments.base import Reply
-from mugrpo.environments.make import row_of
+from mugrpo.environments.pool import row_of
 from mugrpo.rewards.functions import load_function
 from tests.cases import table
 from tests.environments import games
@@ -27,9 +27,9 @@ class Here:
             return (code or {}).get(place) or load_function(place, what)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(host, "load_function", load)
+            patch.setattr(worker, "load_function", load)
             given = EnvironmentOptions.model_validate(options)
-            self.host = host.Host(given, own_reward=own_reward)
+            self.host = worker.Host(given, own_reward=own_reward)
         self._calls, self._replies = count(), list[tuple[int, Reply]]()
 
     def begin(self, rollout: int, seed: int, row: dict[str, Any]) -> None:

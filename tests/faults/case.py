@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mugrpo.tasks.chain import running_states
+from mugrpo.tasks.embedded import running_states
 from tests.faults.harm import refused
 from tests.runs import Command, Ended, state, write_config
 

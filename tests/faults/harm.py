@@ -72,7 +72,7 @@ def summed(path: Path) -> None:
     lines = path.read_bytes().splitlines() if path.suffix == ".jsonl" else [path.read_bytes()]
     texts = []
     for text in lines:
-        with suppress(ValueError, AttributeError, RecursionError):
+        with suppress(ValueError, TypeError, AttributeError, RecursionError):
             stored = dict(json.loads(text))
             stored.pop("sha256", None)
             text = json.dumps(with_sum(stored)).encode()

@@ -17,7 +17,7 @@ from mugrpo.optimize import gradient
 from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.trainer import Trainer
 from mugrpo.rollouts.schedule import Schedule
-from mugrpo.tasks.chain import Chain, ChainOptions
+from mugrpo.tasks.embedded import Chain, ChainOptions
 from tests.cases import some
 from tests.faults.harm import resume_words, stopped
 from tests.runs import (

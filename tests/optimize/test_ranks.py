@@ -20,7 +20,7 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.model.policy import Policy
 from mugrpo.model.pretrained import EMBEDDED
 from mugrpo.optimize.fsdp import distribute
-from mugrpo.processes import driver
+from mugrpo.processes import lifetime
 from mugrpo.processes.ranks import ALONE, Ranks
 from tests.builders import TINY_FORMS, chain_tokenizer, saved_weights, tiny_policy
 from tests.ranked import work
@@ -250,11 +250,11 @@ def test_a_rank_without_work_does_the_last_piece_again():
 def test_a_process_is_identified_by_its_id_and_start_time():
     """Processes that start at different times differ, and a zombie counts as ended."""
     child = subprocess.Popen(["sleep", "60"])
-    began = driver.began(child.pid)
-    assert began and driver.began(child.pid) == began != driver.began(os.getpid())
-    assert driver.driver_name() == f"{os.getpid()} {driver.began(os.getpid())}"
+    began = lifetime.began(child.pid)
+    assert began and lifetime.began(child.pid) == began != lifetime.began(os.getpid())
+    assert lifetime.driver_name() == f"{os.getpid()} {lifetime.began(os.getpid())}"
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # a zombie now
-    assert driver.began(child.pid) == ""
+    assert lifetime.began(child.pid) == ""
     child.wait()
-    assert driver.began(child.pid) == ""
+    assert lifetime.began(child.pid) == ""

@@ -12,7 +12,7 @@ import pytest
 
 import mugrpo
 from mugrpo.processes import logs
-from mugrpo.processes.driver import DRIVER, driver_name
+from mugrpo.processes.lifetime import DRIVER, driver_name
 from mugrpo.processes.logs import append_only, limited_logs
 from tests.runs import write_config
 from tests.waiting import until

@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 from mugrpo.disk.records import Status
-from mugrpo.rewards.plain import plain
-from mugrpo.rewards.response import LONGEST_ANSWER, LONGEST_TEXT
+from mugrpo.rewards.math.plain import plain
+from mugrpo.rewards.math.response import LONGEST_ANSWER, LONGEST_TEXT
 from tests.cases import table
 from tests.rewards.hostile import HOSTILE, TRULY_12
 
@@ -84,7 +84,7 @@ def test_what_is_read(text, answer):
 
 def test_it_computes_nothing_with_packages():
     """Neither it nor what it imports of this package needs anything but Python."""
-    code = "import sys; from mugrpo.rewards import plain; print(*sys.modules)"
+    code = "import sys; from mugrpo.rewards.math import plain; print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"sympy", "math_verify", "torch"} & set(run.stdout.split())
 

@@ -16,10 +16,10 @@ import pytest
 from mugrpo.config.base import WorkerOptions
 from mugrpo.config.rewards import ExactOptions, FunctionOptions
 from mugrpo.disk.errors import RunStopped
+from mugrpo.processes.child import LONGEST_LOG
 from mugrpo.processes.messages import to_json
-from mugrpo.processes.warden import LONGEST_LOG
-from mugrpo.rewards import pool as pool_module
-from mugrpo.rewards.pool import Pool
+from mugrpo.rewards import grading
+from mugrpo.rewards.grading import Pool
 from tests.cases import some, table
 from tests.waiting import alive, soon
 
@@ -112,8 +112,8 @@ def test_a_deadline_of_0_is_none():
 
 
 def test_only_reward_functions_wait_so_verifiers_have_no_deadline_but_of_computing():
-    assert Pool([ExactOptions().model_dump()], WorkerOptions(patience=1.0))._patience is None
-    assert pool(patience=1.0)._patience == 1.0
+    judging = Pool([ExactOptions().model_dump()], WorkerOptions(patience=1.0))
+    assert (judging._limits.seconds, pool(patience=1.0)._limits.seconds) == (0, 1.0)
 
 
 @table(
@@ -198,7 +198,7 @@ def test_a_reader_that_stops_early_leaves_no_call_behind():
     workers = pool(count=2)
     reading = workers.run([item(text)] for text in ["1", "loop", "2"])
     assert value_of(next(reading)[0]) == 1
-    busy = [w.process.pid for w in workers._workers if w.call is not None]
+    busy = [w.process.pid for w in workers._workers if w.sent]
     reading.close()
     assert busy and not any(map(alive, busy))
     assert outcomes(workers, "3") == [3]
@@ -235,7 +235,7 @@ def test_answers_are_taken_as_workers_become_free():
 
 
 def test_a_slow_answer_holds_back_a_bounded_number(monkeypatch):
-    monkeypatch.setattr(pool_module, "LOOK_AHEAD", 5)
+    monkeypatch.setattr(grading, "LOOK_AHEAD", 5)
     assert taken_for(pool(count=2), ["sleep 1.5 1", *["1"] * 100], 1) <= 5 + 1
 
 

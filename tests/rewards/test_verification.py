@@ -7,10 +7,9 @@ import tomllib
 from pathlib import Path
 
 from mugrpo.disk.records import Status
-from mugrpo.rewards.mathematics import Mathematics
-from mugrpo.rewards.notation import normal
-from mugrpo.rewards.plain import plain
-from mugrpo.rewards.rules import RULES
+from mugrpo.rewards.math.mathematics import Mathematics
+from mugrpo.rewards.math.notation import RULES, normal
+from mugrpo.rewards.math.plain import plain
 from tests.cases import table
 from tests.runs import ROOT
 
@@ -55,7 +54,7 @@ def test_strictness_takes_back_what_math_verify_matches_loosely(reference, text)
 def test_each_rule_rewrites_its_example_and_no_other_rule_does(rule, monkeypatch):
     assert normal(rule.written) == rule.becomes
     others = [other for other in RULES if other is not rule]
-    monkeypatch.setattr("mugrpo.rewards.notation.RULES", others)
+    monkeypatch.setattr("mugrpo.rewards.math.notation.RULES", others)
     assert normal(rule.written) != rule.becomes
 
 

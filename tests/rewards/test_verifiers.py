@@ -8,8 +8,8 @@ import pytest
 from math_verify import grader as math_verify_grader
 
 from mugrpo.disk.records import Status
-from mugrpo.rewards.mathematics import Mathematics
-from mugrpo.rewards.response import LONGEST_TEXT, find
+from mugrpo.rewards.math.mathematics import Mathematics
+from mugrpo.rewards.math.response import LONGEST_TEXT, find
 from mugrpo.rewards.verifiers import exact, matched, numeric
 from tests.cases import table
 from tests.rewards.hostile import boxed, nested

@@ -103,16 +103,6 @@ def test_the_groups_of_a_stage_do_not_depend_on_the_question_before():
     assert list(again.groups(2)) == late
 
 
-def test_excluded_problems_are_passed_over():
-    """The rest keeps the order of its epochs."""
-    lone = Schedule(ScheduleOptions(batches_per_stage=3, problems_per_update=4), 20, 5)
-    excluded = {index for index in range(20) if index % 2}
-    drawn = list(islice(lone.stream(0, excluded), 20))
-    orders = [np.random.default_rng((5, epoch)).permutation(20) for epoch in range(3)]
-    kept = [[(int(i), e) for i in order if i not in excluded][:8] for e, order in enumerate(orders)]
-    assert drawn == [*kept[0], *kept[1], *kept[2]][:20]
-
-
 def test_groups_that_follow_a_stage_lack_what_a_source_does_not_have():
     """Weights of 2 and 1 draw a, b, a again and again: a b | a a | b a | a b for updates of two."""
     sources = Source(1, "a", (2.0,)), Source(9, "b", (1.0,))

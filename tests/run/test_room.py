@@ -107,7 +107,7 @@ def test_an_adapter_alone_has_gradients_and_moments(form: Path, parameters: int,
 
 def test_each_sleeping_vllm_keeps_the_base_of_an_adapter_in_the_hosts_memory():
     """In bf16, and only if refreshes hand over adapters and it sleeps while the trainer works."""
-    sizes = Sizes(10, 1, 0, ends=2, layers=1, hidden=1, inner=1, cached=1, vocab=1)
+    sizes = Sizes(10, 1, ends=2, layers=1, hidden=1, inner=1, cached=1, vocab=1)
 
     def base(**options: object) -> float:
         run = config(model={"precision": "bf16"}, **options)

@@ -10,7 +10,7 @@ import pytest
 
 from mugrpo.cli import main
 from mugrpo.disk.metrics import read_metrics
-from mugrpo.tasks.chain import running_states
+from mugrpo.tasks.embedded import running_states
 from tests.runs import Command
 
 pytest_plugins = ["tests.run_fixtures"]

@@ -26,7 +26,7 @@ from types import SimpleNamespace
 from mugrpo.disk.errors import Interrupted
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.processes.ranks import Ranks, joined
-from mugrpo.processes.stopping import stop_on_signals
+from mugrpo.processes.lifetime import stop_on_signals
 from mugrpo.run.opened import OpenRun
 from mugrpo.stages.orders import orders
 

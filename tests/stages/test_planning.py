@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mugrpo.disk.records import Score, Status
-from mugrpo.tasks.chain import Chain
+from mugrpo.tasks.embedded import Chain
 from tests.faults.harm import refused, stopped
 from tests.runs import (
     Command,

@@ -11,7 +11,7 @@ import pytest
 
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.records import Score, Status
-from mugrpo.tasks.chain import Chain
+from mugrpo.tasks.embedded import Chain
 from tests.cases import some
 from tests.faults.harm import refused, stopped
 from tests.runs import (

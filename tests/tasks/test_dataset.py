@@ -18,8 +18,8 @@ from mugrpo.config.tasks import DatasetOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Problem
 from mugrpo.extensions.code.cases import read_tests
-from mugrpo.tasks import patterns
-from mugrpo.tasks.references import sentences
+from mugrpo.tasks import dataset as dataset_module
+from mugrpo.tasks.dataset import sentences
 from tests.cases import table
 from tests.tasks.builders import all_problems, chat, refusal, row, task
 
@@ -189,7 +189,7 @@ def test_a_pattern_takes_the_answer_out_of_a_longer_text(jsonl):
 
 def test_a_pattern_that_tries_too_many_ways_to_match_is_refused(jsonl, monkeypatch):
     """(a+)+$ splits n letters in 2^(n-1) ways before it gives up."""
-    monkeypatch.setattr(patterns, "_SECONDS", 1)
+    monkeypatch.setattr(dataset_module, "_SECONDS", 1)
     data = jsonl(row("1", "a" * 60 + "b"), row("2", "a"))
     assert refusal(data, answer_pattern="(a+)+$") == (
         "task.answer_pattern = '(a+)+$' takes more than 1 s of CPU time for 2 answers; choose one "

@@ -64,49 +64,6 @@ def test_the_extension_may_be_in_any_case(file, name):
     assert [row for _, row in read_rows(file(name, b'{"a": 1}'))] == [{"a": 1}]
 
 
-# The first line has 8 characters and a newline: 9 bytes.
-
-
-@table(
-    ("content", "byte"),
-    [
-        (b'{"a": 1}\n  {"a": }\n', 9 + 2 + 6),
-        (b'\xef\xbb\xbf{"a": }\n', 3 + 6),
-        (b'\xef\xbb\xbf{"a": 1}\r\n\n \t{"\xc3\xa9": }\n', 3 + 10 + 1 + 2 + 7),
-        (b'{"a": 1}\n{"a": 1', 9 + 7),  # where the file ends
-    ],
-)
-def test_the_byte_where_a_line_breaks_counts_blanks_and_the_byte_order_mark(file, content, byte):
-    assert f"is not JSON at byte {byte} of the file" in refusal(file("p.jsonl", content))
-
-
-def test_the_sentence_on_broken_json_names_one_line_only(file):
-    data = file("p.jsonl", b'{"a": 1}\n{"a": }\n')
-    text = refusal(data)
-    assert re.findall(r"line \d+", text.removeprefix(data)) == ["line 2"]
-    assert text == (
-        f"{data}, line 2 is not JSON at byte 15 of the file (Expecting value); every line must be "
-        "one JSON object"
-    )
-
-
-@table(
-    ("line", "kind"),
-    [
-        (b"[1]", "a list"),
-        (b'"x"', "text"),
-        (b"true", "a boolean"),
-        (b"null", "null"),
-        (b"3.5", "a number"),
-    ],
-)
-def test_a_line_that_is_not_an_object_is_called_what_it_is(file, line, kind):
-    data = file("p.jsonl", b'{"a": 1}\n\n' + line)
-    assert refusal(data) == (
-        f'{data}, line 3 is {kind}, not an object like {{"prompt": "...", "answer": "..."}}'
-    )
-
-
 # ---- CSV ----
 
 
@@ -134,11 +91,6 @@ def test_a_row_of_several_lines_is_named_by_the_line_where_it_begins(file, end):
     assert [place for place, _ in read_rows(data)] == [f"{data}, line {n}" for n in (2, 5, 7)]
 
 
-def test_a_quote_that_does_not_close_is_not_a_row(file):
-    data = file("p.csv", b'a\n1\n"x\ny\n')
-    assert " is not CSV (" in refusal(data)
-
-
 @table("first", [b"\n", b"\r\n", b"\xef\xbb\xbf\n"])
 def test_blank_lines_before_the_header_are_skipped(file, first):
     data = file("p.csv", first + b"a,b\n\n1,2\n")
@@ -155,30 +107,6 @@ def test_parquet_rows_are_numbered_from_one_across_row_groups(tmp_path):
     rows = read_rows(data)
     assert [place for place, _ in rows] == [f"{data}, row {i}" for i in (1, 2, 3, 4, 5)]
     assert rows[2][1] == {"prompt": [{"role": "user", "content": "2"}], "n": None}
-
-
-def test_a_parquet_file_with_a_broken_footer_is_one_line(file):
-    data = file("p.parquet", b"PAR1" + bytes(100) + b"\x40\x00\x00\x00PAR1")
-    assert refusal(data).startswith(f"{data} cannot be read")
-
-
-# ---- which file ----
-
-
-def test_a_missing_file_of_another_extension_is_not_sought_on_the_hub(tmp_path):
-    data = str(tmp_path / "p.txt")
-    assert refusal(data) == f"there is no data file {data}, and it is not a data set id on the hub"
-
-
-@table("option", ["split", "subset", "revision"])
-@table("name", ["p.jsonl", "absent.jsonl"])
-def test_a_local_file_has_no_split_subset_or_revision(file, tmp_path, name, option):
-    file("p.jsonl", b'{"a": 1}\n')
-    data = str(tmp_path / name)
-    assert refusal(data, **{option: "train"}) == (
-        f"{data} is a local file, which has no split, subset or revision; leave 'train' out, and "
-        "name held-out problems of your own with task.eval_data"
-    )
 
 
 # ---- the hub ----
@@ -199,12 +127,6 @@ def test_split_subset_and_revision_reach_the_hub(monkeypatch):
     assert asked[1] == (("gsm8k", None), {"split": "train", "revision": None})
 
 
-def test_rows_of_the_hub_are_numbered_as_those_of_files_are(monkeypatch):
-    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: [{"a": 1}, {"a": 2}])
-    places = [place for place, _ in read_rows("a/b")]
-    assert places == ["a/b [train], row 1", "a/b [train], row 2"]
-
-
 def test_narrow_floats_of_the_hub_are_as_short_as_they_were_written(monkeypatch):
     kind = datasets.Features({"answer": datasets.Value("float32"), "n": datasets.Value("int64")})
     table = datasets.Dataset.from_dict({"answer": [5.1, None], "n": [1, 2]}, features=kind)
@@ -222,10 +144,7 @@ def test_a_data_set_of_the_hub_that_needs_code_is_refused(monkeypatch):
         raise RuntimeError("Dataset scripts are no longer supported, but found rollouts.py")
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    assert refusal("someone/rollouts") == (
-        "someone/rollouts is a data set with code of its own, which mugrpo never runs; save its "
-        "rows as a JSONL or parquet file, and name that"
-    )
+    assert "code of its own, which mugrpo never runs" in refusal("someone/rollouts")
 
 
 # ---- limits ----
@@ -265,12 +184,26 @@ def test_a_pipe_is_refused_instead_of_waiting_for_a_writer(tmp_path: Path, endin
         ("p.jsonl", b'{"a": ' + b"1" * 5000 + b"}", "line 1 is not JSON"),
         ("p.jsonl", b'{"a": 1}\n{"a": "caf\xe9"}\n', "line 2: byte 19 of the file (0xe9)"),
         ("p.jsonl", b'{"a": 1}\n{"\xc3\xa9": }\n', "line 2 is not JSON at byte 16"),  # of 2 bytes
+        # The first line has 8 characters and a newline, a byte order mark 3 bytes.
+        ("p.jsonl", b'{"a": 1}\n  {"a": }\n', f"line 2 is not JSON at byte {9 + 2 + 6} of"),
+        ("p.jsonl", b'\xef\xbb\xbf{"a": }\n', f"not JSON at byte {3 + 6} of the file"),
+        (
+            "p.jsonl",
+            b'\xef\xbb\xbf{"a": 1}\r\n\n \t{"\xc3\xa9": }\n',
+            f"byte {3 + 10 + 1 + 2 + 7} of",
+        ),
+        ("p.jsonl", b'{"a": 1}\n{"a": 1', f"at byte {9 + 7} of the file"),  # where the file ends
+        ("p.jsonl", b'{"a": 1}\n\n[1]', "line 3 is a list, not an object"),
+        ("p.jsonl", b"null", "line 1 is null, not an object"),
+        ("p.jsonl", b"3.5", "line 1 is a number, not an object"),
         ("p.csv", "\ufeffa,b\n1,2\n".encode("utf-16-be"), "is UTF-16; save it as UTF-8"),
         ("p.csv", b'a,b\n"x\ny",2\n3\n', "line 4 has 1 fields"),
         ("p.csv", b'a\n1\n"x\ny\nz\n', "line 3 is not CSV ("),
         ("p.csv", b"\nb,a,a\n1,2,3\n", "line 2 names the column 'a' twice"),
         ("p.csv", b"prompt;answer\n1,5;2\n", "separates columns by ';'"),
         ("p.csv", b"a,b\n", "has no rows"),
+        ("p.parquet", b"PAR1" + bytes(100) + b"\x40\x00\x00\x00PAR1", "cannot be read"),
+        ("p.txt", b"", "it must be one of .jsonl, .parquet, .csv"),
         ("p.parquet", b"garbage", "cannot be read as parquet ("),
         ("p.json", b"{}", "it must be one of .jsonl, .parquet, .csv"),
     ],

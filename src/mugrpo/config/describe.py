@@ -13,6 +13,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from mugrpo.config.mixture import SourceOptions
 from mugrpo.config.options import Options, choices
 from mugrpo.config.private import Private
 from mugrpo.config.run import RunConfig
@@ -101,7 +102,11 @@ def tables(
 def _of_list(place: str, annotation: Any) -> list[Iterator[Table]]:
     """Return the tables of the list at `place`, [] if it is not a list of tables."""
     about = f"A table of the list {place}."
-    if named := choices(annotation):
+    named = choices(annotation)
+    if named and all(issubclass(one, SourceOptions) for one in named.values()):
+        about = f"A table of the list {place}: the options of a task, and these."
+        return [tables({"": SourceOptions}, f"{place}[]", about)]
+    if named:
         return [tables(named, f"{place}[]", about, f"{place}[].name")]
     entry = _entry(annotation)
     return [tables({"": entry}, f"{place}[]", about)] if entry else []

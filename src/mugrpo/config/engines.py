@@ -169,7 +169,7 @@ class VLLMServerOptions(AnyVLLMOptions):
     )
     """The servers' URLs. Several servers share a stage's shards. A user with a password in a URL is
     sent to the server, and hidden elsewhere."""
-    slots: int = Field(256, ge=1, le=LISTED, json_schema_extra=HARMLESS)
+    slots: int = Field(256, ge=1, le=LISTED)
     """Requests in flight at once, per server."""
 
 

@@ -69,7 +69,7 @@ def choices(union: Any) -> dict[str, type[NamedOptions]]:
 
     Any other annotation has no choices.
     """
-    members = get_args(union) or (union,)
+    members = get_args(union)
     if get_origin(union) in (Annotated, tuple):
         return choices(members[0])
     if all(isinstance(member, type) and issubclass(member, NamedOptions) for member in members):

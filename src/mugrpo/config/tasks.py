@@ -27,7 +27,7 @@ class ChainOptions(EmbeddedOptions):
     """Chains of small sums, answered by running sums modulo 10 (embedded, needs no data)."""
 
     name: Literal["chain"] = "chain"
-    factory: ClassVar[str] = "mugrpo.tasks.chain:Chain"
+    factory: ClassVar[str] = "mugrpo.tasks.embedded:Chain"
     terms: int = Field(8, ge=2, le=128)
     """Terms in a chain. A response has 6 x (terms - 1) - 1 characters."""
     max_digit: int = Field(3, ge=1, le=9)
@@ -40,7 +40,7 @@ class LettersOptions(EmbeddedOptions):
     """Letters to be put in alphabetical order (embedded, needs no data)."""
 
     name: Literal["letters"] = "letters"
-    factory: ClassVar[str] = "mugrpo.tasks.letters:Letters"
+    factory: ClassVar[str] = "mugrpo.tasks.embedded:Letters"
     shortest: int = Field(8, ge=2, le=64)
     """Letters in the shortest prompt."""
     longest: int = Field(16, ge=2, le=64)

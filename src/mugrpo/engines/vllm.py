@@ -16,7 +16,7 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.engines.host import Host, cannot_be_run
 from mugrpo.model.loading import Vocabulary
 from mugrpo.model.pretrained import model_path
-from mugrpo.processes.starting import passed_on
+from mugrpo.processes.lifetime import passed_on
 
 OLDEST = (0, 26)  # its reload_weights takes a path; tools/vllm_env.py has the tested version
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # those that vLLM keeps room for

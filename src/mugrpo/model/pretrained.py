@@ -23,7 +23,7 @@ from typing import Any
 from mugrpo.config.run import ModelOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import publish_folder, remove_unfinished, sha256_of
-from mugrpo.processes.starting import passed_on
+from mugrpo.processes.lifetime import passed_on
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from mugrpo.processes.driver import end_with_parent
+from mugrpo.processes.lifetime import end_with_parent
 from mugrpo.processes.messages import from_json, to_json
 
 _PATIENCE = 10  # seconds of the clock for each second of CPU time, on a busy machine

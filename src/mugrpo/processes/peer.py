@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mugrpo.disk.errors import RunStopped, UsageError
+from mugrpo.processes.lifetime import passed_on
 from mugrpo.processes.messages import Inbox, send, visible
-from mugrpo.processes.starting import passed_on
 
 TICK = 0.5  # seconds after which a caller that waits for a message gets control back
 _ENDING = 5.0  # seconds that a process has to end by itself after closing its channel
@@ -57,10 +57,9 @@ class Peer:
     ) -> None:
         """Start `command`, with the descriptors of `child.Channel` appended, and send `setup`.
 
-        A `guarded` one has a warden, which ends all that it starts (`warden`). Its output goes to
-        `log`, or to this process's stderr. `environment` is added to this
-        process's environment. Raises OSError if the command cannot be run or `log` cannot be
-        opened.
+        A `guarded` one has a warden, which ends all that it starts (`child.guard`). Its output goes
+        to `log`, or to this process's stderr. `environment` is added to this process's environment.
+        Raises OSError if the command cannot be run or `log` cannot be opened.
         """
         self.silence: float | None = silence  # longest silence in seconds; None for no limit
         self._spoke = time.monotonic()  # when either side last sent a message

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from mugrpo.disk.errors import UsageError
-from mugrpo.processes.driver import DRIVER
+from mugrpo.processes.lifetime import DRIVER
 from mugrpo.processes.logs import append_only
 from mugrpo.processes.messages import visible
 

@@ -1,7 +1,7 @@
 """Worker processes for the code of others, such as reward functions: both of their sides.
 
-The run starts a `Worker`, whose program calls `serve`. It loads what it needs, says that it is
-ready, then answers one call at a time.
+The run has a `WorkerPool`. The program of its workers calls `serve`: it loads what it needs, says
+that it is ready, then answers one call after another.
 """
 
 from __future__ import annotations
@@ -9,18 +9,20 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mugrpo.disk.errors import RunStopped, UsageError
-from mugrpo.processes.child import Channel, cpu_deadline, limit_memory
+from mugrpo.disk.errors import BrokenReward, RunStopped, UsageError
+from mugrpo.processes.child import OUT_OF_MEMORY, Channel, cpu_deadline, guard, limit_memory
 from mugrpo.processes.messages import printable, to_json
-from mugrpo.processes.peer import Peer, PeerLost
-from mugrpo.processes.warden import OUT_OF_MEMORY, guard
+from mugrpo.processes.peer import TICK, Peer, PeerLost, audible
 
 STARTING_SECONDS = 120.0  # for the imports of functions, which may include torch
+_DEATHS = 2  # workers that may die in a job's calls before it fails: once may be chance
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ class Worker(Peer):
         )
         self.limits, self.kind, self._starting = limits, kind, starting
         self.ready = False
+        self.jobs: list[Any] = []  # all that it has
+        self.sent: deque[Any] = deque()  # those whose answers it owes, in order
 
     def loss(self, lost: PeerLost) -> tuple[str, bool] | None:
         """Return (reason, True) if a call took too much, or None if the worker just died."""
@@ -91,6 +95,150 @@ class Worker(Peer):
         return (RunStopped if proven or lost.ended == "SIGKILL" else UsageError)(reason)
 
 
+class Job:
+    """What a worker works on: one call, or all that is said in a rollout."""
+
+    deaths = 0  # of workers, in its calls
+
+
+class WorkerPool(ABC):
+    """Workers that can be killed, `count` of them, and their jobs.
+
+    A single thread sends calls to workers that have answered all earlier ones, then waits until one
+    answers, dies or reaches a deadline. A killed worker is replaced at once, and the others
+    continue while the new one loads.
+
+    There are two deadlines. The kernel limits the time that a worker computes on a call: a busy
+    machine does not change who reaches it. This process limits the time that a call may take with
+    all its waiting (`Limits.seconds`). The job of a call that takes too much fails. If a worker
+    just dies, its job gets a second one, as something else may have killed it.
+
+    Output goes to `log`, up to a limit, or to stderr. `what` is what users call the loaded code.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        setup: dict[str, Any],
+        limits: Limits,
+        count: int,
+        *,
+        what: str,
+        starting: float | None = STARTING_SECONDS,
+        log: Path | None = None,
+    ) -> None:
+        self._module, self._setup, self._limits, self._count = module, setup, limits, count
+        self._what, self._starting, self.log = what, starting, log
+        self._workers: list[Worker] = []
+        self.greeting: dict[str, Any] = {}  # from a worker that was ready, if any has been
+
+    @abstractmethod
+    def _calls_for(self, worker: Worker) -> Iterator[tuple[Any, str]]:
+        """Yield (job, JSON text of a call) to send now to a worker that owes no answer."""
+
+    @abstractmethod
+    def _is_answer(self, job: Any, message: dict[str, Any]) -> bool:
+        """Return whether a message has the form of an answer. The code of others can send any."""
+
+    @abstractmethod
+    def _hear(self, worker: Worker, job: Any, message: dict[str, Any]) -> None:
+        """Handle the answer to a job's call."""
+
+    @abstractmethod
+    def _fail(self, job: Any, reason: str, unfinished: bool) -> None:
+        """Let a job fail; `unfinished` if it took too much time or memory."""
+
+    @abstractmethod
+    def _again(self, jobs: Sequence[Any]) -> None:
+        """Give the jobs of a worker that has ended to others."""
+
+    def close(self) -> None:
+        """End all workers."""
+        while self._workers:
+            self._workers.pop().end()
+
+    def _start_missing(self) -> None:
+        """Start workers up to their number. A fork has none: they belong to who started them."""
+        self._workers = [worker for worker in self._workers if worker.ours]
+        while len(self._workers) < self._count:
+            self._workers.append(self._new_worker())
+
+    def _new_worker(self, **setup: Any) -> Worker:
+        kind = f"{self._what} worker"
+        options = {**self._setup, **setup}
+        return Worker(
+            self._module, options, self._limits, kind=kind, starting=self._starting, log=self.log
+        )
+
+    def _dispatch(self) -> None:
+        for worker in [w for w in self._workers if w.ready and not w.sent]:
+            for job, text in self._calls_for(worker):
+                worker.sent.append(job)
+                worker.jobs += [job] if job not in worker.jobs else []
+                worker.silence = self._limits.seconds or None
+                try:
+                    worker.send(text)
+                except PeerLost as lost:
+                    self._lose(worker, lost)
+                    break
+
+    def _attend(self, patience: float = TICK) -> None:
+        """Wait until workers answer, end or reach their deadlines, and handle each of these events.
+
+        Wait for at most `patience` seconds. Raises UsageError if the code cannot be loaded
+        (RunStopped if a worker could load it before), and BrokenReward if it breaks its contract.
+        """
+        self._dispatch()
+        for worker in audible(self._workers, patience):
+            try:
+                while worker in self._workers and (message := worker.hear(0.0)) is not None:
+                    self._take(worker, message)
+            except PeerLost as lost:
+                self._lose(worker, lost)
+        self._dispatch()
+
+    def _take(self, worker: Worker, message: Any) -> None:
+        """Handle a worker's message. Raises PeerLost if it has another form."""
+        match message:
+            case {"refused": str(reason)}:
+                self.close()
+                raise (RunStopped if self.greeting else UsageError)(reason)
+            case {"broken": str(reason)}:
+                self.close()
+                raise BrokenReward(f"{reason}; fix it (--force accepts the changed {self._what})")
+            case {"ready": True}:
+                worker.ready, worker.silence, self.greeting = True, None, message
+            case dict() if worker.sent and self._is_answer(worker.sent[0], message):
+                job = worker.sent.popleft()
+                worker.silence = (self._limits.seconds or None) if worker.sent else None
+                self._hear(worker, job, message)
+                if message.get("spent"):
+                    self._retire(worker)
+            case _:
+                raise PeerLost("sent another form of answer", worker.end())
+
+    def _lose(self, worker: Worker, lost: PeerLost) -> None:
+        """Handle a worker that died or reached a deadline."""
+        if not worker.ready:
+            self.close()
+            raise worker.never_ready(lost, bool(self.greeting))
+        taken = worker.loss(lost) if worker.sent else None
+        # Between calls, each job may have ended it.
+        for job in [worker.sent[0]] if worker.sent else list(worker.jobs):
+            job.deaths += 1
+            if taken or job.deaths == _DEATHS:
+                worker.jobs.remove(job)
+                self._fail(job, *(taken or (f"the worker died ({lost.ended})", False)))
+        self._retire(worker)
+
+    def _retire(self, worker: Worker) -> None:
+        """End a worker, and give its jobs to others."""
+        self._workers.remove(worker)
+        worker.end()
+        self._start_missing()
+        self._again(worker.jobs)
+
+
 Answer = Callable[[Any], dict[str, Any]]
 
 
@@ -98,7 +246,7 @@ def serve(load: Callable[[dict[str, Any]], tuple[dict[str, Any], Answer]]) -> No
     """Be the program of a worker, whose arguments are MEGABYTES SOCKET LIFELINE.
 
     It communicates only through the socket. It ends when the run that started it ends, even during
-    a busy loop (`child`), and all that it started ends with it (`warden`). `load` gets the setup,
+    a busy loop (`child`), and all that it started ends with it (`guard`). `load` gets the setup,
     and returns what to tell the run and the function that answers a call. Its memory and the time
     that it computes on a call are limited; the run limits the time that a call waits.
     """

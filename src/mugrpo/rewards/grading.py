@@ -1,11 +1,12 @@
-"""Scoring answers by the rewards of a run, in worker processes."""
+"""Scoring answers by the rewards of a run, in worker processes that can be killed."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, Self
@@ -14,9 +15,137 @@ from mugrpo.config.base import BoxReader, RewardOption, WorkerOptions
 from mugrpo.config.rewards import FunctionOptions, MathOptions, RegexOptions, deciding
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Answer, Score, Status
-from mugrpo.processes.messages import to_json
+from mugrpo.processes.messages import printable, to_json
+from mugrpo.processes.workers import STARTING_SECONDS, Job, Limits, Worker, WorkerPool
 from mugrpo.rewards.functions import place_of
-from mugrpo.rewards.pool import Pool
+
+_WAITING = ("function", "code")  # rewards that may wait for something
+LOOK_AHEAD = 512  # most calls held at once: waiting, in progress, or done but not yet yielded
+
+
+@dataclass(eq=False)
+class Call(Job):
+    """Items that are sent to a worker together, and their outcomes, None until known."""
+
+    items: Sequence[str]  # JSON
+    outcomes: list[dict[str, Any] | None]
+    first: int = 0  # index of the first item's outcome
+
+    def __post_init__(self) -> None:
+        self.deaths = int(len(self.items) > 1)  # after one, each item is tried alone
+
+    @property
+    def complete(self) -> bool:
+        return None not in self.outcomes
+
+    def record(self, outcomes: Sequence[dict[str, Any]]) -> None:
+        self.outcomes[self.first : self.first + len(self.items)] = outcomes
+
+    def one_by_one(self) -> list[Call]:
+        """Return a call for each item, sharing this call's outcomes."""
+        return [
+            Call([item], self.outcomes, self.first + index) for index, item in enumerate(self.items)
+        ]
+
+
+class Pool(WorkerPool):
+    """Workers that judge items by `rewards`, given by their options as JSON values.
+
+    Verifiers other than "code" wait for nothing, and have only the deadline of computing.
+    """
+
+    def __init__(self, rewards: Sequence[dict[str, Any]], options: WorkerOptions) -> None:
+        waits = any(reward["name"] in _WAITING for reward in rewards)
+        super().__init__(
+            "mugrpo.rewards.worker",
+            {"rewards": list(rewards)},
+            Limits(options.patience if waits else 0.0, options.timeout, options.memory_mb),
+            options.processes,
+            what="reward",
+            starting=STARTING_SECONDS if options.patience else None,
+        )
+        self._waiting: deque[Call] = deque()
+        self._running = False
+
+    def run(self, calls: Iterable[Sequence[str]]) -> Iterator[list[dict[str, Any]]]:
+        """Yield the outcomes of each call's items, in the order of the calls.
+
+        An outcome is a worker's result, or {"failure": reason, "unfinished": whether time, memory
+        or stack ran out}. If a call of several items fails, each item is tried alone. Calls are
+        consumed as workers become free. Raises as `WorkerPool._attend`.
+        """
+        assert not self._running, "an earlier `run` of this pool has not ended"
+        self._running = True
+        source, exhausted = iter(calls), False
+        in_progress: deque[Call] = deque()
+        try:
+            self._start_missing()
+            self._attend(0.0)  # workers may have died since the last run
+            while True:
+                while not exhausted and self._hungry() and len(in_progress) < LOOK_AHEAD:
+                    if (items := next(source, None)) is None:
+                        exhausted = True
+                    else:
+                        in_progress.append(call := Call(items, [None] * len(items)))
+                        self._waiting.append(call)
+                self._dispatch()
+                while in_progress and in_progress[0].complete:
+                    yield [outcome for outcome in in_progress.popleft().outcomes if outcome]
+                if exhausted and not in_progress:
+                    return
+                self._attend()
+        finally:
+            self._running = False
+            self._waiting.clear()
+            for worker in [w for w in self._workers if w.sent]:
+                self._workers.remove(worker)
+                worker.end()
+
+    def start(self) -> None:
+        """Start the workers and wait until one has loaded the rewards. Raises as `run` does."""
+        self._start_missing()
+        while not any(worker.ready for worker in self._workers):
+            self._attend()
+
+    def _hungry(self) -> bool:
+        idle = sum(worker.ready and not worker.sent for worker in self._workers)
+        return len(self._waiting) < idle
+
+    def _calls_for(self, worker: Worker) -> Iterator[tuple[Call, str]]:
+        if self._waiting:
+            call = self._waiting.popleft()
+            yield call, f"[{','.join(call.items)}]"
+
+    def _is_answer(self, job: Call, message: dict[str, Any]) -> bool:
+        match message:
+            case {"results": list(results)}:
+                return len(results) == len(job.items) and all(map(_is_result, results))
+            case {"failure": str(), "unfinished": bool()}:
+                return True
+        return False
+
+    def _hear(self, worker: Worker, job: Call, message: dict[str, Any]) -> None:
+        worker.jobs.remove(job)
+        if "results" in message:
+            job.record(message["results"])
+        else:
+            self._fail(job, message["failure"], message["unfinished"])
+
+    def _fail(self, job: Call, reason: str, unfinished: bool) -> None:
+        if len(job.items) > 1:
+            self._again(job.one_by_one())
+        else:
+            job.record([{"failure": printable(reason), "unfinished": unfinished}])
+
+    def _again(self, jobs: Sequence[Call]) -> None:
+        self._waiting.extendleft(reversed(jobs))
+
+
+def _is_result(result: Any) -> bool:
+    match result:
+        case {"values": dict(), "extra": dict()}:
+            return True
+    return False
 
 
 class Grader:
@@ -58,7 +187,8 @@ class Grader:
             log.parent.mkdir(parents=True, exist_ok=True)
         self._pool.log = log
         self._pool.start()
-        return self._pool.said
+        said: list[str] = self._pool.greeting["said"]
+        return said
 
     def unreadable(self, references: Iterable[str]) -> dict[str, str]:
         """Return the references that no response matches, each with the reason.

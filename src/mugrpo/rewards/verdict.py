@@ -30,5 +30,12 @@ class Verdict:
         return float(self.right) if self.credit is None else self.credit
 
 
+def verdict(right: bool, answer: str | None) -> Verdict:
+    """Return the verdict on an answer, which is None if there is none."""
+    if answer is None:
+        return Verdict(Status.NO_ANSWER)
+    return Verdict(Status.RIGHT if right else Status.WRONG, answer)
+
+
 # A function of (text, reference answer). If it has an attribute `said`, the user is told that.
 Verifier = Callable[[str, str], Verdict]

@@ -19,12 +19,11 @@ from mugrpo.config.rewards import (
 )
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Status
-from mugrpo.rewards.answers import Answer, read, read_number
-from mugrpo.rewards.forms import exact_number
-from mugrpo.rewards.plain import agree, plain
-from mugrpo.rewards.response import answer_part, find, last_number, reference_part
-from mugrpo.rewards.units import same_unit
-from mugrpo.rewards.verdict import Verdict, Verifier
+from mugrpo.rewards.math.answers import Answer, read, read_number
+from mugrpo.rewards.math.plain import agree, exact_number, plain
+from mugrpo.rewards.math.response import answer_part, find, last_number, reference_part
+from mugrpo.rewards.math.units import same_unit
+from mugrpo.rewards.verdict import Verdict, Verifier, verdict
 
 _LONGEST_NUMBER = 60  # characters of a response that is nothing but a number
 _APART = re.compile(r"([-+]?[0-9][0-9,.]*)\s+([msghlLNJWV])")
@@ -34,7 +33,7 @@ _CLOCK = re.compile(r"[0-9]{1,2}:[0-9]{2}")
 def math(options: MathOptions) -> Verifier:
     """Return the verifier "math". Raises UsageError if math-verify is missing."""
     try:
-        from mugrpo.rewards.mathematics import Mathematics  # math-verify is an extra
+        from mugrpo.rewards.math.mathematics import Mathematics  # math-verify is an extra
     except ModuleNotFoundError as error:
         raise UsageError(
             f"the reward math needs math-verify ({error}): pip install 'mugrpo[math]'"
@@ -68,7 +67,7 @@ def exact(text: str, reference: str, *, ignore_case: bool) -> Verdict:
     The answer is all of the last <answer>, or of the text after the last </think>.
     """
     answer = answer_part(text).strip()
-    return _verdict(_same(answer, reference, ignore_case), answer or None)
+    return verdict(_same(answer, reference, ignore_case), answer or None)
 
 
 def numeric(text: str, reference: str, *, tolerance: float) -> Verdict:
@@ -88,11 +87,11 @@ def numeric(text: str, reference: str, *, tolerance: float) -> Verdict:
     written, answer = found
     number = exact_number(written.value)
     if expected is None or number is None or "%" in (target.unit, written.unit):
-        return _verdict(agree(target, written), answer)
+        return verdict(agree(target, written), answer)
     if not same_unit(target.unit, written.unit):
         return Verdict(Status.WRONG, answer)
     allowed = Fraction(str(tolerance)) * max(Fraction(1), abs(expected))
-    return _verdict(abs(number - expected) <= allowed, answer)
+    return verdict(abs(number - expected) <= allowed, answer)
 
 
 @lru_cache(maxsize=256)  # a group's responses have the same reference
@@ -135,14 +134,8 @@ def matched(text: str, reference: str, *, pattern: re.Pattern[str]) -> Verdict:
     last = deque(pattern.finditer(text if tags else answer_part(text)), maxlen=1)
     answer = last[0][1 if pattern.groups else 0] if last else None
     if answer is None:
-        return _verdict(False, None)
-    return _verdict(_same(answer.strip(), reference, ignore_case=False), answer.strip())
-
-
-def _verdict(right: bool, answer: str | None) -> Verdict:
-    if answer is None:
-        return Verdict(Status.NO_ANSWER)
-    return Verdict(Status.RIGHT if right else Status.WRONG, answer)
+        return verdict(False, None)
+    return verdict(_same(answer.strip(), reference, ignore_case=False), answer.strip())
 
 
 def _same(answer: str, reference: str, ignore_case: bool) -> bool:

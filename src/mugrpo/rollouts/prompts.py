@@ -15,8 +15,7 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import regular
 from mugrpo.disk.records import Message, Problem
 from mugrpo.processes.limited import LimitError, limited
-from mugrpo.tasks.cells import literal, shown
-from mugrpo.tasks.conversations import present
+from mugrpo.tasks.cells import literal, present, shown
 
 # What a chat template may take: for all problems, and problems per further second of CPU time.
 _SECONDS, _MEGABYTES, _PER_SECOND = 20, 4096, 100

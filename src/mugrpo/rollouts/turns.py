@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mugrpo.disk.records import FinishReason, Problem, Rollout
 from mugrpo.engines.base import WAIT, Completion, Request
 from mugrpo.environments.base import Environments, Listening, Reply
-from mugrpo.environments.make import row_of
+from mugrpo.environments.pool import row_of
 from mugrpo.rollouts.messages import BadCallError, Message, MessageEncoder
 from mugrpo.rollouts.schedule import turn_seed
 

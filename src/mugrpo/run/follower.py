@@ -28,8 +28,8 @@ from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.metrics import PHASES, MetricsTail, seconds_of
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.shards import ShardSet
-from mugrpo.processes.driver import began
-from mugrpo.processes.shown import shown
+from mugrpo.processes.lifetime import began
+from mugrpo.processes.messages import shown
 from mugrpo.report.read import KINDS, Line, accuracy_text, flattened, number
 from mugrpo.report.readable import duration
 from mugrpo.rollouts.schedule import Schedule

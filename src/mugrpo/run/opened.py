@@ -10,10 +10,10 @@ from mugrpo.disk.errors import Interrupted
 from mugrpo.disk.records import Problem, TrainerState
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.environments.base import Environments
-from mugrpo.environments.make import environments_of
+from mugrpo.environments.pool import environments_of
 from mugrpo.model.loading import Vocabulary
+from mugrpo.processes.lifetime import StopFlag
 from mugrpo.processes.ranks import ALONE, Ranks
-from mugrpo.processes.stopping import StopFlag
 from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.schedule import Schedule, schedule_of
 from mugrpo.rollouts.score import Scorer

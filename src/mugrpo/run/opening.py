@@ -15,13 +15,13 @@ from mugrpo.disk.publishing import publish_json, set_aside, with_sum
 from mugrpo.disk.records import Problem
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.seal import changed_shards, require_metrics, unsealed_lines
-from mugrpo.environments.make import tools_of
+from mugrpo.environments.pool import tools_of
 from mugrpo.model.adapter import require_packages
 from mugrpo.model.hardware import crowded, with_precision
 from mugrpo.model.loading import load_tokenizer, load_vocabulary, model_sizes
+from mugrpo.processes.lifetime import StopFlag
 from mugrpo.processes.logs import limited_logs
 from mugrpo.processes.ranks import ALONE, Ranks
-from mugrpo.processes.stopping import StopFlag
 from mugrpo.rollouts.accuracy import contradicted
 from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.schedule import schedule_of

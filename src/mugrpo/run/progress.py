@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from mugrpo.processes.shown import shown
+from mugrpo.processes.messages import shown
 
 if TYPE_CHECKING:  # it imports more, and only terminals need it
     from mugrpo.run.follower import Follower

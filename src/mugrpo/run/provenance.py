@@ -31,7 +31,7 @@ from mugrpo.disk.records import Problem
 from mugrpo.disk.run_dir import FORMAT, RunDir
 from mugrpo.model.hardware import arithmetic
 from mugrpo.model.pretrained import model_fingerprint
-from mugrpo.processes.starting import passed_on
+from mugrpo.processes.lifetime import passed_on
 from mugrpo.run.progress import Progress
 
 _MUST_AGREE = {

@@ -20,9 +20,8 @@ from mugrpo.config.distributed import DistributedOptions
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.engines.devices import visible_gpus
-from mugrpo.processes.driver import DRIVER, driver_name
+from mugrpo.processes.lifetime import DRIVER, driver_name, passed_on
 from mugrpo.processes.ranks import said_by_ranks, within_a_machine
-from mugrpo.processes.starting import passed_on
 
 _ENDING = 60.0  # seconds to wait until ranks that got a signal end
 _FAILED = re.compile(r"rank\s*: (\d+) \(local_rank: (\d+)\).*?exitcode\s*: (-?\d+)", re.DOTALL)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from mugrpo.disk.errors import UsageError
-from mugrpo.processes.starting import passed_on
+from mugrpo.processes.lifetime import passed_on
 
 FOLDER = Path(".venv-vllm")
 _PROMPT = "mugrpo-vllm"  # of the environment's shell; tells it from other environments

@@ -469,7 +469,7 @@ def test_a_malformed_line_after_the_start_is_wrong(
         Server.answers.append({"status": "Success", "run_result": {"stdout": out}})
     else:
         told = ["sh", "-c", 'echo ready; echo "$0"', line]
-        stand_in = SimpleNamespace(run=lambda _, patience: outcomes(told, "", patience))
+        stand_in = SimpleNamespace(name="sh", run=lambda _, patience: outcomes(told, "", patience))
         monkeypatch.setattr(judging, "choose", lambda _: stand_in)
         verifier = Code(CodeOptions())
     verdict = verifier(ADD, CALLS)

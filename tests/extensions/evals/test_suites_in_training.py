@@ -15,7 +15,7 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.disk.metrics import read_metrics
 from mugrpo.report import write_report
 from mugrpo.stages.measures import measuring_due, suites_due
-from mugrpo.tasks.chain import running_states
+from mugrpo.tasks.embedded import running_states
 from tests.runs import CONFIG, Command, finished, killed, write_config
 
 pytest_plugins = ["tests.run_fixtures"]

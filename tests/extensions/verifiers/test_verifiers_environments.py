@@ -14,7 +14,7 @@ import pytest
 
 from mugrpo.config.environment import EnvironmentOptions
 from mugrpo.environments.base import Listening, Reply
-from mugrpo.environments.make import environments_for
+from mugrpo.environments.pool import environments_for
 from mugrpo.extensions.verifiers.conversation import Conversation, Rewritten
 from mugrpo.extensions.verifiers.pool import VerifiersEnvironments
 from tests.cases import table
@@ -172,7 +172,7 @@ def test_problems_are_what_the_first_requests_say(environments):
     ("options", "sentence"),
     [
         ({"name": "verifiers:counting"}, "needs environment.python"),
-        ({"name": "m:f", "python": "p"}, "other environments run in mugrpo's own"),
+        ({"name": "m:f", "python": "p"}, "environment.python has no effect"),
         ({"name": "verifiers:counting", "python": "p", "tools": ["m:f"]}, "tools of its own"),
     ],
 )

@@ -15,7 +15,7 @@ from mugrpo.extensions.code.asserts import Assertion
 from mugrpo.extensions.code.cases import Case, Tests, read_tests
 from mugrpo.extensions.code.choosing import choose
 from mugrpo.extensions.code.sandbox import TRAPPED, Outcome, Request
-from mugrpo.rewards.response import final_part
+from mugrpo.rewards.math.response import final_part
 from mugrpo.rewards.verdict import Verdict
 
 LONGEST_PROGRAM = 100_000  # characters; something longer is not taken for a program

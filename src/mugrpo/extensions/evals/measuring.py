@@ -25,7 +25,7 @@ from mugrpo.extensions.evals.suite import measure_suite, suite_config, suite_run
 from mugrpo.model.adapter import require_packages
 from mugrpo.model.hardware import with_precision
 from mugrpo.model.loading import model_sizes
-from mugrpo.processes.stopping import StopFlag
+from mugrpo.processes.lifetime import StopFlag
 from mugrpo.run.opened import OpenRun
 from mugrpo.run.progress import Progress
 from mugrpo.run.sinks import Sinks

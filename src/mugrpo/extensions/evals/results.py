@@ -19,9 +19,8 @@ from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
 from mugrpo.disk.shards import ShardSet, score_from_row
 from mugrpo.extensions.evals.agreement import Agreement, agreement
 from mugrpo.extensions.evals.options import Suite
-from mugrpo.rewards.answers import read
-from mugrpo.rewards.forms import exact_number
-from mugrpo.rewards.plain import agree
+from mugrpo.rewards.math.answers import read
+from mugrpo.rewards.math.plain import agree, exact_number
 from mugrpo.rollouts.intervals import interval
 from mugrpo.rollouts.measures import ProblemResult, Vote, majority, measured, merged
 from mugrpo.run.opened import OpenRun

@@ -9,7 +9,7 @@ from mugrpo.config.tasks import DatasetOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.extensions.evals.options import Suite
 from mugrpo.tasks.cells import entry
-from mugrpo.tasks.patterns import found_by
+from mugrpo.tasks.dataset import found_by
 from mugrpo.tasks.rows import Row, is_local, read_rows
 
 # The columns to look for, in this order, if the file lacks the suite's own.

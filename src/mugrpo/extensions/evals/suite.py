@@ -31,7 +31,7 @@ from mugrpo.extensions.evals.results import result_of
 from mugrpo.model.hardware import out_of_memory_explained
 from mugrpo.model.loading import load_tokenizer, load_vocabulary, model_sizes
 from mugrpo.model.pretrained import model_fingerprint
-from mugrpo.processes.stopping import StopFlag
+from mugrpo.processes.lifetime import StopFlag
 from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.sampler import Draw
 from mugrpo.rollouts.score import scored

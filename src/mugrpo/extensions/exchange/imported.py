@@ -22,7 +22,7 @@ from mugrpo.extensions.exchange.foreign import FORMATS, Cells, Row, rows_of, tur
 from mugrpo.extensions.exchange.grouping import Group, Imported, grouped, meant
 from mugrpo.model.loading import Vocabulary
 from mugrpo.rollouts.prompts import PromptEncoder
-from mugrpo.tasks.conversations import prompt_of
+from mugrpo.tasks.cells import prompt_of
 from mugrpo.tasks.dataset import canonical
 from mugrpo.tasks.rows import read_rows
 

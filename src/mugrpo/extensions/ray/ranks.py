@@ -22,11 +22,10 @@ from typing import Any
 
 from mugrpo.extensions.ray import RayBackend
 from mugrpo.extensions.ray.cluster import LOOPBACK, connected, on_gpus, require_room
-from mugrpo.processes.driver import DRIVER, driver_name
+from mugrpo.processes.lifetime import DRIVER, driver_name, passed_on
 from mugrpo.processes.messages import visible
 from mugrpo.processes.peer import kill_with_all
 from mugrpo.processes.ranks import said_by_ranks, within_a_machine
-from mugrpo.processes.starting import passed_on
 
 _TICK = 0.2
 _PATIENCE = 30.0  # seconds that a rank may go on after another one has said why it ended

@@ -261,9 +261,9 @@ def _channel() -> Any:
     The modules are imported by path, as mugrpo may be missing.
     """
     sys.path.insert(0, str(_HERE.parents[1]))
-    importlib.import_module("processes.warden").guard(int(sys.argv[-3]))
     child = importlib.import_module("processes.child")
     sys.path.pop(0)
+    child.guard(int(sys.argv[-3]))
     return child.Channel()
 
 

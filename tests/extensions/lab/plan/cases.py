@@ -11,7 +11,7 @@ from mugrpo.config.run import RunConfig
 from mugrpo.extensions.lab.plan.counts import Shape
 from mugrpo.extensions.lab.plan.lengths import Lengths, Seen
 from mugrpo.extensions.lab.plan.machine import Machine
-from mugrpo.extensions.lab.plan.setting import Measured, Setting
+from mugrpo.extensions.lab.plan.setting import Setting
 
 # 132 parameters that every token passes, a head of 28, 24 operations for a pair, 24 bytes for a
 # token's keys and values.
@@ -91,4 +91,4 @@ def setting(
 ) -> Setting:
     made = machine() if on is None else on
     known = lengths(prompt, list(responses))
-    return Setting(config(**groups), TINY, made, known, measured=Measured())
+    return Setting(config(**groups), TINY, made, known)

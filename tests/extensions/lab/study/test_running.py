@@ -24,7 +24,7 @@ from mugrpo.extensions.lab.study.page import RESULTS, folder_of
 from mugrpo.extensions.lab.study.running import Cells, share_first_stage
 from mugrpo.extensions.lab.study.spec import load_study
 from mugrpo.model.hardware import with_precision
-from mugrpo.processes.stopping import StopFlag
+from mugrpo.processes.lifetime import StopFlag
 from mugrpo.run.opening import open_run
 from mugrpo.run.progress import Progress
 from tests.faults.harm import refused

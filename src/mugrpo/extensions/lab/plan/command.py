@@ -13,7 +13,6 @@ from mugrpo.disk.errors import UsageError
 if TYPE_CHECKING:
     from mugrpo.config.run import RunConfig
     from mugrpo.extensions.lab.plan.lengths import Lengths
-    from mugrpo.extensions.lab.plan.machine import Machine
     from mugrpo.extensions.lab.plan.setting import Setting
 
 Say = Callable[[object], None]
@@ -27,23 +26,21 @@ def add_plan(commands: Commands) -> None:
     text = "tell what a run will cost, and which schedule pays"
     run = "mugrpo.extensions.lab.plan.command:run_plan"
     plan = commands.add("plan", text, run=run, parents=[commands.overriding])
-    target = "a config file (TOML), or a run's directory: then from what it has measured"
+    target = "a config file (TOML)"
     plan.add_argument("target", type=Path, help=target)
-    measure = "measure this machine with the config's model, about two minutes, and write FILE"
-    plan.add_argument("--measure", type=Path, metavar="FILE", help=measure)
-    machine = "a machine to plan for: a name, or a file of --measure"
+    machine = "a machine to plan for: a name, or a TOML file"
     plan.add_argument("--machine", metavar="NAME", help=machine)
     schedules = f"updates after each refresh to compare (default: {_SCHEDULES})"
     plan.add_argument("--schedules", default=_SCHEDULES, metavar="N,M,...", help=schedules)
-    lengths = "a run's directory or a text file with response lengths (default: lognormal)"
-    plan.add_argument("--lengths", type=Path, metavar="PATH", help=lengths)
+    lengths = "a run's directory, for the lengths of its responses (default: lognormal)"
+    plan.add_argument("--lengths", type=Path, metavar="RUN", help=lengths)
     median = "median of the lognormal lengths (default: a quarter of rollouts.max_new_tokens)"
     plan.add_argument("--median-tokens", type=float, metavar="N", help=median)
     sigma = "sigma of the lognormal lengths, the weight of their tail (default: 0.8)"
     plan.add_argument("--sigma", type=float, help=sigma)
-    prompt = f"tokens of a prompt (default: {_PROMPT}, or those of the run)"
+    prompt = f"tokens of a prompt (default: {_PROMPT})"
     plan.add_argument("--prompt-tokens", type=int, metavar="N", help=prompt)
-    share = "share of groups whose rewards differ (default: 1, or the run's)"
+    share = "share of groups whose rewards differ (default: 1)"
     plan.add_argument("--gradient-share", type=float, metavar="SHARE", help=share)
     price = "price of a device hour, in any currency"
     plan.add_argument("--price-per-gpu-hour", type=float, metavar="PRICE", help=price)
@@ -51,7 +48,6 @@ def add_plan(commands: Commands) -> None:
     plan.add_argument("--form", type=Path, metavar="DIR", help=form)
     memory = "estimate the memory of each GPU and of the host (imports PyTorch)"
     plan.add_argument("--memory", action="store_true", help=memory)
-    plan.add_argument("--html", type=Path, metavar="FILE", help="draw the plan as a page, too")
 
 
 def run_plan(options: argparse.Namespace) -> None:
@@ -62,7 +58,7 @@ def run_plan(options: argparse.Namespace) -> None:
     from mugrpo.extensions.lab.plan.text import advice, batch_lines, size_lines, table
 
     schedules = _numbers(options.schedules)
-    setting = _setting(options, say)
+    setting = _setting(options)
     machine = setting.machine
     say(f"{options.target} on {machine.name}: {machine.devices} x {machine.memory_gib:g} GiB")
     say("\n".join([*batch_lines(setting), *size_lines(setting)]))
@@ -70,76 +66,35 @@ def run_plan(options: argparse.Namespace) -> None:
     plans = Planner(setting).compared(own, schedules)
     say(f"\n{table(plans, options.price_per_gpu_hour, own)}\n")
     say("\n".join([*advice(plans, own), *_assumed(setting)]))
-    if options.html:
-        from mugrpo.extensions.lab.plan.page import write_page
-
-        price = options.price_per_gpu_hour
-        say(write_page(options.html, str(options.target), setting, plans, own, price))
     if options.memory:
         _say_memory(options, setting, say)
 
 
-def _setting(options: argparse.Namespace, say: Say) -> Setting:
+def _setting(options: argparse.Namespace) -> Setting:
     """Return what the arguments describe."""
-    from dataclasses import replace
-
-    from mugrpo.config.load import apply_overrides, build_config, load_config
-    from mugrpo.extensions.lab.plan.calibrate import measured_by
-    from mugrpo.extensions.lab.plan.lengths import from_run
-    from mugrpo.extensions.lab.plan.setting import Setting, refuse_many, shape_of
-    from mugrpo.report.read import read_runs
-
-    target: Path = options.target
-    if not target.is_dir():
-        config = load_config(target, options.overrides)
-        refuse_many(config.schedule.stages)
-        machine = _machine(options, config, say, default=None)
-        config = machine.settled(config)
-        shape = shape_of(config, options.form)
-        return Setting(config, shape, machine, _lengths(options, config), _share(options))
-    [run] = read_runs([target])
-    config = build_config(run.config, str(target))
-    raw = apply_overrides(run.config, options.overrides)
-    changed = build_config(raw, str(target), options.overrides)
-    machine = _machine(options, changed, say, default="1xCPU")
-    shape, stored = shape_of(config, options.form), from_run(target)
-    as_run = Setting(config, shape, machine, stored)
-    measured = measured_by(run, as_run)
-    changed = machine.settled(changed)
-    lengths = _lengths(options, changed) if options.lengths or options.median_tokens else stored
-    if options.gradient_share is not None:
-        measured = replace(measured, varied={})
-    return Setting(changed, shape, machine, lengths, _share(options), measured)
-
-
-def _machine(
-    options: argparse.Namespace, config: RunConfig, say: Say, *, default: str | None
-) -> Machine:
+    from mugrpo.config.load import load_config
     from mugrpo.extensions.lab.plan.machine import load_machine, names
+    from mugrpo.extensions.lab.plan.setting import Setting, refuse_many, shape_of
 
-    if options.measure:
-        from mugrpo.extensions.lab.plan.measuring import measure
-
-        say(f"measuring this machine with the model of {options.target}, about two minutes")
-        say(measure(config, options.form, options.measure))
-        return load_machine(str(options.measure))
-    name = options.machine or default
-    if name is None:
+    config = load_config(options.target, options.overrides)
+    refuse_many(config.schedule.stages)
+    if options.machine is None:
         raise UsageError(
-            f"name a machine: --machine NAME, with NAME one of {', '.join(names())} or a TOML "
-            "file of your own; or measure this one with --measure FILE.toml"
+            f"name a machine: --machine NAME, with NAME one of {', '.join(names())} or a TOML file "
+            "of your own"
         )
-    return load_machine(name)
+    machine = load_machine(options.machine)
+    config = machine.settled(config)
+    shape = shape_of(config, options.form)
+    return Setting(config, shape, machine, _lengths(options, config), _share(options))
 
 
 def _lengths(options: argparse.Namespace, config: RunConfig) -> Lengths:
-    from mugrpo.extensions.lab.plan.lengths import assumed, from_file, from_run
+    from mugrpo.extensions.lab.plan.lengths import assumed, from_run
 
     limit, prompt = config.rollouts.max_new_tokens, options.prompt_tokens or _PROMPT
-    if options.lengths and options.lengths.is_dir():
-        return from_run(options.lengths, limit)
     if options.lengths:
-        return from_file(options.lengths, limit, prompt=prompt)
+        return from_run(options.lengths, limit)
     return assumed(limit, prompt=prompt, median=options.median_tokens, sigma=options.sigma)
 
 
@@ -161,16 +116,12 @@ def _numbers(text: str) -> list[int]:
 
 def _assumed(setting: Setting) -> list[str]:
     """Return what the plan rests on."""
-    from mugrpo.extensions.lab.plan.setting import Measured
-
+    sources = setting.machine.sources.items()
     lines = []
-    if setting.measured == Measured():
-        sources = setting.machine.sources
-        assumed = [name for name, source in sources.items() if source.startswith("assumed")]
-        if assumed:
-            lines.append(f"Assumed about the machine, not measured: {', '.join(assumed)}.")
-        if setting.varied == 1.0:
-            lines.append("The rewards of every group are taken to differ (--gradient-share).")
+    if assumed := [name for name, source in sources if source.startswith("assumed")]:
+        lines.append(f"Assumed about the machine, not measured: {', '.join(assumed)}.")
+    if setting.varied == 1.0:
+        lines.append("The rewards of every group are taken to differ (--gradient-share).")
     return lines
 
 

@@ -89,22 +89,6 @@ def assumed(limit: int, *, prompt: int, median: float | None, sigma: float | Non
     return Lengths((Seen(0, np.full(len(responses), prompt), responses),), source)
 
 
-def from_file(file: Path, limit: int, *, prompt: int) -> Lengths:
-    """Return the lengths in a text file, one number of tokens in each line.
-
-    Raises UsageError if it has none, or one that is above the limit.
-    """
-    try:
-        lengths = np.array([int(line) for line in file.read_text().split()], np.int64)
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"--lengths {file} cannot be read ({error}); name a run's directory or a text file "
-            "with a number of tokens in each line"
-        ) from None
-    _require(lengths, limit, str(file))
-    return Lengths((Seen(0, np.full(len(lengths), prompt), lengths[:, None]),), str(file))
-
-
 def from_run(root: Path, limit: int | None = None) -> Lengths:
     """Return the lengths of a run's rollouts, stage by stage.
 

@@ -152,9 +152,9 @@ class Planner:
         return self._of_update(self._known(first), devices)
 
     def _known(self, first: int) -> int:
-        """Return the newest update, up to `first`, after which anything was measured."""
+        """Return the newest update, up to `first`, after which lengths are known."""
         updates = [seen.update for seen in self.setting.lengths.seen]
-        known = [update for update in (*updates, *self.setting.measured.varied) if update <= first]
+        known = [update for update in updates if update <= first]
         return max(known, default=0)
 
     def require_fit(self) -> None:
@@ -209,8 +209,6 @@ class Planner:
     def refresh(self, devices: int) -> float:
         """Return the seconds of a refresh, without starts of engines."""
         setting = self.setting
-        if setting.measured.refresh is not None:
-            return setting.measured.refresh
         seconds = setting.machine.overheads.refresh + self._canary(devices)
         if not setting.config.engine_in_process:  # weights are written, and read
             updates, vllm = setting.update_prices(1), setting.config.engine.name == "vllm"
@@ -236,14 +234,10 @@ class Planner:
     def _start(self) -> float:
         """Return the seconds of a start of the engines."""
         setting = self.setting
-        if setting.measured.start is not None:
-            return setting.measured.start
         return setting.machine.overheads.start if not setting.config.engine_in_process else 0.0
 
     def _score(self, rollouts: int) -> float:
         setting = self.setting
-        if setting.measured.score is not None:
-            return setting.measured.score * rollouts
         return setting.machine.overheads.score * rollouts
 
     def checkpoints(self, stages: Sequence[int]) -> list[int]:
@@ -259,8 +253,6 @@ class Planner:
     def checkpoint(self, devices: int) -> float:
         """Return the seconds for which training waits at a checkpoint."""
         setting, machine = self.setting, self.setting.machine
-        if setting.measured.checkpoint is not None:
-            return setting.measured.checkpoint
         size = STATE * setting.update_prices(1).trained
         if setting.config.checkpoint.beside_training:  # it waits only for a copy
             return 2 * size / (machine.rates.memory * machine.shares.memory) / max(1, devices)
@@ -281,13 +273,13 @@ class Planner:
             )
             if last and options.final_greedy:
                 seconds += self._sampled_once(update, devices, 1)
-            found[update] = self.setting.measured.evaluate * (seconds + self.refresh(devices))
+            found[update] = seconds + self.refresh(devices)
         return found
 
     def _sampled_once(self, update: int, devices: int, samples: int) -> float:
         """Return the seconds in which the held-out problems get `samples` responses each."""
         setting = self.setting
         engines, problems = setting.engines_on(devices), setting.held_out()
-        prices = replace(setting.engine_prices(engines), factor=1.0)
+        prices = setting.engine_prices(engines)
         made = generate(*setting.lengths.draw(update, problems, samples), engines, prices)
         return made.seconds + self._score(problems * samples)

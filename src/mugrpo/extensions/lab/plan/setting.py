@@ -1,9 +1,8 @@
-"""What a plan is made from: config, model's shape, machine, lengths, and what was measured."""
+"""What a plan is made from: config, model's shape, machine and lengths."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mugrpo.config.engines import ContinuousOptions, VLLMOptions, VLLMServerOptions
@@ -24,20 +23,6 @@ _STAGES = 10_000
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What a run has measured. What is None is computed from the machine."""
-
-    generate: float = 1.0  # measured seconds as a multiple of the computed ones
-    optimize: float = 1.0
-    evaluate: float = 1.0
-    refresh: float | None = None  # seconds of each, without starts of engines
-    start: float | None = None  # seconds of each start of the engines
-    score: float | None = None  # seconds of each response
-    checkpoint: float | None = None  # seconds that training waits for each
-    varied: Mapping[int, float] = field(default_factory=dict)  # update -> as in Setting
-
-
-@dataclass(frozen=True)
 class Setting:
     """Everything that a plan is computed from."""
 
@@ -45,8 +30,7 @@ class Setting:
     shape: Shape
     machine: Machine
     lengths: Lengths
-    varied: float = 1.0  # share of groups whose rewards differ, if nothing was measured
-    measured: Measured = Measured()
+    varied: float = 1.0  # share of groups whose rewards differ
 
     def engines(self) -> Engines:
         """Return the engines that the config asks for."""
@@ -81,12 +65,11 @@ class Setting:
             self.machine,
             self.config.model.precision,
             engines.tensor_parallel,
-            self.measured.generate,
-            self.update_prices(1).adapter,
+            adapter=self.update_prices(1).adapter,
         )
 
     def update_prices(self, ranks: int) -> UpdatePrices:
-        return UpdatePrices(self.shape, self.machine, self.config, ranks, self.measured.optimize)
+        return UpdatePrices(self.shape, self.machine, self.config, ranks)
 
     def groups(self, updates: int) -> int:
         """Return the groups that a stage of `updates` updates trains on."""
@@ -102,7 +85,7 @@ class Setting:
         options, groups = self.config.sampling, self.groups(updates)
         if not isinstance(options, DynamicSampling):
             return groups
-        return int(groups / max(self._varied_at(first), 1 / options.max_oversampling))
+        return int(groups / max(self.varied, 1 / options.max_oversampling))
 
     def computed(self, first: int) -> float:
         """Return the share of a stage's groups that updates compute, if it begins after `first`."""
@@ -110,13 +93,7 @@ class Setting:
         fixed = config.advantage.name == "group" and config.reference.name == "off"
         skipped = config.advantage.zero_variance_mask or fixed
         chosen = isinstance(config.sampling, DynamicSampling)
-        return self._varied_at(first) if skipped and not chosen else 1.0
-
-    def _varied_at(self, update: int) -> float:
-        known = self.measured.varied
-        if not known:
-            return self.varied
-        return known[max((u for u in known if u <= update), default=min(known))]
+        return self.varied if skipped and not chosen else 1.0
 
     def state_bytes(self) -> float:
         """Return the bytes of weights, gradients and moments: a frozen model has only weights."""

@@ -12,7 +12,7 @@ from mugrpo.extensions.lab.study.outcome import Results
 from mugrpo.extensions.lab.study.page import RESULTS, compared, folder_of, table, write_page
 from mugrpo.extensions.lab.study.running import Cells
 from mugrpo.extensions.lab.study.spec import load_study
-from mugrpo.processes.stopping import StopFlag
+from mugrpo.processes.lifetime import StopFlag
 
 
 def run_study(

@@ -30,8 +30,7 @@ from mugrpo.disk.run_dir import RunDir
 from mugrpo.extensions.lab.alignment import can_align
 from mugrpo.extensions.lab.study.outcome import Results
 from mugrpo.extensions.lab.study.spec import Cell
-from mugrpo.processes.starting import passed_on
-from mugrpo.processes.stopping import StopFlag
+from mugrpo.processes.lifetime import StopFlag, passed_on
 from mugrpo.run.opened import OpenRun
 from mugrpo.run.opening import open_run
 from mugrpo.run.progress import Progress

@@ -33,10 +33,7 @@ from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 
 # The options that decide the rollouts of a run's first stage and their scores.
-_FIRST_STAGE = (
-    *("seed", "model", "task", "prompt", "engine", "rollouts", "rewards", "sampling"),
-    "difficulty",
-)
+_FIRST_STAGE = (*("seed", "model", "task", "prompt", "engine", "rollouts", "rewards", "sampling"),)
 _FIRST_GROUPS = ("batches_per_stage", "problems_per_update", "group_size")
 
 

@@ -1,6 +1,7 @@
+"""The embedded tasks: problems, verdicts and the shipped weights."""
+
 from __future__ import annotations
 
-import random
 import re
 from itertools import compress
 from pathlib import Path
@@ -8,21 +9,30 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from mugrpo.config.tasks import ChainOptions
+from mugrpo.config.run import ModelOptions
+from mugrpo.config.tasks import ChainOptions, LettersOptions
 from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
 from mugrpo.engines.base import Request
+from mugrpo.model.policy import load_policy
 from mugrpo.model.pretrained import EMBEDDED
-from mugrpo.tasks.chain import Chain, demonstration, running_states
-from mugrpo.tasks.embedded import held_out
+from mugrpo.tasks.embedded import (
+    END,
+    LETTERS,
+    Chain,
+    EmbeddedTask,
+    Letters,
+    held_out,
+    running_states,
+)
 from tests.builders import encoded, generated
 from tests.cases import table
 
 PROBLEM = Problem("3+2-1=", "3+2-1=", "4")
+CHAIN, SORTING = Chain(ChainOptions()), Letters(LettersOptions())
 
 
-def verdict(problem: Problem, response: str) -> Score:
-    answers = [Answer(problem, response, [], FinishReason.STOP)]
-    (score,) = Chain(ChainOptions()).score(answers)
+def verdict(task: EmbeddedTask, problem: Problem, response: str) -> Score:
+    (score,) = task.score([Answer(problem, response, [], FinishReason.STOP)])
     return score
 
 
@@ -41,45 +51,6 @@ def test_running_states_by_hand(prompt, states):
 
 
 @table(
-    ("prompt", "scratchpad"),
-    [("3+2-1=", "3+2=5,5-1=4"), ("1-3=", "1-3=8"), ("9+3-3+1=", "9+3=2,2-3=9,9+1=0")],
-)
-def test_a_demonstration_by_hand(prompt, scratchpad):
-    assert demonstration(prompt) == scratchpad
-    assert demonstration(prompt, random.Random(0), wrong_steps=0.0) == scratchpad
-
-
-def steps_of(scratchpad: str) -> list[tuple[int, int, int]]:
-    """(state before, signed digit, state written) of each step."""
-    steps = re.findall(r"(\d)([+-]\d)=(\d)", scratchpad)
-    assert ",".join(f"{a}{b}={c}" for a, b, c in steps) == scratchpad
-    return [(int(a), int(b), int(c)) for a, b, c in steps]
-
-
-def test_with_all_steps_wrong_every_result_is_wrong_and_the_chain_goes_on_from_it():
-    prompt = "3+2-1+3-2+1+1+2="
-    for seed in range(50):
-        steps = steps_of(demonstration(prompt, random.Random(seed), wrong_steps=1.0))
-        assert [digit for _, digit, _ in steps] == [2, -1, 3, -2, 1, 1, 2]
-        assert steps[0][0] == 3
-        for (before, digit, written), (following, _, _) in zip(
-            steps, [*steps[1:], (steps[-1][2], 0, 0)], strict=True
-        ):
-            assert written != (before + digit) % 10 and following == written
-
-
-def test_the_share_of_wrong_steps_is_the_one_asked_for():
-    rng = random.Random(1)
-    prompt = "3+2-1+3-2+1+1+2="
-    steps = [s for _ in range(1000) for s in steps_of(demonstration(prompt, rng, 0.2))]
-    wrong = [(written - before - digit) % 10 for before, digit, written in steps]
-    share = sum(offset != 0 for offset in wrong) / len(wrong)
-    # 7000 steps: three standard deviations are 3 x sqrt(0.2 x 0.8 / 7000) = 0.0143
-    assert share == pytest.approx(0.2, abs=0.0143)
-    assert {offset for offset in wrong if offset} == set(range(1, 10))
-
-
-@table(
     ("response", "status", "reward"),
     [
         ("3+2=5,5-1=4", Status.RIGHT, 1.0),
@@ -92,16 +63,14 @@ def test_the_share_of_wrong_steps_is_the_one_asked_for():
     ],
 )
 def test_verdicts_by_hand(response, status, reward):
-    score = verdict(PROBLEM, response)
+    score = verdict(CHAIN, PROBLEM, response)
     assert (score.status, score.reward) == (status, reward)
 
 
-def test_answers_are_the_sum_modulo_ten_and_a_right_demonstration_gets_the_reward():
+def test_answers_are_the_sum_modulo_ten():
     chain = Chain(ChainOptions(terms=6, max_digit=9, train_problems=50, eval_problems=50))
     for problem in [*chain.train_problems(), *chain.eval_problems()]:
         assert problem.answer == str(eval(problem.prompt.rstrip("=")) % 10)
-        response = demonstration(problem.prompt)
-        assert verdict(problem, response).reward == 1.0
 
 
 def test_train_and_eval_problems_are_distinct_and_disjoint():
@@ -141,7 +110,49 @@ def test_terms_digits_and_count_are_as_the_options_say(terms, max_digit, count):
     assert digits == set(range(1, max_digit + 1))
     for problem in problems:
         assert re.fullmatch(rf"\d([+-]\d){{{terms - 1}}}=", problem.prompt)
-        assert len(demonstration(problem.prompt)) == 6 * (terms - 1) - 1
+
+
+@table(("minus", "signs"), [(True, set("+-")), (False, set("+"))])
+def test_terms_are_subtracted_only_if_the_option_says_so(minus: bool, signs: set[str]):
+    task = Chain(ChainOptions(minus=minus, train_problems=50))
+    prompts = "".join(problem.prompt for problem in task.train_problems())
+    assert set(re.findall(r"[+-]", prompts)) == signs
+
+
+@table(
+    ("response", "status", "reward"),
+    [
+        ("abccd", Status.RIGHT, 1.0),
+        ("abcdc", Status.WRONG, 0.0),
+        ("abcd", Status.WRONG, 0.0),
+        ("abccdd", Status.WRONG, 0.0),
+        ("abc:d", Status.NO_ANSWER, 0.0),
+        ("", Status.NO_ANSWER, 0.0),
+    ],
+)
+def test_verdicts_on_letters_by_hand(response, status, reward):
+    score = verdict(SORTING, Problem("dcabc:", "dcabc:", "abccd"), response)
+    assert (score.status, score.reward) == (status, reward)
+
+
+def test_answers_are_the_sorted_letters():
+    letters = Letters(LettersOptions(train_problems=200, eval_problems=200))
+    for problem in [*letters.train_problems(), *letters.eval_problems()]:
+        assert problem.prompt.endswith(END)
+        assert problem.answer == "".join(sorted(problem.prompt[:-1]))
+        assert verdict(SORTING, problem, problem.answer).reward == 1.0
+
+
+def test_letters_are_distinct_split_by_hash_and_of_the_lengths_asked_for():
+    letters = Letters(LettersOptions(shortest=5, longest=7, train_problems=300, eval_problems=100))
+    train, evaluation = (
+        [p.prompt for p in side] for side in (letters.train_problems(), letters.eval_problems())
+    )
+    assert len(set(train)) == 300 and len(set(evaluation)) == 100
+    assert all(map(held_out, evaluation)) and not any(map(held_out, train))
+    assert {len(p) - 1 for p in train} == {5, 6, 7}
+    assert set("".join(train)) == {*LETTERS, END}
+    assert train == [p.prompt for p in letters.train_problems()]
 
 
 # --- The shipped weights --------------------------------------------------------------------------
@@ -154,7 +165,9 @@ def test_the_embedded_model_is_right_about_27_times_in_100_at_temperature_1(embe
     completions = generated(embedded_policy, requests, batch_size=256)
     texts = [embedded_policy.tokenizer.decode(c.ids, skip_special_tokens=True) for c in completions]
     stopped = [c.finish_reason is FinishReason.STOP for c in completions]
-    scores = [verdict(p, text) for p, text in compress(zip(problems, texts, strict=True), stopped)]
+    scores = [
+        verdict(CHAIN, p, text) for p, text in compress(zip(problems, texts, strict=True), stopped)
+    ]
     accuracy = sum(score.reward for score in scores) / len(problems)
     assert len(problems) == 512
     # 0.27 as documented, within three standard deviations: 3 x sqrt(0.27 x 0.73 / 512) = 0.059
@@ -175,8 +188,18 @@ def test_the_embedded_model_is_small_and_holds_no_pickle():
     assert 400_000 <= parameters <= 800_000
 
 
-@table(("minus", "signs"), [(True, set("+-")), (False, set("+"))])
-def test_terms_are_subtracted_only_if_the_option_says_so(minus: bool, signs: set[str]):
-    task = Chain(ChainOptions(minus=minus, train_problems=50))
-    prompts = "".join(problem.prompt for problem in task.train_problems())
-    assert set(re.findall(r"[+-]", prompts)) == signs
+@pytest.mark.long
+def test_the_model_of_letters_is_right_about_a_quarter_of_the_time_at_temperature_1():
+    policy = load_policy(ModelOptions(path="letters"))
+    problems = SORTING.eval_problems()
+    requests = [Request(encoded(policy, p.prompt), i) for i, p in enumerate(problems)]
+    completions = generated(policy, requests, batch_size=256)
+    scores = [
+        verdict(SORTING, p, policy.tokenizer.decode(c.ids, skip_special_tokens=True))
+        for p, c in zip(problems, completions, strict=True)
+        if c.finish_reason is FinishReason.STOP
+    ]
+    accuracy = sum(score.reward for score in scores) / len(problems)
+    assert accuracy == pytest.approx(0.26, abs=0.06)
+    answered = [s.status in (Status.RIGHT, Status.WRONG) for s in scores]
+    assert sum(answered) / len(problems) > 0.98

@@ -13,7 +13,7 @@ from tests.waiting import soon
 
 SILENT = """
 import os, sys, time
-from mugrpo.processes.warden import guard
+from mugrpo.processes.child import guard
 guard(1000)
 null = os.open(os.devnull, os.O_WRONLY)
 os.dup2(null, 1)

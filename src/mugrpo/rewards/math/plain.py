@@ -1,13 +1,16 @@
-r"""The form in which `plain` compares values: exact numbers, lists, brackets, or text.
+r"""Equality of final answers by text and exact numbers: a second judge beside math-verify's.
 
-Two values are equal if their forms are:
+It reads an answer as `mathematics` does (`response`, `answers`), but compares values on its own,
+so that an error in one of the two shows as a disagreement. It needs no package, evaluates no
+expression (2+2 is not 4), and takes time linear in the text.
+
+Without a box, a tag or "answer is", the answer is the last number in the text, if it stands alone:
+not the 3 of 2\sqrt{3} or of x + 3. Two values are equal if their forms are:
 
 - numbers are equal as fractions: 0.5, \frac{2}{4}; 1\frac{1}{2} and 1.5; 1000 and 10^{3};
 - tuples and intervals with the same brackets are equal if their elements are, in order;
 - sets, and lists without brackets, are equal if their elements are, in any order, each as often;
   a \pm b is the list of a + b and a - b, and a union of intervals is compared as a set is.
-
-Nothing is evaluated: 2+2 is not 4, and (x+1)^{2} is not x^{2}+2x+1.
 """
 
 from __future__ import annotations
@@ -16,6 +19,12 @@ import re
 from collections import Counter
 from collections.abc import Hashable, Iterable
 from fractions import Fraction
+from functools import lru_cache
+
+from mugrpo.disk.records import Status
+from mugrpo.rewards.math.answers import Answer, last, paired, read, read_number, settled, targets
+from mugrpo.rewards.math.response import find, last_number
+from mugrpo.rewards.verdict import Verdict, verdict
 
 _DEEPEST = 4  # brackets in brackets; what is deeper is compared as text
 _LARGEST_EXPONENT = 400  # of 10, in scientific notation
@@ -139,3 +148,47 @@ def _as_text(text: str) -> str:
     if match := _SLASH.fullmatch(text):
         return rf"{match[1]}\frac{{{match[2]}}}{{{match[3]}}}"
     return text
+
+
+def plain(text: str, reference: str) -> Verdict:
+    """Judge whether the answer in the last 10,000 characters of `text` is the reference.
+
+    Raises ValueError if the reference is empty or longer than 1,000 characters.
+    """
+    expected = _targets(reference)
+    found = find(text)
+    if found is None:
+        return Verdict(Status.NO_ANSWER)
+    pieces = last(found, len(expected)) if found else []
+    written = ", ".join(pieces)
+    right = len(pieces) == len(expected) and all(map(agree, expected, map(read, pieces)))
+    if not found:
+        number = last_number(text)
+        if number is None:
+            return Verdict(Status.NO_ANSWER)
+        answer, written = read_number(*number)
+        right = len(expected) == 1 and agree(expected[0], answer)
+    return verdict(right, written.strip())
+
+
+_targets = lru_cache(maxsize=256)(targets)  # a group's responses have the same reference
+
+
+def agree(target: Answer, answer: Answer) -> bool:
+    """Return whether `answer` equals the reference `target`, evaluating nothing."""
+    right = settled(target, answer)
+    if right is None and (pairs := paired(target, answer)) is not None:
+        return bool(pairs) and all(agree(*pair) for pair in pairs)
+    return _same(target, answer) if right is None else right
+
+
+def _same(target: Answer, answer: Answer) -> bool:
+    """Return whether two values are equal. Those of 50% and of 0.5 are."""
+    ours, theirs = form(target.value), form(answer.value)
+    if target.unit == answer.unit or "%" not in (target.unit, answer.unit):
+        return ours == theirs
+    if not isinstance(ours, Fraction) or not isinstance(theirs, Fraction):
+        return False
+    if target.unit == "%":
+        return theirs in ({ours, ours / 100} if abs(theirs) >= 1 else {ours / 100})
+    return ours in ({theirs, theirs / 100} if abs(theirs) >= 1 else {theirs / 100})

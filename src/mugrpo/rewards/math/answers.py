@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from decimal import Context, Decimal
 from functools import lru_cache
 
-from mugrpo.rewards.notation import normal
-from mugrpo.rewards.response import LONGEST_ANSWER, reference_part
-from mugrpo.rewards.units import (
+from mugrpo.rewards.math.notation import normal
+from mugrpo.rewards.math.response import LONGEST_ANSWER, reference_part
+from mugrpo.rewards.math.units import (
     MULTIPLIERS,
     OTHERWISE,
     after_number,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 
-from mugrpo.rewards.notation import ascii_latex
+from mugrpo.rewards.math.notation import ascii_latex
 
 _UNITS = {
     name: unit

@@ -1,4 +1,4 @@
-"""Ranks end with the run that drives them, however it ends. Nothing heavy is imported here."""
+"""How the processes of a run start, stop and end with it. Nothing heavy is imported here."""
 
 from __future__ import annotations
 
@@ -7,8 +7,23 @@ import os
 import signal
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
+
+from mugrpo.disk.errors import Interrupted
+
+
+def passed_on(**more: str) -> dict[str, str]:
+    """Return the environment variables of a process that this one starts: its own, and `more`.
+
+    `python -m` and `-c` look for modules in the working directory first. A clone or a received run
+    that its user stands in may have a folder `mugrpo` or a `pip.py`, and the variable keeps Python,
+    and all that it starts in turn, from running it.
+    """
+    return {**os.environ, "PYTHONSAFEPATH": "1", **more}
+
 
 DRIVER = "MUGRPO_DRIVER"  # environment variable: `driver_name` of the run that started the ranks
 _PR_SET_PDEATHSIG = 1
@@ -64,3 +79,39 @@ def _end_with(driver: str) -> None:
     while began(int(pid)) == start:
         time.sleep(0.1)
     os._exit(1)
+
+
+_SECOND_SIGNAL_STATUS = 130  # what a shell reports for a process ended by Ctrl-C
+
+
+class StopFlag:
+    """A flag that a signal sets and the run checks between units of work."""
+
+    def __init__(self) -> None:
+        self.signal_name: str | None = None
+
+    def check(self) -> None:
+        """Raise Interrupted if a signal has asked the run to stop."""
+        if self.signal_name:
+            raise Interrupted(f"stopped by {self.signal_name}")
+
+
+@contextmanager
+def stop_on_signals(*, patient: bool = False) -> Iterator[StopFlag]:
+    """Within the block, a first SIGTERM or SIGINT sets the flag and a second one exits at once.
+
+    If `patient`, a second signal does nothing: a rank may get the same signal from several senders.
+    """
+    flag = StopFlag()
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        if flag.signal_name and not patient:
+            os._exit(_SECOND_SIGNAL_STATUS)
+        flag.signal_name = signal.Signals(number).name
+
+    previous = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield flag
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections import deque
 
-from mugrpo.rewards.units import OTHERWISE, TELLING, after_number, words_of
+from mugrpo.rewards.math.units import OTHERWISE, TELLING, after_number, words_of
 
 LONGEST_TEXT = 10_000  # characters at the end of a response that are read
 _LONGEST_LINE = 60  # characters of a last line that is nothing but the answer

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from mugrpo.disk.errors import UsageError
-from mugrpo.processes.driver import DRIVER, began, driver_name, let_segments_grow
+from mugrpo.processes.lifetime import DRIVER, began, driver_name, let_segments_grow
 from mugrpo.processes.ranks import joined
 from tests.waiting import alive, soon
 
 RANK = """
 import time
-from mugrpo.processes.driver import end_with_driver
+from mugrpo.processes.lifetime import end_with_driver
 end_with_driver()
 print("ready", flush=True)
 time.sleep(600)

@@ -1,0 +1,497 @@
+"""Equality of mathematical answers: math-verify, with rules around it.
+
+An answer is read and taken apart as docs/verification.md says (`response`, `answers`). What text,
+units and words do not settle, math-verify compares. Strict mode rejects its match (`_loose`) if
+
+- a side of a chain of equalities has another value: x=7=12 for 12, or 2x=12 (x is 6);
+- a set stands for a tuple or an interval, or vice versa: {1,2} for (1,2);
+- two numbers agree only because both are small: 0.0000002 for 0.0000001;
+- two words have the same letters: act for cat;
+- numbers stand side by side (1 2, read as 1 + 2), or have another base (12_9 for 12_8);
+- two equations match only because neither has a solution.
+
+If a reference has several boxes apart from each other, all of them are required, in their order.
+Numbers too large to compute (`_huge`) equal only those written the same way. A verdict depends
+on nothing but text and reference: sympy's random numbers begin anew at each call.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import sys
+from dataclasses import dataclass, replace
+from functools import lru_cache, reduce
+from typing import Any
+
+import sympy
+from latex2sympy2_extended import NormalizationConfig
+from math_verify import LatexExtractionConfig, grader, parse, parser, verify
+from sympy.core.function import AppliedUndef
+from sympy.core.random import seed
+from sympy.functions.combinatorial.factorials import CombinatorialFunction
+
+from mugrpo.disk.records import Status
+from mugrpo.rewards.math.answers import (
+    Answer,
+    last,
+    paired,
+    read,
+    read_number,
+    settled,
+    sides,
+    targets,
+)
+from mugrpo.rewards.math.notation import ascii_latex
+from mugrpo.rewards.math.plain import exact_number
+from mugrpo.rewards.math.response import answer_part, denied, find, reference_part
+from mugrpo.rewards.math.units import TELLING
+from mugrpo.rewards.verdict import Verdict, verdict
+
+_MOST_BITS = 1_000_000.0  # computing and comparing numbers of this size takes milliseconds
+
+
+def _huge(value: Any) -> bool:
+    """Return whether numbers arise that are too large to compute, if `value` is evaluated."""
+    return _bits(value) > _MOST_BITS
+
+
+def _bits(value: Any) -> float:
+    """Return an upper bound for the bits of the numbers that arise in evaluating `value`.
+
+    Symbols and anything that is not an expression count as 1.
+    """
+    if isinstance(value, sympy.MatrixBase):
+        return max((_bits(entry) for entry in value.flat()), default=1.0)
+    match value:
+        case sympy.Rational():
+            return float(max(int(value.p).bit_length(), int(value.q).bit_length()))
+        case sympy.Float() if value:
+            _, _, exponent, bits = value._mpf_
+            return max(1.0, float(abs(int(exponent) + int(bits))))
+    if not isinstance(value, sympy.Basic) or not value.args:
+        return 1.0
+    parts = [_bits(part) for part in value.args]
+    if isinstance(value, sympy.Pow) and not value.exp.free_symbols:
+        return max(*parts, parts[0] * _size(value.exp, parts[1]))
+    if isinstance(value, CombinatorialFunction) and not value.free_symbols:
+        return max(*parts, 0.0, parts[0] * _size(value.args[-1], parts[-1]))
+    return math.fsum(parts)
+
+
+def _size(value: Any, bits: float) -> float:
+    """Return an upper bound for the absolute value of an expression whose numbers have `bits`."""
+    if isinstance(value, sympy.Number) and value.is_finite:
+        return float(min(abs(value), 2**64))
+    return math.exp2(min(bits, 64.0))
+
+
+def _ordinary() -> tuple[type[Exception], ...]:
+    """Return all exception types except MemoryError, RecursionError and RuntimeError itself."""
+    direct = [c for c in Exception.__subclasses__() if c not in (MemoryError, RuntimeError)]
+    return (*direct, *(c for c in RuntimeError.__subclasses__() if c is not RecursionError))
+
+
+# math-verify treats any exception as "not equal". It looks up `Exception` in its modules, so this
+# replacement stops it from catching what says nothing about the answer: out of memory or stack.
+_module: Any
+for _module in (grader, parser, sys.modules[parser.latex2sympy.__module__]):
+    _module.Exception = _ordinary()
+logging.getLogger("math_verify").setLevel(logging.ERROR)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Mathematics as math-verify reads it: its values, and the text that it read."""
+
+    values: list[Any]
+    text: str
+
+    @property
+    def value(self) -> Any:
+        return self.values[0]
+
+
+# Units, words and looks are gone before math-verify reads: its own way drops any word of a list.
+_CONFIG = LatexExtractionConfig(
+    boxed_match_priority=0,
+    normalization_config=NormalizationConfig(malformed_operators=True, nits=True, boxed="last"),
+)
+
+
+@lru_cache(maxsize=512)
+def _read_whole(mathematics: str) -> Reading | None:
+    """Return the reading of mathematics in the one notation as a whole.
+
+    Return None if it makes no sense as a whole, rather than pick a number out of it.
+    """
+    if not mathematics.strip():
+        return None
+    if mathematics.count(r"\pm") == 1 and not re.search(r"[,;]|\\\{", mathematics):
+        mathematics = ",".join(mathematics.replace(r"\pm", sign) for sign in "+-")
+    boxed = rf"\boxed{{{_round_brackets(mathematics)}}}"
+    values = parse(boxed, [_CONFIG], extraction_mode="first_match", parsing_timeout=None)
+    return Reading(values, mathematics) if values else None
+
+
+def _read_text(text: str) -> Reading | None:
+    """Return what math-verify alone finds in a text, or None if it finds nothing."""
+    values = parse(text, parsing_timeout=None)
+    return Reading(values, str(values[-1]).strip()) if values else None
+
+
+def _read_prose(text: str) -> Reading | None:
+    """Return what math-verify finds in a text whose formulas are marked for it."""
+    reading = _read_text(_formulas(text))
+    if reading is None or (percent := grader.get_pct_val(reading.value)) is None:
+        return reading
+    return replace(reading, values=[100 * percent])
+
+
+# A formula in a text without LaTeX: what stands between blanks or around operators, but no words.
+_SIGNS = r"-+*/=<>\u2264\u2265\u2212\u00d7\u00b7\u00b1"
+_PIECE = rf"(?![A-Za-z]{{2,}}\b(?!\())[^\s${_SIGNS}]+"
+_FORMULA = re.compile(rf"(?<!\S)[{_SIGNS}]?{_PIECE}(?:\s*[{_SIGNS}]+\s*{_PIECE})*")
+_DASH = re.compile(r"((?:^|[^\d)\s])\s*)[\u2010-\u2014](?=\.?\d)")  # not that of a range, as in 3-5
+_MINUS_APART = re.compile(r"(\bis|[:=])\s*-\s+(?=[\d.])")
+_SCIENTIFIC = re.compile(r"(?<![\w.\\])([-+]?\d+(?:\.\d+)?)[eE]([-+]?\d+)(?!\w)")
+_NUMBER = r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)(?:/\d+)?"
+_PLAIN_INTERVAL = re.compile(rf"[(\[]\s*{_NUMBER}\s*,\s*{_NUMBER}\s*[)\]](?!\w)")
+_CURRENCY = re.compile("[\u20ac\u00a3\u00a5\u20b9](?=[0-9])")
+_UNIT_POWER = re.compile("(?<=[\\da-z])( ?)([kcm]?m|ft|in|yd)[\u00b2\u00b3]")
+
+
+def _formulas(text: str) -> str:
+    """Return a text as math-verify reads it best.
+
+    In a text without LaTeX, formulas with characters of their own, and intervals, get dollar signs.
+    """
+    text = text.replace(r"\$", "")
+    if any(mark in text for mark in ("$", r"\(", r"\[")):
+        text = ascii_latex(text)
+        return _SCIENTIFIC.sub(r"\1 \\cdot 10^{\2}", _MINUS_APART.sub(r"\1 -", text))
+    text = _UNIT_POWER.sub(r" \2", _CURRENCY.sub("", text))
+    text = _PLAIN_INTERVAL.sub(lambda match: f"${match[0]}$", _DASH.sub(r"\1-", text))
+    text = re.sub("[\u2010-\u2014]", " ", text)
+    text = "".join(
+        part if part.startswith("$") else _FORMULA.sub(_marked, part)
+        for part in re.split(r"(\$[^$]*\$)", text)
+    )
+    text = _SCIENTIFIC.sub(r"$\1 \\cdot 10^{\2}$", ascii_latex(text))
+    return _MINUS_APART.sub(r"\1 -", text)
+
+
+def _marked(formula: re.Match[str]) -> str:
+    body = formula[0].rstrip(".,;:!?")
+    if body.isascii() or not re.search(r"[\d\u221a\u00bc-\u00be\u2150-\u215e]", body):
+        return formula[0]
+    return f"${body}${formula[0][len(body) :]}"
+
+
+_REVERSED = re.compile(r"([\[\]])([^\[\]]*,[^\[\]]*)([\[\]])")
+
+
+def _round_brackets(mathematics: str) -> str:
+    """Return the interval ]1,2[ as (1,2), and anything else unchanged."""
+    match = _REVERSED.fullmatch(mathematics)
+    if match is None or match[1] + match[3] == "[]":
+        return mathematics
+    return f"{'[' if match[1] == '[' else '('}{match[2]}{']' if match[3] == ']' else ')'}"
+
+
+def _equal(target: list[Any], answer: list[Any]) -> bool:
+    """Return whether math-verify finds values equal. Huge ones are compared as written."""
+    if _huge(target[0]) or _huge(answer[0]):
+        return bool(target[0] == answer[0])
+    return bool(verify(target, answer, timeout_seconds=None))
+
+
+def _solutions(value: Any) -> Any:
+    """Return the set of real numbers that a value describes, or None if it is none.
+
+    Intervals, their unions and differences are sets; inequalities such as 1 < x <= 2 and |x| < 1
+    are solved for a name already, and a list of them, as in "x < 1 or x > 2", is their union.
+    """
+    if isinstance(value, sympy.Interval | sympy.Union | sympy.Complement):
+        if value.free_symbols:
+            return None
+        exact = {number: sympy.Rational(str(number)) for number in value.atoms(sympy.Float)}
+        return value.xreplace(exact).doit()
+    if isinstance(value, sympy.FiniteSet | sympy.And) and value.args:
+        sets = [_solutions(part) for part in value.args]
+        if None in sets or len(value.free_symbols) > 1:
+            return None
+        join = sympy.Union if isinstance(value, sympy.FiniteSet) else sympy.Intersection
+        return reduce(join, sets)
+    if not grader.is_relation(value) or grader.is_equation(value) or _huge(value):
+        return None
+    name, bound = sorted((value.lhs, value.rhs), key=lambda side: side.is_number)
+    if not bound.is_number or not (name.is_Symbol or _distance(name)):
+        return None
+    real = sympy.Dummy(real=True)
+    return value.subs(next(iter(name.free_symbols)), real).as_set()
+
+
+def _distance(value: Any) -> bool:
+    """Return whether a value is |x| or |x - 3|."""
+    return (
+        isinstance(value, sympy.Abs)
+        and len(value.free_symbols) == 1
+        and value.args[0].is_polynomial()
+        and sympy.degree(value.args[0]) == 1
+    )
+
+
+_FAR = 1e-3  # relative difference above which two numbers differ, however small both are
+_SIDE_BY_SIDE = re.compile(r"\d \d")
+_BASE = re.compile(r"\d_\{(\d+)\}")
+_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
+
+
+def _loose(target: Reading, reading: Reading) -> bool:
+    """Return whether strict mode rejects this match of math-verify."""
+    if _SIDE_BY_SIDE.search(reading.text) and not _SIDE_BY_SIDE.search(target.text):
+        return True
+    bases, allowed = (set(_BASE.findall(one.text)) for one in (reading, target))
+    if not bases <= (allowed or {"10"}) or _anagram(target.text, reading.text):
+        return True
+    if (r"\equiv" in target.text) != (r"\equiv" in reading.text):
+        return True
+    gold, answer = target.value, reading.value
+    if any(isinstance(value, sympy.MatrixBase | sympy.MatrixExpr) for value in (gold, answer)):
+        return False
+    if isinstance(gold, str) or isinstance(answer, str) or _huge(answer):
+        return False
+    if _compares(answer) and not _compares(gold) and not isinstance(gold, sympy.Set):
+        return True
+    if not _consistent(gold, answer, sides(reading.text)):
+        return True
+    zeros = [_zero(gold), _zero(answer)]
+    if None not in zeros:
+        same = _equal(zeros[:1], zeros[1:]) or _equal(zeros[:1], [-zeros[1]])
+        return not same and not sympy.solve(gold, gold.free_symbols)
+    if _compares(gold):
+        return False
+    gold, answer = _bare(gold), _bare(answer)
+    return _shape(gold) != _shape(answer) or _far(gold, answer)
+
+
+def _anagram(target: str, answer: str) -> bool:
+    """Return whether a word of `target` has only its letters in `answer`: act for cat."""
+    ours, theirs = (set(map(str.casefold, _WORD.findall(text))) for text in (target, answer))
+    mine, other = ({"".join(sorted(w)) for w in some} for some in (ours - theirs, theirs - ours))
+    return bool(mine & other)
+
+
+def _compares(value: Any) -> bool:
+    return bool(grader.is_relation(value)) and not grader.is_equation(value)
+
+
+def _consistent(gold: Any, answer: Any, chain: list[str]) -> bool:
+    """Return whether all sides of a chain of equalities have the value of the last one.
+
+    A name on the left may stand for any value.
+    """
+    if isinstance(answer, sympy.FiniteSet):
+        relations = [entry for entry in answer.args if grader.is_relation(entry)]
+        named = [entry.lhs for entry in relations if grader.is_assignment_relation(entry)]
+        one_name = len({str(name).partition("_")[0] for name in named}) == 1  # x_1 and x_2 are x
+        if isinstance(gold, sympy.FiniteSet) and any(map(grader.is_relation, gold.args)):
+            return True
+        return not relations or (one_name and len(named) == len(relations))
+    if len(chain) == 1:
+        return True
+    first, *middle, last = (_read_whole(side) for side in chain)
+    if first is None or last is None or None in middle:
+        return False
+    if not all(_equal(last.values, side.values) for side in middle if side is not None):
+        return False
+    return grader.is_equation(gold) or _name(first) or _equal(last.values, first.values)
+
+
+def _name(reading: Reading) -> bool:
+    """Return whether `reading` can stand for an unknown: x, a+b, f(2), |AB|, but not 2x."""
+    if reading.text.replace(" ", "").isalpha():
+        return True
+    if isinstance(reading.value, str):
+        return not any(map(str.isdigit, reading.text))
+    value = reading.value
+    if isinstance(value, sympy.Interval):  # math-verify reads (x, y) as one
+        value = sympy.Tuple(value.start, value.end)
+    if isinstance(value, sympy.Basic):
+        value = value.replace(lambda part: isinstance(part, AppliedUndef), lambda _: sympy.Dummy())
+        value = value.xreplace({sympy.E: sympy.Dummy()})
+    return bool(grader.is_expr_of_only_symbols(value))
+
+
+def _zero(value: Any) -> Any:
+    """Return lhs - rhs of an equation between expressions, or None if `value` is not one."""
+    if isinstance(value, sympy.Eq) and all(isinstance(side, sympy.Expr) for side in value.args):
+        return value.lhs - value.rhs
+    return None
+
+
+def _bare(value: Any) -> Any:
+    """Return the right side of an equation, and anything else unchanged."""
+    return grader.take_last_relation(value).rhs if grader.is_equation(value) else value
+
+
+def _shape(value: Any) -> tuple[int, int]:
+    """Return the number of sets of several elements, and of tuples and intervals, in `value`."""
+    if not isinstance(value, sympy.Basic):
+        return 0, 0
+    parts = list(sympy.preorder_traversal(value))
+    sets = [part for part in parts if isinstance(part, sympy.FiniteSet) and len(part) > 1]
+    return len(sets), sum(isinstance(part, sympy.Tuple | sympy.Interval) for part in parts)
+
+
+def _far(gold: Any, answer: Any) -> bool:
+    """Return whether two matching numbers are far apart for their size. Percentages never are."""
+    if isinstance(gold, sympy.Interval) and isinstance(answer, sympy.Interval):
+        return _far(gold.start, answer.start) or _far(gold.end, answer.end)
+    for value in (gold, answer):
+        if not getattr(value, "is_number", False) or value.has(sympy.UnevaluatedExpr):
+            return False
+    # As sympy's floats, whose exponents have no limit: 10^-400 is no 0.0
+    difference, size = (sympy.N(abs(value)) for value in (answer - gold, gold))
+    return bool(difference > _FAR * size)
+
+
+_RELATION = re.compile(r"[<>]|\\(?:[lg]e|ne)(?![a-z])")
+LONGEST_PROSE = 4000  # characters at the end of a text without a box that math-verify reads
+
+
+class Mathematics:
+    """The verifier that compares the answer in a text with the reference.
+
+    Calling it raises ValueError if the reference is empty, or math-verify alone cannot read it.
+    """
+
+    def __init__(self, *, strict: bool) -> None:
+        self._strict = strict
+        self._targets = lru_cache(maxsize=256)(targets)
+        self(r"$\frac{1}{2}$", "0.5")  # loads now what math-verify would load at its first use
+
+    def __call__(self, text: str, reference: str) -> Verdict:
+        seed(0)
+        if not self._strict:
+            return _by_math_verify(text, reference)
+        expected = self._targets(reference)
+        found = find(text)
+        if found is None:
+            return Verdict(Status.NO_ANSWER)
+        if not found:
+            return _in_prose(text, expected)
+        pieces = last(found, len(expected))
+        answers = list(map(read, pieces))
+        right = len(answers) == len(expected) and all(map(_agree, expected, answers))
+        return verdict(right, ", ".join(pieces).strip())
+
+
+def _by_math_verify(text: str, reference: str) -> Verdict:
+    groups = reference_part(reference)
+    target = _read_text(rf"\boxed{{{groups[-1][0]}}}") if groups else None
+    if target is None:
+        raise ValueError(f"math-verify cannot read the reference answer {reference!r}")
+    answer = _read_text(answer_part(text)[-LONGEST_PROSE:])
+    if answer is None:
+        return Verdict(Status.NO_ANSWER)
+    return verdict(_equal(target.values, answer.values), answer.text.strip())
+
+
+def _in_prose(text: str, expected: list[Answer]) -> Verdict:
+    """Judge what math-verify finds in a text that does not say what its answer is."""
+    text = answer_part(text)[-LONGEST_PROSE:]
+    reading = _read_prose(text)
+    if reading is None:
+        return Verdict(Status.NO_ANSWER)
+    before, _, tail = text.rpartition(reading.text)
+    if denied(before):
+        return verdict(False, reading.text.strip())
+    answer, written = read_number(reading.text, tail if before or tail != text else "")
+    if answer.core != read(reading.text).core:  # a number word multiplies it
+        reading = _read_whole(answer.core) or reading
+    answer = replace(answer, words=answer.words & TELLING)
+    right = len(expected) == 1 and _agree(expected[0], answer, reading)
+    return verdict(right, written.strip())
+
+
+def _agree(target: Answer, answer: Answer, reading: Reading | None = None) -> bool:
+    """Return whether an answer equals its reference by all rules."""
+    right = settled(target, answer)
+    if right is not None:
+        return right
+    if (pairs := paired(target, answer)) is not None:
+        return bool(pairs) and all(_agree(*pair) for pair in pairs)
+    if (alike := _same_solutions(target.core, answer.core)) is not None:
+        return alike
+    ratios = [one.core.rpartition("=")[2].split(":") for one in (target, answer)]
+    if max(map(len, ratios)) > 2:
+        return _in_proportion(*ratios)
+    ours, theirs = _read_whole(target.core), reading or _read_whole(answer.core)
+    if ours is None or theirs is None:
+        return False
+    if target.unit == answer.unit or "%" not in (target.unit, answer.unit):
+        number = exact_number(target.value)  # math-verify rounds: 602 10^21 and 6.02 10^23
+        return (number is not None and number == exact_number(answer.value)) or _same(ours, theirs)
+    parts = [_in_parts_of_1(r, a.unit) for r, a in ((ours, target), (theirs, answer))]
+    return _same(*parts) or (_at_least_1(theirs.value) and _same(ours, theirs))
+
+
+def _same_solutions(target: str, answer: str) -> bool | None:
+    """Return whether two sets of real numbers are the same, or None if one of them is none."""
+    ours, theirs = _solution_set(target), _solution_set(answer)
+    if ours is None or theirs is None:
+        return None
+    if ours == theirs:
+        return True
+    if not (isinstance(ours, sympy.Interval) and isinstance(theirs, sympy.Interval)):
+        return False
+    return _same(Reading([ours], target), Reading([theirs], answer))
+
+
+def _solution_set(core: str) -> Any:
+    r"""Return the set that an interval or inequalities describe, or None.
+
+    \vee is "or", \wedge "and". A comma is "and" if some number fulfills both: x>0,x\ne1.
+    """
+    pieces = re.split(r"\\vee ?|\\wedge ?|,", core) if _RELATION.search(core) else [core]
+    readings = [_read_whole(piece) for piece in pieces]
+    names = {name for r in readings if r for name in getattr(r.value, "free_symbols", ())}
+    sets = [_solutions(reading.value) if reading else None for reading in readings]
+    if None in sets or len(names) > 1:
+        return None
+    if r"\vee" in core:
+        return None if r"\wedge" in core or "," in core else sympy.Union(*sets)
+    common = sympy.Intersection(*sets)
+    if r"\wedge" in core or common is not sympy.S.EmptySet:
+        return common
+    return sympy.Union(*sets)
+
+
+def _in_proportion(target: list[str], answer: list[str]) -> bool:
+    """Return whether two ratios of several numbers are the same: 1:2:3 and 2:4:6."""
+    ours, theirs = ([_read_whole(part) for part in ratio] for ratio in (target, answer))
+    if len(ours) != len(theirs) or None in ours or None in theirs:
+        return False
+    values = [(a.value, b.value) for a, b in zip(ours, theirs, strict=True) if a and b]
+    if any(isinstance(value, str) for pair in values for value in pair):
+        return False
+    first, second = values[0]
+    return all(_equal([a * second], [b * first]) for a, b in values)
+
+
+def _same(target: Reading, answer: Reading) -> bool:
+    return _equal(target.values, answer.values) and not _loose(target, answer)
+
+
+def _in_parts_of_1(reading: Reading, unit: str) -> Reading:
+    if unit != "%" or not isinstance(reading.value, sympy.Expr):
+        return reading
+    return replace(reading, values=[reading.value / 100])
+
+
+def _at_least_1(value: Any) -> bool:
+    """Return whether a number without a percent sign may be one in percent: 50, but not 0.5."""
+    return isinstance(value, sympy.Number) and bool(abs(value) >= 1)
