@@ -16,7 +16,7 @@ from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.disk import in_memory, metrics
 from mugrpo.disk.in_memory import memory_folder
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.engines import host
+from mugrpo.engines import process
 from mugrpo.model import policy as policies
 from mugrpo.model.policy import load_policy
 from mugrpo.optimize.trainer import Trainer
@@ -83,9 +83,9 @@ worker.main()
 def forgetful(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Engine processes keep the first weights that they got."""
     worker = tmp_path / "forgetful.py"
-    source = str(Path(host.__file__).parents[2])
+    source = str(Path(process.__file__).parents[2])
     worker.write_text(FORGETFUL.replace("SOURCE", repr(source)))
-    monkeypatch.setattr(host, "_WORKER", worker)
+    monkeypatch.setattr(process, "_WORKER", worker)
 
 
 @pytest.mark.long

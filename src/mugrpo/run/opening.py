@@ -22,9 +22,9 @@ from mugrpo.model.loading import load_tokenizer, load_vocabulary, model_sizes
 from mugrpo.processes.lifetime import StopFlag
 from mugrpo.processes.logs import limited_logs
 from mugrpo.processes.ranks import ALONE, Ranks
-from mugrpo.rollouts.accuracy import contradicted
 from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.schedule import schedule_of
+from mugrpo.rollouts.statistics import contradicted
 from mugrpo.run.opened import OpenRun
 from mugrpo.run.progress import Progress
 from mugrpo.run.provenance import (

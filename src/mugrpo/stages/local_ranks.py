@@ -19,7 +19,7 @@ import torch
 from mugrpo.config.distributed import DistributedOptions
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
-from mugrpo.engines.devices import visible_gpus
+from mugrpo.engines.process import visible_gpus
 from mugrpo.processes.lifetime import DRIVER, driver_name, passed_on
 from mugrpo.processes.ranks import said_by_ranks, within_a_machine
 
