@@ -11,7 +11,7 @@ import pytest
 from mugrpo.config import cores
 from mugrpo.config.base import WorkerOptions
 from mugrpo.config.environment import EnvironmentOptions
-from mugrpo.engines.devices import exclusive_part
+from mugrpo.engines.process import exclusive_part
 from mugrpo.tools import doctor
 from tests.cases import table
 
@@ -22,7 +22,7 @@ def test_without_affinity_as_on_macos_all_cores_count(monkeypatch: pytest.Monkey
     assert cores.cores() == [0, 1, 2, 3, 4, 5]
     assert (WorkerOptions().processes, EnvironmentOptions().processes) == (6, 6)
     assert doctor._cpu()[0].startswith("6 cores")
-    monkeypatch.setattr("mugrpo.engines.devices.visible_gpus", lambda: [])
+    monkeypatch.setattr("mugrpo.engines.process.visible_gpus", lambda: [])
     assert exclusive_part(1, 2, 1, 0) == {"VLLM_CPU_OMP_THREADS_BIND": "3,4,5"}
 
 

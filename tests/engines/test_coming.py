@@ -14,8 +14,7 @@ from mugrpo.disk.records import FinishReason
 from mugrpo.engines.base import Completion, More, Request
 from mugrpo.engines.continuous import ContinuousEngine
 from mugrpo.engines.hf import HFEngine
-from mugrpo.engines.host import Host
-from mugrpo.engines.process import RemoteEngine
+from mugrpo.engines.process import Host, RemoteEngine
 from mugrpo.model.policy import Policy
 from mugrpo.processes.messages import from_json
 from tests.builders import PROMPTS, encoded, tiny_policy

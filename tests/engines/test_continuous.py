@@ -14,10 +14,9 @@ from mugrpo.config.engines import ContinuousOptions, HFOptions
 from mugrpo.config.run import ModelOptions
 from mugrpo.engines import continuous, make_engine
 from mugrpo.engines.base import Request
-from mugrpo.engines.cache import BLOCK, SlotCache
+from mugrpo.engines.cache import BLOCK, SlotCache, reordered
 from mugrpo.engines.continuous import ContinuousEngine
 from mugrpo.engines.hf import HFEngine
-from mugrpo.engines.reordered import reordered
 from mugrpo.model.policy import Policy, load_policy
 from tests.builders import PROMPTS, chain_tokenizer, encoded, generated, plain_logprobs, tiny_policy
 from tests.cases import cross, table

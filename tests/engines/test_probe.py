@@ -8,7 +8,7 @@ import pytest
 
 from mugrpo.config.run import ModelOptions
 from mugrpo.engines.cache import SlotCache
-from mugrpo.engines.probe import unfit
+from mugrpo.engines.continuous import unfit
 from mugrpo.model.policy import Policy, load_policy
 from tests.builders import TINY_FORMS, tiny_policy
 from tests.cases import table

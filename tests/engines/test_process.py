@@ -18,7 +18,7 @@ import torch
 from mugrpo.config.engines import ContinuousOptions, VLLMOptions
 from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.disk.errors import Interrupted, RunStopped, UsageError
-from mugrpo.engines import host, make_engines
+from mugrpo.engines import make_engines, process
 from mugrpo.engines.base import Completion, Request
 from mugrpo.engines.continuous import ContinuousEngine
 from mugrpo.engines.process import RemoteEngine
@@ -287,9 +287,9 @@ while True:
 def lie(monkeypatch: pytest.MonkeyPatch, folder: Path, said: str) -> None:
     """Make the engines' processes answer every task with `said`, a Python expression."""
     worker = folder / "worker.py"
-    package = str(Path(host.__file__).parents[1])
+    package = str(Path(process.__file__).parents[1])
     worker.write_text(LIAR.replace("PACKAGE", repr(package)).replace("ANSWER", said))
-    monkeypatch.setattr(host, "_WORKER", worker)
+    monkeypatch.setattr(process, "_WORKER", worker)
 
 
 def answer(ids: str = "[2, 1]", logprobs: str = "[-0.5, -0.5]", reason: str = "stop") -> str:
@@ -383,9 +383,9 @@ def test_an_engine_that_slept_loads_the_weights_again(
 ):
     """What the process answers is how often it was asked to sleep and to load."""
     worker = tmp_path / "worker.py"
-    package = str(Path(host.__file__).parents[1])
+    package = str(Path(process.__file__).parents[1])
     worker.write_text(SLEEPER.replace("PACKAGE", repr(package)).replace("SLEEPS", str(sleeps)))
-    monkeypatch.setattr(host, "_WORKER", worker)
+    monkeypatch.setattr(process, "_WORKER", worker)
     remote = Remote(embedded_policy, tmp_path)
     remote.engine._host = replace(remote.engine._host, rest="sleep")
     parts = remote.engine.refresh(0, lambda: CHAIN)

@@ -12,8 +12,7 @@ from mugrpo.disk.records import FinishReason, Problem
 from mugrpo.disk.shards import ShardSet, read_rollouts, write_rollouts
 from mugrpo.engines.base import Completion, Decoded, Request
 from mugrpo.pipeline import weights_of
-from mugrpo.rollouts.lengths import ExpectedLengths
-from mugrpo.rollouts.sampler import Sampler
+from mugrpo.rollouts.sampler import ExpectedLengths, Sampler
 from mugrpo.run.opening import open_run
 from mugrpo.run.progress import Progress
 from mugrpo.stages.sampling import Sampling

@@ -16,7 +16,7 @@ from trl import GRPOTrainer
 from mugrpo.config.run import PromptOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import FinishReason, Problem
-from mugrpo.engines.base import Completion
+from mugrpo.engines.base import Completion, Request
 from mugrpo.environments.base import Reply
 from mugrpo.rollouts.messages import BadCallError, MessageEncoder
 from mugrpo.rollouts.prompts import PromptEncoder
@@ -198,7 +198,7 @@ def test_tools_are_called_over_turns_and_a_bad_call_costs_only_its_turn(prompts)
 
     games = Games(answer, tools=[TOOL])
     turns = Turns(Dialogue(games, MessageEncoder(prompts), 8), max_new_tokens=999, exact=True)
-    turns.begin(0, ASKED, 7)
+    turns.begin(0, ASKED, Request(np.zeros(0, np.int32), 7))
     for index, text in enumerate(said):
         (request,) = turns.requests()
         ids = np.append(encoded(prompts, text), eos).astype(np.int32)

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mugrpo.config.stages import ScheduleOptions
-from mugrpo.rollouts.mixing import Source, interleaved
-from mugrpo.rollouts.schedule import Schedule
+from mugrpo.rollouts.schedule import Schedule, Source, interleaved
 from tests.cases import table
 
 

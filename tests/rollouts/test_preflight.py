@@ -13,8 +13,7 @@ from tokenizers.processors import TemplateProcessing
 from mugrpo.config.run import PromptOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Message, Problem
-from mugrpo.rollouts.preflight import notices
-from mugrpo.rollouts.prompts import PromptEncoder
+from mugrpo.rollouts.prompts import PromptEncoder, notices
 from tests.builders import chain_tokenizer
 from tests.cases import table
 

@@ -18,10 +18,9 @@ from mugrpo.engines.continuous import ContinuousEngine
 from mugrpo.engines.hf import HFEngine
 from mugrpo.environments.base import Reply
 from mugrpo.model.policy import Policy
-from mugrpo.rollouts.conversing import make_sampler
 from mugrpo.rollouts.messages import MessageEncoder
 from mugrpo.rollouts.prompts import PromptEncoder
-from mugrpo.rollouts.sampler import Piece
+from mugrpo.rollouts.sampler import Piece, Sampler
 from mugrpo.rollouts.schedule import turn_seed
 from mugrpo.rollouts.score import response_text
 from mugrpo.rollouts.side_by_side import sampled_shards
@@ -53,10 +52,10 @@ def sampler_of(
 ):
     encode = PromptEncoder(policy.tokenizer, policy.vocab_size, PromptOptions(), limit)
     engine = engine or ContinuousEngine(policy, ContinuousOptions(slots=6))
-    return make_sampler(
+    return Sampler(
         engine,
         encode,
-        Dialogue(games, MessageEncoder(encode), max_turns),
+        dialogue=Dialogue(games, MessageEncoder(encode), max_turns),
         seed=7,
         stage="0",
         group_size=3,

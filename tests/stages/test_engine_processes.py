@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.disk import metrics
 from mugrpo.disk.run_dir import RunDir, memory_folder
-from mugrpo.engines import host
+from mugrpo.engines import process
 from mugrpo.model import policy as policies
 from mugrpo.model.policy import load_policy
 from mugrpo.optimize.trainer import Trainer
@@ -82,9 +82,9 @@ worker.main()
 def forgetful(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Engine processes keep the first weights that they got."""
     worker = tmp_path / "forgetful.py"
-    source = str(Path(host.__file__).parents[2])
+    source = str(Path(process.__file__).parents[2])
     worker.write_text(FORGETFUL.replace("SOURCE", repr(source)))
-    monkeypatch.setattr(host, "_WORKER", worker)
+    monkeypatch.setattr(process, "_WORKER", worker)
 
 
 @pytest.mark.long

@@ -19,12 +19,9 @@ from mugrpo.config.engines import (
 )
 from mugrpo.config.run import RunConfig
 from mugrpo.engines.base import Engine
-from mugrpo.engines.continuous import ContinuousEngine
-from mugrpo.engines.devices import exclusive_part, own_part
+from mugrpo.engines.continuous import ContinuousEngine, unfit
 from mugrpo.engines.hf import HFEngine
-from mugrpo.engines.host import Host, Started
-from mugrpo.engines.probe import unfit
-from mugrpo.engines.process import RemoteEngine
+from mugrpo.engines.process import Host, RemoteEngine, Started, exclusive_part, own_part
 from mugrpo.engines.server import ServerEngine
 from mugrpo.engines.vllm import adapters_of, require_vllm, vllm_host
 from mugrpo.model.loading import Vocabulary

@@ -1,24 +1,90 @@
-"""An engine in its own process: the run sends it requests, and restarts it if it dies.
-
-The process runs `worker.py`, possibly under an interpreter with a different environment. Its
-answers are validated before use.
-"""
+"""How an engine process is started, and what its engine can do."""
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
 import numpy as np
+import torch
 
+from mugrpo.config.cores import cores
 from mugrpo.config.engines import EngineOptions
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.engines.base import WAIT, Completion, Decoded, More, Request, checked
-from mugrpo.engines.host import Host, Started
 from mugrpo.processes.messages import to_json
-from mugrpo.processes.peer import TICK, PeerLost, raise_failure
+from mugrpo.processes.peer import TICK, Peer, PeerLost, raise_failure
+
+_WORKER = Path(__file__).with_name("worker.py")
+
+
+@dataclass(frozen=True)
+class Host:
+    """How to start an engine process, its first message, and what it can do."""
+
+    python: str | None  # the interpreter; None for this one
+    setup: dict[str, Any]  # the first message: backend and its options, as JSON values
+    environment: dict[str, str]  # added to the environment of the process that starts it
+    log: Path
+    vocab_size: int  # of the policy
+    rest: Literal["sleep", "stay", "end"]  # what it does between generations
+    exact: bool  # whether the same batch of requests gives bit-identical completions
+    silence: float  # seconds without a message after which it counts as lost
+    slots: int | None = None  # of an engine that takes requests while it works on others
+    gpus: int = 1  # GPUs that it uses, if there are any
+
+    def start(self) -> Peer:
+        """Start the process on this machine and return its peer.
+
+        Raises UsageError if the interpreter cannot be run.
+        """
+        python = self.python or sys.executable
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            return Peer(
+                [python, "-P", str(_WORKER)],
+                to_json(self.setup),
+                silence=self.silence,
+                environment=self.environment,
+                log=self.log,
+            )
+        except OSError as error:
+            raise cannot_be_run(python, error) from None
+
+
+def cannot_be_run(python: str, error: OSError) -> UsageError:
+    return UsageError(
+        f"engine.python = {python!r} cannot be run ({error.strerror}); name an interpreter that "
+        "has the engine installed"
+    )
+
+
+class Started(Protocol):
+    """A started engine process: a Peer on this machine, or one under an actor."""
+
+    def send(self, text: str) -> None:
+        """See `Peer.send`."""
+        ...
+
+    def hear(self, patience: float = TICK) -> Any:
+        """See `Peer.hear`."""
+        ...
+
+    def end(self) -> str:
+        """See `Peer.end`."""
+        ...
+
+
+# An engine in its own process: the run sends it requests, and restarts it if it dies.
+#
+# The process runs `worker.py`, possibly under an interpreter with a different environment. Its
+# answers are validated before use.
 
 
 class RemoteEngine:
@@ -257,3 +323,46 @@ def _task(requests: Mapping[int, Request], sampling: dict[str, float]) -> str:
         number = numbers.setdefault(prompt, len(numbers))
         entries.append([index, number, request.seed, request.max_new_tokens])
     return to_json({"generate": {"prompts": list(numbers), "requests": entries, **sampling}})
+
+
+# The share of this machine, GPUs or CPU cores, that each engine process gets.
+
+
+def visible_gpus() -> list[str]:
+    """Return the names, as in CUDA_VISIBLE_DEVICES, of the GPUs that this process may use."""
+    if not torch.cuda.is_available():
+        return []
+    names = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return names.split(",") if names else [str(i) for i in range(torch.cuda.device_count())]
+
+
+def own_part(number: int, reserved: int) -> dict[str, str]:
+    """Return the environment that gives process `number` of our own engine its GPU.
+
+    The first `reserved` GPUs are used last. Processes may share a GPU. Without GPUs, the
+    environment is empty.
+    """
+    gpus = visible_gpus()
+    return {"CUDA_VISIBLE_DEVICES": gpus[(reserved + number) % len(gpus)]} if gpus else {}
+
+
+def exclusive_part(number: int, processes: int, size: int, reserved: int) -> dict[str, str]:
+    """Return the environment that gives vLLM's process `number` its `size` GPUs.
+
+    The first `reserved` GPUs are skipped. Without GPUs, each process gets a share of the CPU
+    cores. Raises UsageError if there are too few GPUs for all processes.
+    """
+    if gpus := visible_gpus():
+        if reserved + processes * size > len(gpus):
+            updates = f", plus {reserved} for the updates," if reserved else ""
+            raise UsageError(
+                f"the engines need {processes} x {size} GPUs{updates} but there are {len(gpus)}; "
+                "lower --engine.processes or --engine.tensor_parallel"
+            )
+        return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[reserved + number * size :][:size])}
+    if processes == 1:
+        return {}
+    usable = cores()
+    share = max(1, len(usable) // processes)
+    mine = usable[number * share % len(usable) :][:share]
+    return {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, mine))}

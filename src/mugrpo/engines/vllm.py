@@ -13,7 +13,7 @@ from mugrpo.config.engines import VLLMOptions
 from mugrpo.config.lora import LoRAOptions
 from mugrpo.config.run import ModelOptions
 from mugrpo.disk.errors import UsageError
-from mugrpo.engines.host import Host, cannot_be_run
+from mugrpo.engines.process import Host, cannot_be_run
 from mugrpo.model.loading import Vocabulary
 from mugrpo.model.pretrained import model_path
 from mugrpo.processes.lifetime import passed_on

@@ -1,19 +1,22 @@
-"""Sample shards of rollouts from an engine."""
+"""Sample shards of rollouts from an engine, and from environments if rollouts have turns.
+
+A response without turns is a conversation of one turn, so one loop samples both.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from mugrpo.disk.publishing import passing
 from mugrpo.disk.records import Problem, Rollout
-from mugrpo.disk.shards import ShardSet, write_rollouts
+from mugrpo.disk.shards import ShardSet, read_lengths, write_rollouts
 from mugrpo.engines.base import Completion, Decoded, Engine, Request, StreamingEngine
-from mugrpo.rollouts.lengths import ExpectedLengths
 from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.schedule import rollout_seed
+from mugrpo.rollouts.turns import Conversation, Dialogue, Turns
 
 Draw = tuple[Problem, int]  # a problem and its occurrence: one group to sample
 PieceName = tuple[int, int]  # a shard, and the number of the piece of it
@@ -26,7 +29,7 @@ class Sampler:
     `stage` is the stage's number or "evaluation"; it and `seed` enter the seed of each rollout, see
     `rollout_seed`. `policy_step` is the number of updates that the engine's weights have received.
     The groups that are `expected` to have the longest responses are generated first. `top_p` is for
-    evaluations, see `Engine.generate`.
+    evaluations, see `Engine.generate`. With a `dialogue`, rollouts have turns.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class Sampler:
         policy_step: int,
         top_p: float = 1.0,
         expected: ExpectedLengths | None = None,
+        dialogue: Dialogue | None = None,
     ) -> None:
         self.expected = expected or ExpectedLengths()
         self.engine = engine
@@ -53,6 +57,7 @@ class Sampler:
         self.max_new_tokens = max_new_tokens
         self.top_p = top_p
         self.policy_step = policy_step
+        self.dialogue = dialogue
 
     def sample(
         self,
@@ -61,22 +66,21 @@ class Sampler:
         *,
         samples: int | None = None,
         longest: int | None = None,
-    ) -> list[Rollout]:
+    ) -> Sequence[Rollout]:
         """Return the rollouts of `groups` in order. `on_decoded` is called as responses finish.
 
         `samples` limits the responses per group, `longest` the tokens per response.
         """
-        asked = self._asked(groups, samples or self.group_size)
-        completions: dict[int, Completion] = {}
-        for decoded in self.engine.generate(
-            asked.requests,
-            temperature=self.temperature,
-            max_new_tokens=min(self.max_new_tokens, longest or self.max_new_tokens),
-            top_p=self.top_p,
-        ):
-            completions.update(decoded.completions)
-            on_decoded(decoded)
-        return self._rollouts(asked, completions)
+        return self._only(groups, on_decoded, samples, longest).rollouts
+
+    def sample_shard(
+        self, groups: Sequence[Draw], on_decoded: Callable[[Decoded], None]
+    ) -> SampledShard:
+        """Return the rollouts of `groups` as a shard, not yet published."""
+        passing("sampling", self.stage)
+        sampled = self._only(groups, on_decoded)
+        passing("sampled", self.stage)
+        return sampled
 
     def sample_pieces(
         self, take: Callable[[], Piece | None], on_decoded: Callable[[Decoded], None]
@@ -87,39 +91,113 @@ class Sampler:
         room, so that it does not idle while the last responses of the piece before run. An exact
         one gets one piece at a time, so that a piece's bits do not depend on the others.
         """
-        engine = self.engine
-        if not (isinstance(engine, StreamingEngine) and engine.streams and not engine.exact):
-            while (piece := take()) is not None:
-                yield piece[0], self.sample_shard(piece[1], on_decoded)
+        if self._mixes_pieces:
+            yield from self._together(take, on_decoded)
             return
+        while (piece := take()) is not None:
+            yield piece[0], self.sample_shard(piece[1], on_decoded)
+
+    def _only(self, groups: Sequence[Draw], *how: Any) -> SampledShard:
+        pieces: Iterator[Piece | None] = iter([((0, 0), groups), None])
+        ((_, sampled),) = self._together(pieces.__next__, *how)
+        return sampled
+
+    def _together(
+        self,
+        take: Callable[[], Piece | None],
+        on_decoded: Callable[[Decoded], None],
+        samples: int | None = None,
+        longest: int | None = None,
+    ) -> Iterator[tuple[PieceName, SampledShard]]:
+        """Yield each piece that `take` returns until it returns None. Work on several at a time."""
+        longest = min(self.max_new_tokens, longest or self.max_new_tokens)
+        turns: Turns | _OneTurn = _OneTurn()
+        if self.dialogue is not None:
+            turns = Turns(
+                self.dialogue,
+                max_new_tokens=longest,
+                exact=not self._mixes_pieces,
+                check=lambda: on_decoded(Decoded((), 0)),
+            )
         running: list[_Running] = []
+        begun = 0
+
+        def begin() -> bool:
+            nonlocal begun
+            if (piece := take()) is None:
+                return False
+            name, groups = piece
+            asked = self._asked(groups, samples or self.group_size)
+            problems = {problem.id: problem for problem, _ in groups}
+            numbers = dict(enumerate(asked.order, begun))
+            running.append(_Running(name, numbers, asked.keys))
+            for (number, place), request in zip(numbers.items(), asked.requests, strict=True):
+                turns.begin(number, problems[asked.keys[place][0]], request)
+            begun += len(numbers)
+            return True
+
+        began = time.monotonic()
+        try:
+            for slots in self._decodings(turns, begin, longest):
+                ended = turns.ended()
+                for number, conversation in ended:
+                    next(p for p in running if number in p.numbers).put(number, conversation)
+                on_decoded(Decoded([(number, c.completion) for number, c in ended], slots))
+                if running:
+                    running[0].slots += slots
+                while running and running[0].done():
+                    first, now = running.pop(0), time.monotonic()
+                    rollouts = first.rollouts(self.temperature, self.policy_step)
+                    yield first.name, SampledShard(rollouts, first.slots, now - began)
+                    began = now
+        finally:
+            if turns.going and self.dialogue:  # let the environments forget them
+                self.dialogue.environments.close()
+
+    def _decodings(
+        self, turns: Turns | _OneTurn, begin: Callable[[], bool], longest: int
+    ) -> Iterator[int]:
+        """Run conversations to their ends. Yield the slots of each of the engine's steps.
+
+        `begin` begins further conversations and returns whether there were any. It is called if no
+        turn waits for the engine, and if not more conversations wait for their environments than
+        the engine has. An engine that does not stream gets the next turn of all at a time.
+        """
+        engine, further = self.engine, True
+        sampling: dict[str, Any] = {
+            "temperature": self.temperature,
+            "max_new_tokens": longest,
+            "top_p": self.top_p,
+        }
 
         def more() -> Sequence[Request] | None:
-            if (piece := take()) is None:
-                return None
-            first = running[-1].end if running else ended
-            running.append(_Running(piece[0], self._asked(piece[1], self.group_size), first))
-            return running[-1].asked.requests
+            nonlocal further
+            requests = turns.requests()
+            if not requests and further and 2 * turns.waiting <= turns.going:
+                further = begin()
+                requests = turns.requests()
+            return requests if requests or turns.going or further else None
 
-        ended, began = 0, time.monotonic()
-        decodings = engine.generate(
-            more() or (),
-            temperature=self.temperature,
-            max_new_tokens=self.max_new_tokens,
-            top_p=self.top_p,
-            more=more,
-        )
-        for decoded in decodings:
-            for index, completion in decoded.completions:
-                next(p for p in running if index < p.end).put(index, completion)
-            on_decoded(decoded)
-            running[0].slots += decoded.slots
-            while running and running[0].done():
-                first, now = running.pop(0), time.monotonic()
-                rollouts = self._rollouts(first.asked, first.completions)
-                ended = first.end
-                yield first.name, SampledShard(rollouts, first.slots, now - began)
-                began = now
+        # Without turns, an exact engine gets a piece at once, and knows how many slots it needs.
+        streams = self._mixes_pieces or self.dialogue is not None
+        if isinstance(engine, StreamingEngine) and engine.streams and streams:
+            for decoded in engine.generate(more() or (), more=more, **sampling):
+                turns.take(decoded.completions)
+                yield decoded.slots
+        else:
+            first = 0  # index of the first request of a call
+            while (requests := more()) is not None:
+                for decoded in engine.generate(requests, **sampling) if requests else ():
+                    turns.take([(first + index, c) for index, c in decoded.completions])
+                    yield decoded.slots
+                first += len(requests)
+        yield 0  # the last replies have come after the last step
+
+    @property
+    def _mixes_pieces(self) -> bool:
+        """Whether the engine may work on several pieces at once: one that is not exact anyway."""
+        engine = self.engine
+        return isinstance(engine, StreamingEngine) and engine.streams and not engine.exact
 
     def _asked(self, groups: Sequence[Draw], size: int) -> _Asked:
         """Return requests for `size` responses to each of `groups`, the longest expected first."""
@@ -135,42 +213,59 @@ class Sampler:
         order = [group * size + sample for group in longest_first for sample in range(size)]
         return _Asked(keys, [requests[place] for place in order], order)
 
-    def _rollouts(self, asked: _Asked, completions: Mapping[int, Completion]) -> list[Rollout]:
-        """Return the rollouts in the order of their groups. Completions are in that of requests."""
-        rollouts: dict[int, Rollout] = {}
-        for index, place in enumerate(asked.order):
-            problem_id, occurrence, sample = asked.keys[place]
-            request, completion = asked.requests[index], completions[index]
-            rollouts[place] = Rollout(
-                problem_id=problem_id,
-                occurrence=occurrence,
-                sample=sample,
-                seed=request.seed,
-                prompt_ids=request.prompt_ids,
-                response_ids=completion.ids,
-                behavior_logprobs=completion.logprobs,
-                finish_reason=completion.finish_reason,
-                temperature=self.temperature,
-                policy_step=self.policy_step,
-            )
-        return [rollouts[place] for place in range(len(rollouts))]
 
-    def sample_shard(
-        self, groups: Sequence[Draw], on_decoded: Callable[[Decoded], None]
-    ) -> SampledShard:
-        """Return the rollouts of `groups` as a shard, not yet published."""
-        slots = 0
+class _OneTurn:
+    """Responses without turns, as `Turns` has them: a conversation's first turn is its last."""
 
-        def count(decoded: Decoded) -> None:
-            nonlocal slots
-            slots += decoded.slots
-            on_decoded(decoded)
+    going = waiting = 0  # none will ask again, and none has an environment
 
-        passing("sampling", self.stage)
-        began = time.monotonic()
-        rollouts = self.sample(groups, count)
-        passing("sampled", self.stage)
-        return SampledShard(rollouts, slots, time.monotonic() - began)
+    def __init__(self) -> None:
+        self._requests: list[Request] = []  # that the engine has not got yet
+        self._asked: dict[int, Request] = {}
+        self._ended: list[tuple[int, _Response]] = []
+
+    def begin(self, number: int, problem: Problem, request: Request) -> None:
+        """Begin the response `number`, which is its request's index: they are all counted."""
+        self._requests.append(request)
+        self._asked[number] = request
+
+    def requests(self) -> Sequence[Request]:
+        """See `Turns.requests`."""
+        requests, self._requests = self._requests, []
+        return requests
+
+    def take(self, completions: Sequence[tuple[int, Completion]]) -> None:
+        """See `Turns.take`."""
+        self._ended += [(n, _Response(self._asked.pop(n), c)) for n, c in completions]
+
+    def ended(self) -> list[tuple[int, _Response]]:
+        """See `Turns.ended`."""
+        ended, self._ended = self._ended, []
+        return ended
+
+
+@dataclass(frozen=True)
+class _Response:
+    """A response without turns, as `Conversation` is one with turns."""
+
+    request: Request
+    completion: Completion
+
+    def rollout(self, key: tuple[str, int, int], temperature: float, policy_step: int) -> Rollout:
+        """See `Conversation.rollout`."""
+        problem_id, occurrence, sample = key
+        return Rollout(
+            problem_id=problem_id,
+            occurrence=occurrence,
+            sample=sample,
+            seed=self.request.seed,
+            prompt_ids=self.request.prompt_ids,
+            response_ids=self.completion.ids,
+            behavior_logprobs=self.completion.logprobs,
+            finish_reason=self.completion.finish_reason,
+            temperature=temperature,
+            policy_step=policy_step,
+        )
 
 
 @dataclass(frozen=True)
@@ -184,23 +279,24 @@ class _Asked:
 
 @dataclass
 class _Running:
-    """A piece whose responses an engine is generating."""
+    """A piece whose conversations go on."""
 
     name: PieceName
-    asked: _Asked
-    first: int  # index of its first request, among all that the engine has got
-    completions: dict[int, Completion] = field(default_factory=dict)
+    numbers: Mapping[int, int]  # of its conversations -> the places of their rollouts
+    keys: Sequence[tuple[str, int, int]]  # (problem, occurrence, sample) of each place
+    ended: dict[int, Conversation | _Response] = field(default_factory=dict)  # by place
     slots: int = 0
 
-    @property
-    def end(self) -> int:
-        return self.first + len(self.asked.requests)
-
-    def put(self, index: int, completion: Completion) -> None:
-        self.completions[index - self.first] = completion
+    def put(self, number: int, conversation: Conversation | _Response) -> None:
+        self.ended[self.numbers[number]] = conversation
 
     def done(self) -> bool:
-        return len(self.completions) == len(self.asked.requests)
+        return len(self.ended) == len(self.keys)
+
+    def rollouts(self, temperature: float, policy_step: int) -> list[Rollout]:
+        """Return the rollouts in the order of their groups."""
+        keys = enumerate(self.keys)
+        return [self.ended[place].rollout(key, temperature, policy_step) for place, key in keys]
 
 
 @dataclass(frozen=True)
@@ -215,3 +311,66 @@ class SampledShard:
         """Publish the rollouts as shard `shard`; the manifest gets their cost and `notes`."""
         cost = {"slots": self.slots, "seconds": self.seconds}
         write_rollouts(shards, shard, self.rollouts, **cost, **notes)
+
+
+# Predict the lengths of responses from those of earlier stages.
+#
+# The longest responses are started first, so that no long response runs alone at the end while the
+# rest of the machine is idle.
+
+
+class ExpectedLengths:
+    """Expected lengths, learned from shards alone, so that they are the same after a kill."""
+
+    def __init__(self) -> None:
+        self._of_problem: dict[str, tuple[int, int]] = {}  # numbers of responses and of tokens
+        self._prompts = _Line()
+
+    def learn(self, shards: ShardSet) -> None:
+        """Learn from every undamaged shard. A damaged one is skipped, because it is not needed."""
+        for shard in shards.numbers():
+            if shards.fault(shard) is None:
+                self._take(read_lengths(shards, shard))
+
+    def of(self, problem_id: str, prompt_length: int) -> float:
+        """Return the expected number of tokens of a response to the problem.
+
+        That is the mean over its earlier responses. For a new problem it is read off a
+        least-squares line through all points (prompt length, response length). It is 0 if nothing
+        is known.
+        """
+        if problem_id in self._of_problem:
+            responses, tokens = self._of_problem[problem_id]
+            return tokens / responses
+        return self._prompts.at(prompt_length)
+
+    def _take(self, rows: Iterable[tuple[str, int, int]]) -> None:
+        for problem_id, prompt_length, length in rows:
+            responses, tokens = self._of_problem.get(problem_id, (0, 0))
+            self._of_problem[problem_id] = (responses + 1, tokens + length)
+            self._prompts.add(prompt_length, length)
+
+
+class _Line:
+    """A least-squares line, kept as sums of integers: exact, whatever the order of the points."""
+
+    def __init__(self) -> None:
+        self.count = self.x = self.y = self.xx = self.xy = 0
+
+    def add(self, x: int, y: int) -> None:
+        self.count += 1
+        self.x += x
+        self.y += y
+        self.xx += x * x
+        self.xy += x * y
+
+    def at(self, x: int) -> float:
+        """Return the line's value at `x`: 0 without points, their mean if all have the same x."""
+        if not self.count:
+            return 0.0
+        mean = self.y / self.count
+        spread = self.count * self.xx - self.x**2
+        if not spread:
+            return mean
+        slope = (self.count * self.xy - self.x * self.y) / spread
+        return mean + slope * (x - self.x / self.count)

@@ -20,22 +20,19 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, islice
+from fractions import Fraction
+from functools import lru_cache
+from itertools import accumulate, count, islice, repeat
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mugrpo.config.mixture import MixtureOptions
+from mugrpo.config.options import at_stage
 from mugrpo.config.run import RunConfig
 from mugrpo.config.stages import ScheduleOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Problem
-from mugrpo.rollouts.mixing import (
-    Epochs,
-    Source,
-    dealt,
-    interleaved,
-    places,
-    too_small,
-    weights_in,
-)
 
 
 @dataclass(frozen=True)
@@ -199,3 +196,112 @@ def turn_seed(seed: int, turn: int) -> int:
 def _seed_of(*key: str) -> int:
     digest = hashlib.blake2b("\0".join(key).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
+
+
+# The order in which groups are drawn from several sources, each with a weight.
+#
+# A source's problems come in epochs, each a fresh permutation. The groups of an update are dealt
+# from one epoch: if it has too few problems left, the next one begins, so no problem repeats
+# within an update. A data set without sources is a single source.
+
+
+Place = tuple[int, int]  # an epoch, and how many of its problems have been dealt
+
+
+@dataclass(frozen=True)
+class Source:
+    """A source of `problems` problems with its weight in each stage (see ByStage)."""
+
+    problems: int
+    name: str = ""
+    weights: tuple[float, ...] = (1.0,)
+
+
+def interleaved(weights: Sequence[float]) -> Iterator[int]:
+    """Yield indices of `weights` without end, each as often as its weight asks for.
+
+    Of any first n, index i has n w_i / sum(w) within 1 - 1 / (2k - 2), where k is the number of
+    weights above 0. This is the algorithm of R. Tijdeman, The chairman assignment problem (1980):
+    of those that are due, take the one with the earliest deadline.
+    """
+    positive = [index for index, weight in enumerate(weights) if weight > 0]
+    if len(positive) == 1:
+        yield from repeat(positive[0])
+    exact = {index: Fraction(str(weights[index])) for index in positive}
+    unit = math.lcm(*(weight.denominator for weight in exact.values()))
+    parts = {index: int(weight * unit) for index, weight in exact.items()}
+    total, slack = sum(parts.values()), 2 * len(positive) - 2
+    drawn = dict.fromkeys(positive, 0)
+
+    def deadline(index: int) -> tuple[Fraction, int]:
+        return Fraction(slack * (drawn[index] + 1) - 1, parts[index]), index
+
+    for n in count(1):
+        due = (i for i in positive if slack * (n * parts[i] - drawn[i] * total) >= total)
+        chosen = min(due, key=deadline)
+        drawn[chosen] += 1
+        yield chosen
+
+
+def too_small(source: str, problems: int, needed: int) -> UsageError:
+    """Return the error for a source with fewer problems than an update needs of it."""
+    return UsageError(
+        f"the source {source!r} has {problems} problems to train on, but an update draws {needed} "
+        "different ones of it; lower schedule.problems_per_update or its weight, or use more "
+        "problems"
+    )
+
+
+@lru_cache(maxsize=256)
+def dealt(weights: tuple[float, ...], batches: int, size: int) -> list[tuple[int, ...]]:
+    """Return how many groups of each source are in each of a stage's batches of `size` groups."""
+    stream = interleaved(weights)
+    hands = [list(islice(stream, size)) for _ in range(batches)]
+    return [tuple(hand.count(index) for index in range(len(weights))) for hand in hands]
+
+
+def weights_in(sources: Sequence[Source], stage: int) -> tuple[float, ...]:
+    """Return the weight of each source in `stage`."""
+    return tuple(at_stage(source.weights, stage) for source in sources)
+
+
+@lru_cache(maxsize=64)
+def places(options: ScheduleOptions, sources: tuple[Source, ...], stage: int) -> list[Place]:
+    """Return where each source is when `stage` begins: after the batches of the stages before."""
+    found = [(0, 0)] * len(sources)
+    for earlier in range(stage):
+        weights = weights_in(sources, earlier)
+        for hand in dealt(weights, options.batches(earlier), options.problems_per_update):
+            for index, groups in enumerate(hand):
+                epoch, place = found[index]
+                fits = place + groups <= sources[index].problems
+                found[index] = (epoch, place + groups) if fits else (epoch + 1, groups)
+    return found
+
+
+class Epochs:
+    """The epochs of source number `number`, from `place` on.
+
+    Problems are numbered from `first`.
+    """
+
+    def __init__(self, source: Source, seed: int, number: int, first: int, place: Place) -> None:
+        self._source, self._seed, self._number, self._first = source, seed, number, first
+        self._epoch, dealt_already = place
+        self._left = self._order(dealt_already)
+
+    def hand(self, size: int) -> list[tuple[int, int]]:
+        """Return (index of the problem, epoch) of the next `size` groups, of different problems.
+
+        A source with fewer gives all that it has.
+        """
+        if len(self._left) < size:
+            self._epoch += 1
+            self._left = self._order(0)
+        hand, self._left = self._left[:size], self._left[size:]
+        return [(int(index), self._epoch) for index in hand]
+
+    def _order(self, start: int) -> NDArray[np.int64]:
+        # numpy pads a seed with zeros, so the first source has the order of a lone data set
+        rng = np.random.default_rng((self._seed, self._epoch, self._number))
+        return rng.permutation(self._source.problems)[start:] + self._first

@@ -67,6 +67,12 @@ class Conversation:
         self.sampled = np.concatenate([self.sampled, np.full(len(ids), sampled)])
 
     @property
+    def completion(self) -> Completion:
+        """What the model sampled in a whole conversation, as progress counts it."""
+        mask = self.sampled
+        return Completion(self.ids[mask], self.logprobs[mask], FinishReason.STOP)
+
+    @property
     def before(self) -> Ids:
         """All ids that the model has read before its next turn."""
         assert self.prompt_ids is not None
@@ -144,10 +150,13 @@ class Turns:
         """Number of conversations that wait for their environment."""
         return len(self._going) - len(self._asked)
 
-    def begin(self, number: int, problem: Problem, seed: int) -> None:
-        """Begin a conversation about `problem`. Its environment and first turn have this `seed`."""
-        self._going[number] = Conversation(problem, seed)
-        self._environments.begin(number, seed, row_of(problem))
+    def begin(self, number: int, problem: Problem, request: Request) -> None:
+        """Begin a conversation about `problem`, with the seed of `request`.
+
+        The prompt is the environment's own.
+        """
+        self._going[number] = Conversation(problem, request.seed)
+        self._environments.begin(number, request.seed, row_of(problem))
         self._call(number)
 
     def requests(self) -> Sequence[Request]:

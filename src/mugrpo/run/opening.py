@@ -24,10 +24,10 @@ from mugrpo.model.loading import Vocabulary, load_tokenizer, load_vocabulary, mo
 from mugrpo.processes.lifetime import StopFlag
 from mugrpo.processes.logs import limited_logs
 from mugrpo.processes.ranks import ALONE, Ranks
-from mugrpo.rollouts.accuracy import contradicted
 from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.schedule import Schedule, schedule_of
 from mugrpo.rollouts.score import Scorer
+from mugrpo.rollouts.statistics import contradicted
 from mugrpo.run.progress import Progress
 from mugrpo.run.provenance import (
     judge_fingerprint,

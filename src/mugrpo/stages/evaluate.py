@@ -19,10 +19,9 @@ from mugrpo.disk.shards import RowReader, ShardSet, score_from_row
 from mugrpo.engines.base import Engine
 from mugrpo.model.hardware import out_of_memory_explained
 from mugrpo.optimize.diagnostics import response
-from mugrpo.rollouts.accuracy import evaluated
-from mugrpo.rollouts.conversing import make_sampler
 from mugrpo.rollouts.sampler import Draw, SampledShard, Sampler
 from mugrpo.rollouts.side_by_side import sampled_shards
+from mugrpo.rollouts.statistics import evaluated
 from mugrpo.rollouts.turns import Dialogue
 from mugrpo.run.opening import OpenRun
 from mugrpo.stages.generate import counted
@@ -127,10 +126,10 @@ def samplers_of(
     is not None, responses have turns.
     """
     return [
-        make_sampler(
+        Sampler(
             engine,
             run.prompts,
-            dialogue,
+            dialogue=dialogue,
             seed=run.config.seed,
             stage=stage,
             group_size=size,

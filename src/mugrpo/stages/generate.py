@@ -12,7 +12,6 @@ from mugrpo.disk.publishing import passing
 from mugrpo.disk.shards import ShardSet
 from mugrpo.engines.base import Decoded
 from mugrpo.model.hardware import out_of_memory_explained
-from mugrpo.rollouts.conversing import make_sampler
 from mugrpo.rollouts.sampler import Sampler
 from mugrpo.rollouts.score import scored
 from mugrpo.rollouts.side_by_side import Wanted, sampled_shards
@@ -109,10 +108,10 @@ def begin_generation(run: OpenRun, stage: Stage, sampling: Sampling) -> Generati
     expected = sampling.expected_lengths(stage.number)
     refresh = Refresh(run, sampling, stage.first_update, groups[0], str(stage.number))
     samplers = [
-        make_sampler(
+        Sampler(
             engine,
             run.prompts,
-            dialogue,
+            dialogue=dialogue,
             seed=run.config.seed,
             stage=str(stage.number),
             group_size=run.config.schedule.group_size,

@@ -24,7 +24,7 @@ from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
 from mugrpo.engines import require_engines
 from mugrpo.model.loading import trained_parameters
 from mugrpo.optimize.loss import UpdateLoss
-from mugrpo.rollouts.preflight import notices
+from mugrpo.rollouts.prompts import notices
 from mugrpo.run.opening import OpenRun
 from mugrpo.stages.evaluate import Measures, evaluation_due
 from mugrpo.stages.ranks import require_gpus

@@ -34,7 +34,7 @@ from mugrpo.disk.publishing import Patience
 from mugrpo.disk.records import Rollout
 from mugrpo.disk.run_dir import RunDir, Unsaved
 from mugrpo.engines import reserved_gpus
-from mugrpo.engines.devices import visible_gpus
+from mugrpo.engines.process import visible_gpus
 from mugrpo.processes.cluster import Job, cluster_of
 from mugrpo.processes.lifetime import DRIVER, driver_name, passed_on
 from mugrpo.processes.ranks import said_by_ranks, within_a_machine

@@ -19,8 +19,8 @@ from mugrpo.engines import make_engines
 from mugrpo.engines.base import Engine
 from mugrpo.engines.process import RemoteEngine
 from mugrpo.model.hardware import give_back_if_tight, out_of_memory_explained
-from mugrpo.rollouts.lengths import ExpectedLengths
 from mugrpo.rollouts.messages import MessageEncoder
+from mugrpo.rollouts.sampler import ExpectedLengths
 from mugrpo.rollouts.turns import Dialogue
 from mugrpo.run.opening import OpenRun
 from mugrpo.run.weights import Weights

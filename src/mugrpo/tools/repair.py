@@ -22,7 +22,7 @@ from mugrpo.disk.publishing import (
 from mugrpo.disk.run_dir import RunDir, refuse_links_out
 from mugrpo.disk.seal import confirmed, overruled, require_metrics, unsealed_lines
 from mugrpo.disk.shards import ShardSet
-from mugrpo.rollouts.accuracy import contradicted
+from mugrpo.rollouts.statistics import contradicted
 
 Say = Callable[[str], None]
 _LOOSE = ("samples/*.json", "nonfinite/*.json")

@@ -12,7 +12,7 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.extensions.evals.command import _data
 from mugrpo.extensions.evals.comparing import Measurement, compare, stored
 from mugrpo.extensions.evals.tables import comparison_table, markdown
-from mugrpo.rollouts.intervals import interval
+from mugrpo.rollouts.statistics import interval
 from tests.cases import table
 
 

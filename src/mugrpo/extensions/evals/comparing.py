@@ -12,8 +12,8 @@ import numpy as np
 
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.rollouts.intervals import Difference, Floats, holm, interval, paired, pooled
-from mugrpo.rollouts.measures import avg_at
+from mugrpo.extensions.evals.measures import Difference, holm, paired, pooled
+from mugrpo.rollouts.statistics import Floats, avg_at, interval
 
 Result = Mapping[str, Any]  # the content of a result.json
 Estimate = tuple[float, float, float]  # a mean over problems, and the ends of its 95 % interval

@@ -18,11 +18,11 @@ from mugrpo.config.tasks import DatasetOptions
 from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
 from mugrpo.disk.shards import ShardSet, score_from_row
 from mugrpo.extensions.evals.agreement import Agreement, agreement
+from mugrpo.extensions.evals.measures import ProblemResult, Vote, majority, measured, merged
 from mugrpo.extensions.evals.options import Suite
 from mugrpo.rewards.math.answers import read
 from mugrpo.rewards.math.plain import agree, exact_number
-from mugrpo.rollouts.intervals import interval
-from mugrpo.rollouts.measures import ProblemResult, Vote, majority, measured, merged
+from mugrpo.rollouts.statistics import interval
 from mugrpo.run.opening import OpenRun
 
 _DISAGREEMENTS = 100  # listed in a result; all are counted

@@ -36,7 +36,7 @@ from mugrpo.optimize.experience import Experience, TokenBudget, with_advantages
 from mugrpo.optimize.gradient import leave_gradient
 from mugrpo.optimize.loss import UpdateLoss
 from mugrpo.pipeline import weights_of
-from mugrpo.rollouts.conversing import make_sampler
+from mugrpo.rollouts.sampler import Sampler
 from mugrpo.rollouts.score import scored
 from mugrpo.run.opening import OpenRun
 from mugrpo.run.weights import Weights
@@ -151,10 +151,10 @@ def _fresh(
     halves = []
     for half in range(2):
         if half not in rollouts or rollouts.entry(half).get("rests_on") != rests_on:
-            sampler = make_sampler(
+            sampler = Sampler(
                 refreshed(run, sampling, update, draws, f"alignment {half}")[0],
                 run.prompts,
-                sampling.dialogues()[0],
+                dialogue=sampling.dialogues()[0],
                 seed=run.config.seed,
                 stage=f"alignment {half}",
                 group_size=run.config.schedule.group_size,

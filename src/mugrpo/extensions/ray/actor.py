@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from mugrpo.disk.errors import UsageError
-from mugrpo.engines.host import Host
+from mugrpo.engines.process import Host
 from mugrpo.extensions.ray import RayBackend
 from mugrpo.extensions.ray.cluster import connected, on_gpus
 from mugrpo.processes.peer import TICK, Peer, PeerLost

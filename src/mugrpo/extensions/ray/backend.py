@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from mugrpo.engines.host import Host, Started
+from mugrpo.engines.process import Host, Started
 from mugrpo.extensions.ray import RayBackend
 from mugrpo.extensions.ray.actor import ActorPeer
 from mugrpo.extensions.ray.cluster import connected, has_room, require_room

@@ -1,6 +1,7 @@
-"""The numbers of an evaluation, each with its 95 % interval: avg@k, pass@k, maj@k, G-pass@k.
+"""The numbers of an evaluation, each with its 95 % interval, and comparisons of two results.
 
-P problems, n responses to each. Values of a problem that are not known are NaN and left out.
+avg@k, pass@k, maj@k, G-pass@k. P problems, n responses to each, B benchmarks. Values of a problem
+that are not known are NaN and left out.
 """
 
 from __future__ import annotations
@@ -8,16 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from math import comb
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
+from scipy.special import stdtr, stdtrit
 
-from mugrpo.rollouts.intervals import interval, t_interval
+from mugrpo.disk.errors import UsageError
+from mugrpo.rollouts.statistics import Floats, avg_at, interval, pass_at
 
-Floats = NDArray[np.float64]
 MEAN_LENGTH = "mean_length"  # the one measure that is no share
+
+
 _TAUS = (0.5, 0.75, 1.0)
 
 
@@ -57,25 +59,6 @@ class Vote:
     answer: str
     count: int
     right: bool
-
-
-def avg_at(right_P: Sequence[int], judged_P: Sequence[int]) -> Floats:
-    """Return each problem's share of right responses, [P]; NaN if none has a verdict."""
-    return _each(lambda n, c: c / n, right_P, judged_P, 1)
-
-
-def pass_at(right_P: Sequence[int], judged_P: Sequence[int], k: int, least: int = 1) -> Floats:
-    """Return the probability that `least` or more of k responses to a problem are right, [P].
-
-    It is unbiased: the share of all subsets of k of the n responses, c of them right, with that,
-
-        sum over j >= least of C(c, j) C(n - c, k - j) / C(n, k).
-
-    With `least` 1 it is pass@k = 1 - C(n - c, k) / C(n, k) (Chen et al., arXiv 2107.03374, eq. 1),
-    and pass@1 = avg@n. Problems with fewer than k verdicts are NaN.
-    """
-    assert 1 <= least <= k
-    return _each(lambda n, c: _at_least(n, c, k, least), right_P, judged_P, k)
 
 
 def g_pass_at(right_P: Sequence[int], judged_P: Sequence[int], k: int, tau: float) -> Floats:
@@ -182,16 +165,118 @@ def measured(results: Sequence[ProblemResult]) -> dict[str, Measure]:
     return found
 
 
-def _each(
-    value: Callable[[int, int], float], right_P: Sequence[int], judged_P: Sequence[int], k: int
-) -> Floats:
-    """Return value(judged, right) of each problem, NaN if it has fewer than k verdicts."""
-    pairs = zip(right_P, judged_P, strict=True)
-    return np.array([value(n, c) if n >= k else math.nan for c, n in pairs], dtype=np.float64)
+def t_interval(values_P: ArrayLike) -> tuple[float, float]:
+    """Return the ends of the 95 % interval of a mean over problems by Student's t.
+
+    It is for values that are no shares, such as lengths. P must be at least 2. If all values are
+    equal, its width is 0.
+    """
+    values_P = np.asarray(values_P, dtype=np.float64)
+    assert values_P.ndim == 1 and len(values_P) > 1
+    error = values_P.std(ddof=1) / math.sqrt(len(values_P))
+    half = float(stdtrit(len(values_P) - 1, 0.975) * error)
+    return float(values_P.mean()) - half, float(values_P.mean()) + half
 
 
-@cache
-def _at_least(n: int, c: int, k: int, least: int) -> float:
-    """Return the hypergeometric P(X >= least) of k draws from n with c right, rounded once."""
-    ways = sum(comb(c, j) * comb(n - c, k - j) for j in range(least, min(c, k) + 1))
-    return ways / comb(n, k)
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A difference of means with its 95 % interval, two-sided p-value and number of problems."""
+
+    value: float
+    low: float
+    high: float
+    p_value: float
+    problems: int
+
+
+def paired(a_P: ArrayLike, b_P: ArrayLike, span: float = 1.0) -> Difference:
+    """Return the mean of a - b over problems, by the paired t test.
+
+    `a_P` and `b_P` are values of the same problems in the same order; a problem of which one is
+    NaN (unknown) is left out. `span` is the largest difference possible: 1 for shares, the limit
+    on tokens for lengths.
+
+    If all differences are equal, as those of two models that are always right, their standard
+    error of 0 means nothing. Then at most q = 1 - (alpha / 2)^(1/P) of all problems differ from
+    them (Clopper and Pearson 1934), each by `span` at most from 0. The interval and the p-value,
+    2 (1 + |d| / span)^-P, follow from that. Raises UsageError if no problem has both values.
+    """
+    differences_P = _differences(a_P, b_P)
+    mean, error, df = _moments(differences_P, span)
+    if _all_equal(differences_P, span):
+        q = _unseen(len(differences_P))
+        low, high = mean - q * (span + mean), mean + q * (span - mean)
+        p_value = min(1.0, 2 * (1 + abs(mean) / span) ** -len(differences_P))
+        return Difference(mean, low, high, p_value, len(differences_P))
+    return _difference(mean, error, df, len(differences_P), span)
+
+
+def pooled(
+    benchmarks: Sequence[tuple[ArrayLike, ArrayLike]], span: float = 1.0
+) -> tuple[Difference, Difference]:
+    """Return the difference over all problems, and the mean of the benchmarks' differences.
+
+    Each benchmark is a pair (a_P, b_P) for `paired`. In the first result each problem counts the
+    same. In the second each benchmark does, however few problems it has: its variance is the sum
+    of the benchmarks' SE^2 over B^2, its degrees of freedom are those of Welch and Satterthwaite
+    (1947). It is for these benchmarks, not for others that could be chosen.
+    """
+    assert benchmarks
+    differences = [_differences(a_P, b_P) for a_P, b_P in benchmarks]
+    everything = np.concatenate(differences)
+    over_problems = paired(everything, np.zeros_like(everything), span)
+    if len(differences) == 1:
+        return over_problems, over_problems
+    means, errors, dfs = zip(*(_moments(each, span) for each in differences), strict=True)
+    parts = np.square(errors) / len(means) ** 2
+    df = float(parts.sum() ** 2 / (parts**2 / dfs).sum())
+    mean, error = float(np.mean(means)), math.sqrt(parts.sum())
+    return over_problems, _difference(mean, error, df, len(everything), span)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return Holm's (1979) adjusted p-values of a family of comparisons, in the same order.
+
+    To call those below 0.05 different is to err with at most 5 % probability in the whole family.
+    """
+    adjusted, largest = [1.0] * len(p_values), 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = largest
+    return adjusted
+
+
+def _differences(a_P: ArrayLike, b_P: ArrayLike) -> Floats:
+    a_P, b_P = np.asarray(a_P, dtype=np.float64), np.asarray(b_P, dtype=np.float64)
+    assert a_P.ndim == 1 and a_P.shape == b_P.shape
+    differences_P: Floats = a_P - b_P
+    differences_P = differences_P[~np.isnan(differences_P)]
+    if not len(differences_P):
+        raise UsageError("nothing to compare: no problem has a value in both results")
+    return differences_P
+
+
+def _moments(differences_P: Floats, span: float) -> tuple[float, float, int]:
+    """Return mean, standard error and degrees of freedom, with an error above 0 in any case."""
+    assert span > 0 and (abs(differences_P) <= span).all()
+    count = len(differences_P)
+    if _all_equal(differences_P, span):
+        # `paired` gives an interval of width 2 q span, which would be that of about 4 errors.
+        return float(differences_P[0]), _unseen(count) * span / 2, max(1, count - 1)
+    error = float(differences_P.std(ddof=1)) / math.sqrt(count)
+    return float(differences_P.mean()), error, count - 1
+
+
+def _all_equal(differences_P: Floats, span: float) -> bool:
+    return bool(np.ptp(differences_P) <= 1e-12 * span)  # 0.3 - 0.2 is not 0.2 - 0.1
+
+
+def _unseen(problems: int) -> float:
+    """Return the upper 95 % limit of a share that no one of `problems` draws showed."""
+    return float(1 - 0.025 ** (1 / problems))
+
+
+def _difference(mean: float, error: float, df: float, problems: int, span: float) -> Difference:
+    half = float(stdtrit(df, 0.975)) * error
+    p_value = 2 * float(stdtr(df, -abs(mean) / error))
+    return Difference(mean, max(-span, mean - half), min(span, mean + half), p_value, problems)

@@ -10,19 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mugrpo.rollouts.intervals import interval, t_interval
-from mugrpo.rollouts.measures import (
+from mugrpo.extensions.evals.measures import (
     ProblemResult,
     Vote,
-    avg_at,
     g_pass_at,
     majority,
     measured,
     merged,
     mg_pass_at,
-    pass_at,
+    t_interval,
     values,
 )
+from mugrpo.rollouts.statistics import avg_at, interval, pass_at
 from tests.cases import table
 
 

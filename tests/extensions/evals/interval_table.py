@@ -1,6 +1,7 @@
 """Simulated evaluations, and the table of docs/evaluation.md that compares methods on them.
 
-python -m tests.rollouts.interval_table writes it. R repetitions, P problems, K responses to each.
+python -m tests.extensions.evals.interval_table writes it. R repetitions, P problems, K responses
+to each.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from scipy.special import betaincinv, stdtrit
 
-from mugrpo.rollouts.intervals import interval
+from mugrpo.rollouts.statistics import interval
 
 # The probability of a right response is drawn for each problem from Beta(a, b).
 DIFFICULTIES = {
@@ -22,7 +23,7 @@ DIFFICULTIES = {
 }
 PROBLEMS, RESPONSES = (30, 100, 500), (1, 4, 32)
 CELLS = list(itertools.product(DIFFICULTIES, PROBLEMS, RESPONSES))
-PAGE = Path(__file__).parents[2] / "docs" / "evaluation.md"
+PAGE = Path(__file__).parents[3] / "docs" / "evaluation.md"
 HEADING = "| difficulties | P | k |"
 _RESAMPLES = 500
 

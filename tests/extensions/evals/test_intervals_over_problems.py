@@ -11,10 +11,10 @@ from scipy.stats import betabinom, ttest_rel
 from scipy.stats import t as student
 
 from mugrpo.disk.errors import UsageError
-from mugrpo.rollouts.intervals import holm, interval, paired, pooled, t_interval
-from mugrpo.rollouts.measures import pass_at
+from mugrpo.extensions.evals.measures import holm, paired, pooled, t_interval
+from mugrpo.rollouts.statistics import interval, pass_at
 from tests.cases import table
-from tests.rollouts.interval_table import CELLS, DIFFICULTIES, coverage, draw_right, truth
+from tests.extensions.evals.interval_table import CELLS, DIFFICULTIES, coverage, draw_right, truth
 
 SHARES = st.lists(st.floats(0, 1), min_size=1, max_size=20)
 # Cells outside of 93 to 97 %, with the coverage that 100,000 repetitions give.
