@@ -24,10 +24,9 @@ from gpu_work import (
     update_flop,
 )
 from mugrpo.extensions.lab.plan.counts import Group
+from mugrpo.model.attention import Kernel
 from mugrpo.model.policy import Policy
-from mugrpo.model.varlen import Kernel
-from mugrpo.optimize.budget import TokenBudget
-from mugrpo.optimize.experience import Experience
+from mugrpo.optimize.experience import Experience, TokenBudget
 from mugrpo.optimize.trainer import Trainer
 from side_by_side import Measured, Ratio, Row, alternate
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from mugrpo.optimize.masks import negative_advantage_veto
 from mugrpo.optimize.objectives import grpo
+from mugrpo.optimize.ratios import negative_advantage_veto
 
 METRICS = ("clipped_fraction", "vetoed_fraction")
 

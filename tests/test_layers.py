@@ -37,19 +37,12 @@ WITHOUT_TORCH = {"disk", "config", "arguments"}
 MATHEMATICS = [
     "mugrpo.model.attention",
     "mugrpo.model.logprobs",
-    "mugrpo.model.rows",
     "mugrpo.model.shaping",
     "mugrpo.model.shared_prompts",
-    "mugrpo.model.varlen",
     "mugrpo.optimize.advantages",
     "mugrpo.optimize.bound",
-    "mugrpo.optimize.corrections",
-    "mugrpo.optimize.lr",
-    "mugrpo.optimize.masks",
     "mugrpo.optimize.objectives",
     "mugrpo.optimize.ratios",
-    "mugrpo.optimize.reduction",
-    "mugrpo.optimize.reference",
 ]
 
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms.split()}
@@ -167,11 +160,11 @@ FORBIDDEN = (
     ("mugrpo.disk.shards", "import torch"),
     ("mugrpo.config.run", "from torch.nn import functional"),
     ("mugrpo.optimize.objectives.grpo", "from mugrpo.config.run import RunConfig"),
-    ("mugrpo.optimize.masks", "from .trainer import Trainer"),
+    ("mugrpo.optimize.ratios", "from .trainer import Trainer"),
 )
 PERMITTED = (
     ("mugrpo.pipeline", "from mugrpo.stages import score\nimport mugrpo.optimize.trainer"),
-    ("mugrpo.optimize.trainer", "import torch\nfrom . import lr\nfrom ..disk import shards"),
+    ("mugrpo.optimize.trainer", "import torch\nfrom . import loss\nfrom ..disk import shards"),
     ("mugrpo.optimize.objectives.topr", "from mugrpo.optimize.ratios import log_ratios"),
     ("mugrpo.disk.shards", "import numpy, pyarrow"),
 )

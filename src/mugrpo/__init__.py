@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from mugrpo.optimize.experience import Responses
     from mugrpo.optimize.forward import batch_logprobs
     from mugrpo.optimize.gradient import micro_batches
-    from mugrpo.optimize.lr import learning_rate
-    from mugrpo.optimize.masks import negative_advantage_veto
+    from mugrpo.optimize.loss import denominator, reduced_loss
     from mugrpo.optimize.objectives.grpo import loss as grpo_loss
     from mugrpo.optimize.objectives.topr import loss as topr_loss
-    from mugrpo.optimize.reduction import denominator, reduced_loss
+    from mugrpo.optimize.ratios import negative_advantage_veto
+    from mugrpo.optimize.trainer import learning_rate
     from mugrpo.pipeline import evaluate, generate, score, train
     from mugrpo.pipeline import optimize as make_updates
     from mugrpo.report import write_report
@@ -91,24 +91,24 @@ _PLACES = {
     "ShardSet": "disk.shards.ShardSet",
     "UsageError": "disk.errors.UsageError",
     "batch_logprobs": "optimize.forward.batch_logprobs",
-    "denominator": "optimize.reduction.denominator",
+    "denominator": "optimize.loss.denominator",
     "evaluate": "pipeline.evaluate",
     "generate": "pipeline.generate",
     "group_advantages": "optimize.advantages.group",
     "grpo_loss": "optimize.objectives.grpo.loss",
-    "learning_rate": "optimize.lr.learning_rate",
+    "learning_rate": "optimize.trainer.learning_rate",
     "load_config": "config.load.load_config",
     "load_policy": "model.policy.load_policy",
     "make_engine": "engines.make_engine",
     "make_task": "tasks.make_task",
     "make_updates": "pipeline.optimize",
     "micro_batches": "optimize.gradient.micro_batches",
-    "negative_advantage_veto": "optimize.masks.negative_advantage_veto",
+    "negative_advantage_veto": "optimize.ratios.negative_advantage_veto",
     "open_run": "run.opening.open_run",
     "prompt_encoder": "run.opening.prompt_encoder",
     "read_metrics": "disk.metrics.read_metrics",
     "read_rollouts": "disk.shards.read_rollouts",
-    "reduced_loss": "optimize.reduction.reduced_loss",
+    "reduced_loss": "optimize.loss.reduced_loss",
     "rollout_seed": "rollouts.schedule.rollout_seed",
     "score": "pipeline.score",
     "topr_loss": "optimize.objectives.topr.loss",

@@ -17,7 +17,7 @@ from mugrpo.disk.shards import ShardSet
 from mugrpo.engines import continuous
 from mugrpo.engines.base import Completion, Decoded
 from mugrpo.engines.hf import HFEngine
-from mugrpo.model import sizes as model_sizes
+from mugrpo.model import loading
 from mugrpo.rollouts import prompts
 from tests.cases import some
 from tests.faults.case import Case
@@ -224,8 +224,8 @@ def test_a_config_with_absurd_sizes_is_refused_before_the_model_is_built(
     sizes: dict[str, int],
     sentence: str,
 ):
-    monkeypatch.setattr(model_sizes, "_SECONDS", 2)
-    monkeypatch.setattr(model_sizes, "_MEGABYTES", 256)
+    monkeypatch.setattr(loading, "_SECONDS", 2)
+    monkeypatch.setattr(loading, "_MEGABYTES", 256)
     case.data()
     edited(model / "config.json", **sizes)
     file = str(model / "config.json")

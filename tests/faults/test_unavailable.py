@@ -13,7 +13,7 @@ import datasets
 import pytest
 from huggingface_hub import constants
 
-from mugrpo.model import hub, loading
+from mugrpo.model import loading
 from tests.cases import some
 from tests.faults.case import Case
 
@@ -43,19 +43,19 @@ def test_a_hub_id_with_an_adapter_is_refused_even_if_there_is_a_model_too(
 
 def test_the_hub_is_not_asked_if_its_machine_does_not_answer(monkeypatch: pytest.MonkeyPatch):
     """A machine that listens answers, another does not, and a proxy may know the way."""
-    answers = hub.hub_answers.__wrapped__
-    monkeypatch.setattr(hub, "getproxies", dict)
+    answers = loading.hub_answers.__wrapped__
+    monkeypatch.setattr(loading, "getproxies", dict)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        monkeypatch.setattr(hub, "ENDPOINT", f"http://127.0.0.1:{port}")
+        monkeypatch.setattr(loading, "ENDPOINT", f"http://127.0.0.1:{port}")
         assert answers()
     assert not answers()
-    monkeypatch.setattr(hub, "getproxies", lambda: {"no": "localhost"})
+    monkeypatch.setattr(loading, "getproxies", lambda: {"no": "localhost"})
     assert not answers()
-    monkeypatch.setattr(hub, "getproxies", lambda: {"https": "http://127.0.0.1:1"})
+    monkeypatch.setattr(loading, "getproxies", lambda: {"https": "http://127.0.0.1:1"})
     assert answers()
     with monkeypatch.context() as patch:
-        patch.setattr(hub, "is_offline_mode", lambda: True)
+        patch.setattr(loading, "is_offline_mode", lambda: True)
         assert not answers()
     monkeypatch.setattr(loading, "hub_answers", lambda: False)
     assert loading._how("nobody/nothing")["local_files_only"]
@@ -71,15 +71,15 @@ def test_a_hub_id_is_refused_within_five_seconds_if_the_hub_is_silent(
     case.data()
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    monkeypatch.setattr(hub, "getproxies", dict)
-    monkeypatch.setattr(hub, "ENDPOINT", f"http://127.0.0.1:{port}")
-    hub.hub_answers.cache_clear()
+    monkeypatch.setattr(loading, "getproxies", dict)
+    monkeypatch.setattr(loading, "ENDPOINT", f"http://127.0.0.1:{port}")
+    loading.hub_answers.cache_clear()
     before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
     began = time.monotonic()
     case.refused(option, "nobody/nothing-of-tests", parts=("nobody/nothing-of-tests", "network"))
     assert time.monotonic() - began < 5
     assert before == (constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE)
-    hub.hub_answers.cache_clear()
+    loading.hub_answers.cache_clear()
 
 
 # ---- missing packages ----

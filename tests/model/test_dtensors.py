@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from mugrpo.model.dtensors import like, moved
+from mugrpo.model.files import like, moved
 
 
 @pytest.fixture

@@ -13,8 +13,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from mugrpo.model.loading import load_model
-from mugrpo.model.printing import visibly
+from mugrpo.model.loading import load_model, visibly
 from tests.runs import MODEL
 
 

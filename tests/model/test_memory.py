@@ -12,14 +12,14 @@ from tests.runs import ENVIRONMENT
 
 HOLDS = """
 import sys, torch
-from mugrpo.model import memory
-memory.keep_freed_memory()
-memory.host_memory = lambda: int(sys.argv[1]) << 20
+from mugrpo.model import hardware
+hardware.keep_freed_memory()
+hardware.host_memory = lambda: int(sys.argv[1]) << 20
 held = [torch.ones(1 << 18) for _ in range(256)]  # 256 MiB in blocks, then every second one goes
 del held[::2]
-before = memory._resident()
-memory.give_back_if_tight()
-print((before - memory._resident()) >> 20)
+before = hardware._resident()
+hardware.give_back_if_tight()
+print((before - hardware._resident()) >> 20)
 """
 
 

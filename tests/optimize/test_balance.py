@@ -12,8 +12,7 @@ from mugrpo.config.run import ModelOptions
 from mugrpo.disk.records import Rollout
 from mugrpo.extensions.lab.plan.counts import Shape
 from mugrpo.model.policy import load_policy
-from mugrpo.optimize.balance import Price, rounds, work
-from mugrpo.optimize.cut import cut, layout
+from mugrpo.optimize.cut import Price, cut, layout, rounds, work
 from mugrpo.processes.ranks import Ranks
 from tests.cases import table
 from tests.optimize.test_cut import row, rows_of

@@ -11,8 +11,8 @@ import torch
 
 from mugrpo.config.optimizer import OptimizerOptions
 from mugrpo.disk.errors import RunStopped
-from mugrpo.model.memory import out_of_memory
-from mugrpo.optimize.budget import MicroBatchTooLarge, TokenBudget, computing
+from mugrpo.model.hardware import out_of_memory
+from mugrpo.optimize.experience import MicroBatchTooLarge, TokenBudget, computing
 from tests.cases import table
 from tests.faults.harm import CPU, CUDA
 from tests.updates import hand_batch

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mugrpo.config.load import build_config
-from mugrpo.optimize import corrections
+from mugrpo.optimize import ratios
 from mugrpo.optimize.loss import UpdateLoss
 from tests.cases import table
 from tests.updates import hand_batch
@@ -35,7 +35,7 @@ def of_weights(function, **knobs: object) -> torch.Tensor:
     ],
 )
 def test_truncated_by_hand(cap, level, expected):
-    actual = of_weights(corrections.truncated, cap=cap, level=level)
+    actual = of_weights(ratios.truncated, cap=cap, level=level)
     torch.testing.assert_close(actual, torch.tensor(expected).double(), rtol=1e-7, atol=0)
 
 
@@ -49,16 +49,14 @@ def test_truncated_by_hand(cap, level, expected):
     ],
 )
 def test_masked_by_hand(interval, level, expected):
-    actual = of_weights(corrections.masked, interval=interval, level=level)
+    actual = of_weights(ratios.masked, interval=interval, level=level)
     torch.testing.assert_close(actual, torch.tensor(expected).double(), rtol=1e-7, atol=0)
 
 
 def test_a_weight_at_an_end_of_the_interval_is_within_it():
     nothing = torch.zeros(1, 1)
     for interval in ((1.0, 2.0), (0.5, 1.0)):
-        actual = corrections.masked(
-            nothing, nothing, nothing == 0, interval=interval, level="token"
-        )
+        actual = ratios.masked(nothing, nothing, nothing == 0, interval=interval, level="token")
         assert actual.tolist() == [[1.0]]
 
 
@@ -66,8 +64,8 @@ def test_a_weight_at_an_end_of_the_interval_is_within_it():
 def test_no_gradient_and_a_weight_of_1_between_equal_probabilities(level):
     trainer = torch.full((2, 3), -1.0, requires_grad=True)
     for weights in (
-        corrections.truncated(trainer, trainer.detach(), MASK, cap=2.0, level=level),
-        corrections.masked(trainer, trainer.detach(), MASK, interval=(0.0, 2.0), level=level),
+        ratios.truncated(trainer, trainer.detach(), MASK, cap=2.0, level=level),
+        ratios.masked(trainer, trainer.detach(), MASK, interval=(0.0, 2.0), level=level),
     ):
         assert not weights.requires_grad
         assert weights.tolist() == [[1.0] * 3] * 2
@@ -81,9 +79,9 @@ def test_extreme_probabilities_give_weights_from_0_to_the_bound(level):
     engine = torch.tensor([[-1.0], [nothing], [nothing]])
     mask = torch.ones(3, 1, dtype=torch.bool)
     tiny = math.exp(-80)
-    actual = corrections.truncated(trainer, engine, mask, cap=2.0, level=level)
+    actual = ratios.truncated(trainer, engine, mask, cap=2.0, level=level)
     assert actual[:, 0].tolist() == pytest.approx([tiny, 2.0, 1.0], rel=1e-4)
-    actual = corrections.masked(trainer, engine, mask, interval=(0.5, 2.0), level=level)
+    actual = ratios.masked(trainer, engine, mask, interval=(0.5, 2.0), level=level)
     assert actual[:, 0].tolist() == [0.0, 0.0, 1.0]
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from mugrpo.optimize import kernel as kernels
-from mugrpo.optimize.kernel import choose_kernel, kernel_fault
+from mugrpo.optimize import forward as kernels
+from mugrpo.optimize.forward import choose_kernel, kernel_fault
 from tests.builders import tiny_policy
 from tests.cases import table
 from tests.model.test_varlen import reference

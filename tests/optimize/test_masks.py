@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from mugrpo.optimize.loss import UpdateLoss
-from mugrpo.optimize.masks import negative_advantage_veto, off_policy
+from mugrpo.optimize.loss import UpdateLoss, reduced_loss
 from mugrpo.optimize.objectives import grpo
-from mugrpo.optimize.reduction import reduced_loss
+from mugrpo.optimize.ratios import negative_advantage_veto, off_policy
 from tests.cases import table
 from tests.updates import config_of, hand_batch
 

@@ -16,8 +16,7 @@ import torch
 from hypothesis import example, given, note, settings
 from hypothesis import strategies as st
 
-from mugrpo.optimize.loss import UpdateLoss
-from mugrpo.optimize.reduction import denominator, reduced_loss
+from mugrpo.optimize.loss import UpdateLoss, denominator, reduced_loss
 from tests.cases import some, table
 from tests.objective_cases import (
     FORMS,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mugrpo.config.load import build_config
-from mugrpo.optimize import reference
+from mugrpo.optimize import ratios
 from mugrpo.optimize.loss import UpdateLoss
 from tests.cases import table
 from tests.updates import hand_batch
@@ -21,7 +21,7 @@ def of_ratios(
 ) -> tuple[list[float], list[float]]:
     """Return (KL per token, its slope in log pi). The ratios are ref / pi and pi / beta."""
     logprobs = torch.full((1, len(ratios)), -1.0, dtype=torch.float64, requires_grad=True)
-    actual = reference.kl(
+    actual = ratios.kl(
         logprobs,
         logprobs.detach() - torch.tensor([ratios]).double().log(),
         logprobs.detach() + torch.tensor([reference_ratios]).double().log(),
@@ -57,11 +57,11 @@ def test_on_policy_the_values_agree_and_the_slopes_do_not():
 def test_it_is_never_below_0_and_precise_near_equality():
     distance = torch.linspace(-2, 2, 401, dtype=torch.float64)[None]
     nothing = torch.zeros_like(distance)
-    values = reference.kl(nothing, nothing, distance, corrected=False)
+    values = ratios.kl(nothing, nothing, distance, corrected=False)
     assert (values >= 0).all()
     assert values.argmin() == 200
     small = torch.tensor([[1e-3]])  # fp32: d^2 / 2
-    values = reference.kl(torch.zeros(1, 1), torch.zeros(1, 1), small, corrected=True)
+    values = ratios.kl(torch.zeros(1, 1), torch.zeros(1, 1), small, corrected=True)
     assert values.item() == pytest.approx(0.5e-6, rel=2e-3)
 
 
@@ -80,7 +80,7 @@ def test_extreme_probabilities_are_finite_in_fp32(
     logprob, behavior, ref, ratio, distance, corrected
 ):
     logprobs = torch.tensor([[logprob]], requires_grad=True)
-    actual = reference.kl(
+    actual = ratios.kl(
         logprobs, torch.tensor([[behavior]]), torch.tensor([[ref]]), corrected=corrected
     )
     expected = math.expm1(distance) - distance
@@ -92,7 +92,7 @@ def test_extreme_probabilities_are_finite_in_fp32(
 
 def test_the_product_of_k3_and_ratio_is_finite_in_fp32():
     """beta = e^-200, pi = e^-100, ref = 1."""
-    actual = reference.kl(
+    actual = ratios.kl(
         torch.full((1, 1), -100.0), torch.full((1, 1), -200.0), torch.zeros(1, 1), corrected=True
     )
     assert actual.isfinite().all()
@@ -104,7 +104,7 @@ def test_if_the_distance_is_clamped_the_corrected_slope_keeps_its_sign():
     The policy has given this token up, and the penalty must not push it further down.
     """
     logprobs = torch.full((1, 1), -42.0, requires_grad=True)
-    actual = reference.kl(
+    actual = ratios.kl(
         logprobs, torch.full((1, 1), -10.0), torch.full((1, 1), -1.0), corrected=True
     )
     actual.sum().backward()

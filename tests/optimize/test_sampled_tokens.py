@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import json
 import statistics
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,12 +12,10 @@ import pytest
 import torch
 
 from mugrpo.model.policy import Policy
+from mugrpo.optimize.diagnostics import SampleCollector
 from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.forward import rollout_logprobs
-from mugrpo.optimize.logprobs_process import _arrays
-from mugrpo.optimize.samples import SampleCollector
 from mugrpo.optimize.trainer import Trainer
-from mugrpo.processes.messages import from_json, to_json
 from tests.builders import plain_logprobs, sampled_experience, stale, tiny_policy, with_turns
 from tests.cases import table
 from tests.updates import assert_same_gradients, config_of, step
@@ -169,12 +166,3 @@ def test_a_sample_shows_what_was_not_sampled(policy, turns):
         assert len(one["tokens"]) == len(one["entropies"]) == len(rollout.response_ids)
         assert rollout.loss_mask[one["marks"]["clipped"]].all()
     assert any(one["marks"]["clipped"] for one in described)
-
-
-def test_turns_survive_the_way_to_another_process(turns):
-    for rollout in turns.rollouts[:2]:
-        row = _arrays(from_json(to_json(asdict(rollout))))
-        assert json.dumps(row["finish_reason"]) == json.dumps(rollout.finish_reason)
-        for name in ("response_ids", "behavior_logprobs", "loss_mask", "turns"):
-            np.testing.assert_array_equal(row[name], getattr(rollout, name))
-            assert row[name].dtype == getattr(rollout, name).dtype

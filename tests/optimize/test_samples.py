@@ -11,9 +11,8 @@ import torch
 
 from mugrpo.config.run import ModelOptions
 from mugrpo.model.policy import load_policy
-from mugrpo.optimize.batching import MicroBatch
-from mugrpo.optimize.experience import Experience
-from mugrpo.optimize.samples import SampleCollector
+from mugrpo.optimize.diagnostics import SampleCollector
+from mugrpo.optimize.experience import Experience, MicroBatch
 from mugrpo.optimize.trainer import Trainer
 from tests.builders import plain_logprobs, stale
 from tests.cases import table

@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mugrpo.optimize import corrections, masks
+from mugrpo.optimize import ratios
 from mugrpo.optimize.objectives import cispo, grpo
 from tests.cases import table
 from tests.trl_losses import (
@@ -204,7 +204,7 @@ def test_off_policy_mask_is_the_inverse_of_trls(delta):
         keep_B1 = GRPOTrainer.get_off_policy_mask(
             update.advantages[:, None], update.logprobs, update.trainer, update.mask.long(), delta
         )
-        ours_BT = masks.off_policy(
+        ours_BT = ratios.off_policy(
             update.logprobs, update.trainer, update.advantages, update.mask, delta=delta
         )
         assert torch.equal(ours_BT, (keep_B1 == 0) & update.mask)
@@ -267,7 +267,7 @@ def test_weights_equal_trls(mode, correction, clip):
     reached = 0
     for seed in range(10):
         update = random_update(seed)
-        function = getattr(corrections, correction["name"])
+        function = getattr(ratios, correction["name"])
         weights_BT = function(update.trainer, update.engine, update.mask, **knobs)
         trl = trl_weights(update, mode, clip).expand_as(weights_BT)
         torch.testing.assert_close(
@@ -297,9 +297,9 @@ def test_corrected_losses_equal_trl(loss_type, mode, correction, clip):
 def test_truncation_has_no_lower_bound_and_trls_has_an_optional_one():
     update = random_update(0)
     trl = trl_weights(update, "token_truncate", (0.9, 1.3))[update.mask]
-    weights = corrections.truncated(
-        update.trainer, update.engine, update.mask, cap=1.3, level="token"
-    )[update.mask]
+    weights = ratios.truncated(update.trainer, update.engine, update.mask, cap=1.3, level="token")[
+        update.mask
+    ]
     assert trl.min() == 0.9
     assert weights.min() < 0.9
     torch.testing.assert_close(weights.clamp(min=0.9), trl)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mugrpo.config.parts import KLReference
-from mugrpo.optimize import reference
+from mugrpo.optimize import ratios
 from tests.cases import table
 from tests.trl_losses import (
     DAPO,
@@ -47,7 +47,7 @@ def test_kl_term_equals_trl_in_both_forms(loss_type, corrected):
                 logged=logged,
             ),
         )
-        kl_BT = reference.kl(update.logprobs, update.trainer, update.reference, corrected=corrected)
+        kl_BT = ratios.kl(update.logprobs, update.trainer, update.reference, corrected=corrected)
         assert kl_BT[update.mask].mean().item() == pytest.approx(logged["kl"][0], rel=1e-12)
 
 

@@ -78,10 +78,10 @@ def test_charts_docstrings_and_what_only_shows_numbers_do_not_count(
 
 def test_a_file_that_is_gone_counts(copy: Path):
     before = code_sha256(copy)
-    moved = (copy / "optimize/lr.py").rename(copy / "optimize/lr.txt")
+    moved = (copy / "optimize/trainer.py").rename(copy / "optimize/lr.txt")
     code_sha256.cache_clear()
     assert code_sha256(copy) != before
-    moved.rename(copy / "optimize/lr.py")
+    moved.rename(copy / "optimize/trainer.py")
     code_sha256.cache_clear()
 
 

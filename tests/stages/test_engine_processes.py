@@ -132,17 +132,17 @@ def test_a_run_whose_engine_is_killed_ends_in_the_same_bits(tmp_path: Path, refe
     assert_same_training(run_dir, reference)
 
 
-def test_generation_in_separate_engines_makes_no_trainer_and_reads_no_weights(
+def test_generation_in_separate_engines_makes_no_trainer_and_reads_weights_for_the_canary_only(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ):
-    loads, trainers = list[Any](), list[Any]()
-    monkeypatch.setattr(policies, "load_model", lambda path, *_: loads.append(path))
+    loads, trainers, load = list[Any](), list[Any](), policies.load_model
+    monkeypatch.setattr(policies, "load_model", lambda *how: (loads.append(1), load(*how))[1])
     monkeypatch.setattr(Trainer, "__init__", lambda *_, **__: trainers.append(1))
     config = write_config(tmp_path)
     ended = command("generate", config, "--run-dir", tmp_path / "run", "--engine.processes", 1)
     assert ended.status == 0, ended
     assert state(tmp_path / "run").rollouts == (3, 0)
-    assert (loads, trainers) == ([], [])
+    assert (loads, trainers) == ([1], [])
 
 
 def test_only_the_model_is_handed_over(tmp_path: Path, reference: Path):

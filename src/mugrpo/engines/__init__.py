@@ -27,8 +27,8 @@ from mugrpo.engines.probe import unfit
 from mugrpo.engines.process import RemoteEngine
 from mugrpo.engines.server import ServerEngine
 from mugrpo.engines.vllm import adapters_of, require_vllm, vllm_host
+from mugrpo.model.loading import Vocabulary
 from mugrpo.model.policy import Policy
-from mugrpo.model.vocabulary import Vocabulary
 from mugrpo.processes.cluster import cluster_of
 
 

@@ -20,7 +20,7 @@ from mugrpo.config.private import concealed
 from mugrpo.disk.errors import RunStopped
 from mugrpo.engines.base import WAIT, Completion, Decoded, More, Request, checked
 from mugrpo.engines.vllm import EXTENSION, OLDEST, new_enough
-from mugrpo.model.vocabulary import Vocabulary
+from mugrpo.model.loading import Vocabulary
 from mugrpo.processes import http
 from mugrpo.processes.messages import printable
 

@@ -14,8 +14,8 @@ from mugrpo.config.lora import LoRAOptions
 from mugrpo.config.run import ModelOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.engines.host import Host, cannot_be_run
+from mugrpo.model.loading import Vocabulary
 from mugrpo.model.pretrained import model_path
-from mugrpo.model.vocabulary import Vocabulary
 from mugrpo.processes.lifetime import passed_on
 
 OLDEST = (0, 26)  # its reload_weights takes a path; tools/vllm_env.py has the tested version

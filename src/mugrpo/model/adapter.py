@@ -22,8 +22,7 @@ from transformers.pytorch_utils import Conv1D
 
 from mugrpo.config.lora import LoRAOptions
 from mugrpo.disk.errors import UsageError
-from mugrpo.model.dtensors import local, rows_of
-from mugrpo.model.files import readable_as
+from mugrpo.model.files import local, readable_as, rows_of
 
 CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _LINEAR = (nn.Linear, Conv1D)

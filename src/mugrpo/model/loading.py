@@ -4,28 +4,40 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
+import re
+import socket
+import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import torch
+import transformers
+from huggingface_hub import is_offline_mode
+from huggingface_hub.constants import ENDPOINT
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
+from transformers.utils.hub import cached_file
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from mugrpo.config.lora import LoRAOptions
 from mugrpo.config.run import ModelOptions
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.publishing import SUMS, regular
+from mugrpo.disk.publishing import SUMS, regular, sha256_of
 from mugrpo.model.adapter import put_adapter
-from mugrpo.model.dtensors import tensors_of
-from mugrpo.model.hub import hub_answers
+from mugrpo.model.files import tensors_of
+from mugrpo.model.hardware import out_of_memory
 from mugrpo.model.pretrained import model_path, refuse_no_folder
-from mugrpo.model.printing import visibly
-from mugrpo.model.sizes import refuse_absurd_sizes
-from mugrpo.model.vocabulary import Vocabulary, vocabulary_of
-from mugrpo.processes.messages import printable
+from mugrpo.processes.limited import LimitError, limited
+from mugrpo.processes.messages import printable, visible
 
 _WAY_OUT = (
     "name a directory in Hugging Face format, or a hub id if there is a network (a gated one "
@@ -236,3 +248,167 @@ def first_line(error: Exception) -> str:
     An error without a message is called by its name.
     """
     return printable((str(error).strip() or type(error).__name__).split("\n")[0], 1000)
+
+
+# The facts about a model's tokens that an engine needs, even if it never loads the model.
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The number of a model's token ids, and the ids that end a response."""
+
+    size: int
+    stop_ids: list[int]  # ascending
+
+
+def vocabulary_of(
+    size: int, tokenizer: Any, generation_config: Any, options: ModelOptions
+) -> Vocabulary:
+    """Return the vocabulary of a model with `size` embeddings.
+
+    A response ends at the end-of-sequence token of the tokenizer, or at one of those in the
+    generation config. Raises UsageError if one of these tokens is outside the embeddings.
+    """
+    eos_ids = getattr(generation_config, "eos_token_id", None)
+    ids = eos_ids if isinstance(eos_ids, list) else [] if eos_ids is None else [eos_ids]
+    stop_ids = sorted({tokenizer.eos_token_id, *ids})
+    if max(stop_ids) >= size:
+        raise UsageError(
+            f"the end-of-sequence id {max(stop_ids)} is outside the model's "
+            f"{size} embeddings: the tokenizer of {options.path} belongs to another model"
+        )
+    return Vocabulary(size, stop_ids)
+
+
+# Whether a model's config.json has sizes that its weights can have, before the model is built.
+
+
+_SECONDS, _MEGABYTES = 60, 2048  # a model without weights: a few seconds for thousands of layers
+_PER_BYTE = 4  # parameters of weights with two bits each, the smallest in use
+_LONGEST = 1 << 20  # bytes of a config that is read here; a real one has thousands
+_WEIGHTS = ("*.safetensors", "*.bin")
+
+_parameters: dict[str, int] = {}  # of each config that was built, by its hash
+
+
+def refuse_absurd_sizes(path: str | Path, *, local_files_only: bool) -> None:
+    """Raise UsageError if no model has the sizes in the config of `path`, a directory or hub id.
+
+    The model is built without weights, in a process with limits on time and memory. Weight files
+    in a directory must not be much too small for it. Raises OSError or ValueError if the config
+    cannot be used.
+    """
+    file = cached_file(str(path), "config.json", local_files_only=local_files_only)
+    if file is None:
+        return  # loading says so
+    key = sha256_of(Path(file))
+    if key not in _parameters:
+        _import_model(Path(file))
+        try:
+            built = limited(lambda: _built(str(path)), seconds=_SECONDS, megabytes=_MEGABYTES)
+        except LimitError as error:
+            raise UsageError(
+                f"the model that {file} describes {error} before it has any weights; its sizes "
+                "cannot be right: get it again, or name another model"
+            ) from None
+        if "error" in built:
+            raise ValueError(built["error"])
+        _parameters[key] = built["parameters"]
+    files = [weights for form in _WEIGHTS for weights in Path(path).glob(form)]
+    size = sum(weights.stat().st_size for weights in files)
+    if files and _parameters[key] > _PER_BYTE * size:
+        raise UsageError(
+            f"{file} describes {_parameters[key]:,} parameters, but the weight files beside it "
+            f"have only {size:,} bytes; get the model again, or name another one"
+        )
+
+
+def _import_model(config: Path) -> None:
+    """Import the model's class before the fork; otherwise the fork and this process both would."""
+    if config.stat().st_size < _LONGEST:
+        kind = dict(json.loads(config.read_bytes())).get("model_type")
+        name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(str(kind))
+        if isinstance(name, str):
+            getattr(transformers, name)
+
+
+def _built(path: str) -> dict[str, Any]:
+    """Return the number of parameters of the model at `path`, or why it cannot be built."""
+    how: dict[str, Any] = {"trust_remote_code": False}
+    try:
+        config = AutoConfig.from_pretrained(path, local_files_only=True, **how)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, **how)
+        return {"parameters": sum(parameter.numel() for parameter in model.parameters())}
+    except Exception as error:
+        if out_of_memory(error):
+            raise MemoryError from None
+        return {"error": str(error) or type(error).__name__}
+
+
+# What libraries print of others' files, without the characters that a terminal obeys.
+
+
+_COLORS = re.compile(r"\x1b\[[0-9;]*m")  # a library's own, or another's: dropped
+
+
+class _Visible:
+    """A stream that passes text on without the characters that a terminal obeys."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._stream.write(visible(_COLORS.sub("", text).expandtabs()))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def visibly() -> Iterator[None]:
+    """Escape what Python code prints, warns of or logs within the block.
+
+    Names of tensors, tokens and keys are quoted by libraries in reports and warnings as they are.
+    A log handler keeps the stream that it was made with, so that stream is replaced too.
+    """
+    streams = {name: getattr(sys, name) for name in ("stdout", "stderr")}
+    loggers = [logging.root, *map(logging.getLogger, list(logging.root.manager.loggerDict))]
+    handlers = {
+        handler: handler.stream
+        for logger in loggers
+        for handler in logger.handlers
+        if isinstance(handler, logging.StreamHandler)
+        and vars(handler).get("stream") is not None  # else it looks for one, or opens a file
+    }
+    try:
+        for name, stream in streams.items():
+            setattr(sys, name, _Visible(stream))
+        for handler, stream in handlers.items():
+            handler.stream = _Visible(stream)
+        yield
+    finally:
+        for handler, stream in handlers.items():
+            handler.stream = stream
+        for name, stream in streams.items():
+            setattr(sys, name, stream)
+
+
+# Whether the Hugging Face hub can be reached.
+
+
+@cache
+def hub_answers() -> bool:
+    """Return whether the hub can be reached. Libraries would try for half a minute."""
+    if is_offline_mode():
+        return False
+    if getproxies().keys() - {"no"}:
+        return True  # they may know the way
+    hub = urlsplit(ENDPOINT)
+    try:
+        port = hub.port or (443 if hub.scheme == "https" else 80)
+        socket.create_connection((hub.hostname, port), timeout=3).close()
+    except OSError:
+        return False
+    return True

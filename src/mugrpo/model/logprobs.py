@@ -12,10 +12,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from mugrpo.model.rows import plain_hidden, response_places
+from mugrpo.model.attention import Kernel
 from mugrpo.model.shaping import PLAIN, Shaping, shaping_of
-from mugrpo.model.shared_prompts import shared_hidden
-from mugrpo.model.varlen import Kernel
+from mugrpo.model.shared_prompts import plain_hidden, response_places, shared_hidden
 
 # Numbers of a block. A CPU's cores hold it in their caches from one pass to the next. On a GPU it
 # bounds the memory of the passes (256 MiB each), and starts few kernels.

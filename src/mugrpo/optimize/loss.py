@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -21,19 +21,18 @@ from mugrpo.config.parts import CorrectionOptions, KLReference, SequenceMaskOpti
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.sources import load_file
-from mugrpo.optimize import corrections, masks, reference
-from mugrpo.optimize.batching import MicroBatch
-from mugrpo.optimize.experience import Responses
+from mugrpo.optimize import ratios
+from mugrpo.optimize.experience import MicroBatch, Responses
 from mugrpo.optimize.objectives import Objective, TokenTensors, load_objective
 
 Tensors = Mapping[str, torch.Tensor]
 
 _Function = Callable[..., torch.Tensor]
-_VETOES: dict[str, _Function] = {"negative_advantage": masks.negative_advantage_veto}
-_SEQUENCE_MASKS: dict[str, _Function] = {"off_policy": masks.off_policy}
+_VETOES: dict[str, _Function] = {"negative_advantage": ratios.negative_advantage_veto}
+_SEQUENCE_MASKS: dict[str, _Function] = {"off_policy": ratios.off_policy}
 _CORRECTIONS: dict[str, _Function] = {
-    "truncated": corrections.truncated,
-    "masked": corrections.masked,
+    "truncated": ratios.truncated,
+    "masked": ratios.masked,
 }
 
 
@@ -159,7 +158,7 @@ class UpdateLoss:
         self, batch: MicroBatch, logprobs_BT: torch.Tensor, behavior_BT: torch.Tensor
     ) -> torch.Tensor:
         assert self.kl is not None
-        kl = partial(reference.kl, corrected=self.kl.corrected)
+        kl = partial(ratios.kl, corrected=self.kl.corrected)
         kl_BT = kl(logprobs_BT, behavior_BT, batch.stored["reference_logprobs"])
         counted_BT = batch.mask
         if self.zero_variance_mask:
@@ -178,3 +177,40 @@ def _objective(options: ObjectiveOptions) -> Objective:
             f"objective.path = {options.path!r} cannot be used ({type(error).__name__}: {error}); "
             "it must define loss(logprobs, behavior_logprobs, advantages, mask, **options)"
         ) from None
+
+
+# Reduce token losses to one number, with the update's denominator.
+
+
+Reduction = Literal["token_mean", "sequence_mean", "constant"]
+
+
+def denominator(reduction: Reduction, *, tokens: int, responses: int, max_new_tokens: int) -> int:
+    """Return the number that an update's summed loss is divided by.
+
+    It counts every response of the update, even if masked, vetoed or not computed. Therefore
+    neither a mask nor the cut into micro-batches changes the weight of the other tokens. `tokens`
+    and `responses` are those of the update, and only tokens that the policy sampled are counted;
+    `max_new_tokens` is the config's.
+    """
+    return {
+        "token_mean": tokens,
+        "sequence_mean": responses,
+        "constant": responses * max_new_tokens,
+    }[reduction]
+
+
+def reduced_loss(
+    loss_BT: torch.Tensor, mask_BT: torch.Tensor, reduction: Reduction, denominator: int
+) -> torch.Tensor:
+    """Return what these responses contribute to an update's loss, a scalar.
+
+    token_mean and constant: sum of the token losses / denominator. sequence_mean: sum of each
+    response's mean token loss / denominator. The contributions of all micro-batches add up to the
+    update's loss. `loss_BT` and `mask_BT` (bool, true at response tokens) are [B, T].
+    """
+    assert loss_BT.shape == mask_BT.shape and loss_BT.ndim == 2
+    per_response_B = (loss_BT * mask_BT).sum(-1)
+    if reduction == "sequence_mean":
+        per_response_B = per_response_B / mask_BT.sum(-1).clamp(min=1)
+    return per_response_B.sum() / denominator

@@ -1,6 +1,11 @@
-"""Importance ratios. Suffixes: B responses, T response tokens."""
+"""Importance ratios, and what is computed from them: masks, corrections, a KL penalty.
+
+Suffixes: B responses, T response tokens.
+"""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import torch
 
@@ -64,3 +69,147 @@ def _like(bound: float | torch.Tensor, ratio_BT: torch.Tensor) -> torch.Tensor:
 def finite(logprobs_BT: torch.Tensor) -> torch.Tensor:
     """Return the log-probabilities clamped to at least -1e4. No loss is infinite then."""
     return logprobs_BT.clamp(min=_LEAST)
+
+
+# Masks that remove tokens or whole responses from an update.
+#
+# Each function returns [B, T] bool, true for tokens whose policy term is removed. The update's
+# denominator still counts removed tokens, so that no other token gains weight.
+
+
+Scope = Literal["suffix", "trigger", "post_trigger", "from_trigger", "response"]
+
+
+def negative_advantage_veto(
+    logprobs: torch.Tensor,
+    behavior_logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    kappa: float,
+    scope: Scope,
+) -> torch.Tensor:
+    """Return the tokens that Mu-GRPO's negative-advantage veto (arXiv 2605.17570) removes:
+
+        T   = { t : A < 0, r_t < kappa }      trigger tokens
+        tau = min T                           no trigger, no veto
+
+    Scope "suffix" removes H_kappa = { t > tau : r_t >= kappa }, "trigger" T, "post_trigger" all
+    t > tau, "from_trigger" all t >= tau, "response" all t. Responses with a positive advantage are
+    never touched. We infer from the paper's abstract and captions that its veto is H_kappa after
+    the first trigger; they do not give kappa. `advantages` is [B], all other tensors [B, T].
+    """
+    assert logprobs.shape == behavior_logprobs.shape == mask.shape and advantages.ndim == 1
+    ratio_BT = log_ratios(logprobs.detach(), behavior_logprobs).exp()
+    trigger_BT = (advantages[:, None] < 0) & (ratio_BT < kappa) & mask
+    reached_BT = trigger_BT.cumsum(-1) > 0  # t >= tau
+    after_BT = (trigger_BT.cumsum(-1) - trigger_BT.int()) > 0  # t > tau
+    scopes = {
+        "suffix": after_BT & ~trigger_BT,
+        "trigger": trigger_BT,
+        "post_trigger": after_BT,
+        "from_trigger": reached_BT,
+        "response": trigger_BT.any(-1, keepdim=True).expand_as(mask),
+    }
+    return scopes[scope] & mask
+
+
+def off_policy(
+    logprobs: torch.Tensor,
+    behavior_logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    delta: float,
+) -> torch.Tensor:
+    """Return the tokens that DeepSeek-V3.2's sequence mask (arXiv 2512.02556) removes:
+
+        all tokens of a response with A < 0 and mean over t of log(beta_t / pi_t) > delta
+
+    Equals the inverse of TRL's `get_off_policy_mask`, which marks what to keep.
+    """
+    assert logprobs.shape == behavior_logprobs.shape == mask.shape and advantages.ndim == 1
+    moved_B1 = masked_mean(-log_ratios(logprobs.detach(), behavior_logprobs), mask)
+    return (advantages[:, None] < 0) & (moved_B1 > delta) & mask
+
+
+# Weights that correct for an engine whose probabilities differ from the trainer's.
+#
+# w = exp(trainer_behavior_logprobs - behavior_logprobs): the trainer and the engine compute these
+# logprobs with the same model weights. Later changes of the policy are in the importance ratio, not
+# in w. All tensors are [B, T], without gradient.
+
+
+Level = Literal["token", "sequence"]
+
+
+def truncated(
+    trainer_behavior_logprobs: torch.Tensor,
+    behavior_logprobs: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    cap: float,
+    level: Level,
+) -> torch.Tensor:
+    """Return min(w, cap): truncated importance sampling.
+
+    Equals TRL's "token_truncate" and "sequence_truncate" without their lower bound.
+    """
+    return _weights(trainer_behavior_logprobs, behavior_logprobs, mask, level).clamp(max=cap)
+
+
+def masked(
+    trainer_behavior_logprobs: torch.Tensor,
+    behavior_logprobs: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    interval: tuple[float, float],
+    level: Level,
+) -> torch.Tensor:
+    """Return w if it is within the interval, else 0: masked importance sampling.
+
+    Equals TRL's "token_mask" and "sequence_mask".
+    """
+    low, high = interval
+    weights_BT = _weights(trainer_behavior_logprobs, behavior_logprobs, mask, level)
+    return weights_BT.masked_fill((weights_BT < low) | (weights_BT > high), 0.0)
+
+
+def _weights(
+    trainer: torch.Tensor, behavior: torch.Tensor, mask: torch.Tensor, level: Level
+) -> torch.Tensor:
+    log_weights_BT = log_ratios(trainer, behavior).detach()
+    if level == "sequence":
+        total_B1 = (log_weights_BT * mask).sum(-1, keepdim=True)
+        log_weights_BT = held(total_B1).expand_as(log_weights_BT)
+    return log_weights_BT.exp()
+
+
+_HALF = 40.0  # bound on log ratios here: the product of two exponentials must be finite
+
+
+def kl(
+    logprobs: torch.Tensor,
+    behavior_logprobs: torch.Tensor,
+    reference_logprobs: torch.Tensor,
+    *,
+    corrected: bool,
+) -> torch.Tensor:
+    """Return KL(policy || reference) per token, [B, T], by the k3 estimator:
+
+        k3 = e^d - d - 1,   d = log reference - log policy
+
+    The mean of k3 over the policy's own samples is the divergence (Schulman, "Approximating KL
+    divergence"), but its mean gradient is that of KL(reference || policy). With `corrected`, k3 is
+    multiplied by the ratio to the behavior policy, with the gradient through the ratio. Then mean
+    and mean gradient are those of the divergence, on stale samples too. Uncorrected, this equals
+    TRL's per-token KL; corrected, TRL's with `use_bias_correction_kl`. For responses of several
+    tokens it is the divergence of the next token, under the prefixes that were sampled.
+    """
+    d_BT = log_ratios(reference_logprobs, logprobs).clamp(-_HALF, _HALF)
+    k3_BT = torch.expm1(d_BT) - d_BT
+    if not corrected:
+        return k3_BT
+    ratio_BT = log_ratios(logprobs, behavior_logprobs).clamp(-_HALF, _HALF).exp()
+    flat_BT = d_BT.detach().abs() >= _HALF  # if d has no gradient, the ratio's alone would mislead
+    return k3_BT * torch.where(flat_BT, ratio_BT.detach(), ratio_BT)

@@ -11,7 +11,7 @@ from mugrpo.disk.records import Problem, TrainerState
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.environments.base import Environments
 from mugrpo.environments.pool import environments_of
-from mugrpo.model.vocabulary import Vocabulary
+from mugrpo.model.loading import Vocabulary
 from mugrpo.processes.lifetime import StopFlag
 from mugrpo.processes.ranks import ALONE, Ranks
 from mugrpo.rollouts.prompts import PromptEncoder

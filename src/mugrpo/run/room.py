@@ -25,10 +25,8 @@ from mugrpo.config.engines import (
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.model.adapter import put_adapter
-from mugrpo.model.hardware import device_of
-from mugrpo.model.loading import model_config
-from mugrpo.model.memory import host_memory
-from mugrpo.model.sizes import refuse_absurd_sizes
+from mugrpo.model.hardware import device_of, host_memory
+from mugrpo.model.loading import model_config, refuse_absurd_sizes
 from mugrpo.optimize.forward import LOGPROB_CHUNK
 
 GIB = 1 << 30

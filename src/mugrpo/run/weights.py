@@ -20,10 +20,10 @@ from mugrpo.disk.in_memory import clear_memory, with_room
 from mugrpo.disk.publishing import fleeting, publish_folder, publish_json, sealed_folder_fault
 from mugrpo.disk.records import Rollout
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.model.memory import give_back_memory
+from mugrpo.model.hardware import give_back_memory
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.model.pretrained import model_path
-from mugrpo.optimize.budget import TokenBudget
+from mugrpo.optimize.experience import TokenBudget
 from mugrpo.optimize.forward import rollout_logprobs
 from mugrpo.optimize.fsdp import distribute
 from mugrpo.processes.ranks import ALONE, Ranks
@@ -136,8 +136,8 @@ class Weights:
         """Return a policy with the weights after `update` updates. Do not train it."""
         if self._ranks.size > 1 or (self.policy is not None and self.policy.update == update):
             return self.at(update)
-        if self._frozen is None or self._frozen.update != update:
-            self._frozen = self._frozen or self._loaded()
+        self._frozen = self._frozen or self._loaded()
+        if self._frozen.update != update:
             self._frozen.load_weights(self.path(update), update)
         return self._frozen
 

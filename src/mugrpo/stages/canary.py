@@ -12,7 +12,7 @@ from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.places import passing
 from mugrpo.disk.records import Rollout
 from mugrpo.engines.base import Decoded
-from mugrpo.model.memory import out_of_memory_explained
+from mugrpo.model.hardware import out_of_memory_explained
 from mugrpo.rollouts.sampler import Draw, Sampler
 from mugrpo.stages.background import at_once
 

@@ -15,8 +15,8 @@ from mugrpo.disk.publishing import publish_folder, publish_json, with_sum
 from mugrpo.disk.records import Rollout
 from mugrpo.disk.shards import RowReader, ShardSet, score_from_row
 from mugrpo.engines.base import Engine
-from mugrpo.model.memory import out_of_memory_explained
-from mugrpo.optimize.samples import response
+from mugrpo.model.hardware import out_of_memory_explained
+from mugrpo.optimize.diagnostics import response
 from mugrpo.rollouts.accuracy import evaluated
 from mugrpo.rollouts.conversing import make_sampler
 from mugrpo.rollouts.sampler import Draw, SampledShard, Sampler

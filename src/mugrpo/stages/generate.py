@@ -11,7 +11,7 @@ from mugrpo.disk.metrics import MetricsLog
 from mugrpo.disk.places import passing
 from mugrpo.disk.shards import ShardSet
 from mugrpo.engines.base import Decoded
-from mugrpo.model.memory import out_of_memory_explained
+from mugrpo.model.hardware import out_of_memory_explained
 from mugrpo.rollouts.conversing import make_sampler
 from mugrpo.rollouts.sampler import Sampler
 from mugrpo.rollouts.score import scored

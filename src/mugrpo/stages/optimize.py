@@ -11,8 +11,8 @@ from mugrpo.config.stages import MEASURED
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.metrics import MetricsLog
 from mugrpo.disk.publishing import publish_json, with_sum
+from mugrpo.optimize.diagnostics import SampleCollector
 from mugrpo.optimize.experience import Experience
-from mugrpo.optimize.samples import SampleCollector
 from mugrpo.rollouts.schedule import Schedule
 from mugrpo.run.opened import OpenRun
 from mugrpo.stages.logprobs import Compute

@@ -98,10 +98,10 @@ class RankProcesses:
     def logprobs_for_engines(
         self, update: int, rollouts: Sequence[Rollout]
     ) -> list[NDArray[np.float32]]:
-        """Return what `logprobs` does, from another process if engines leave ranks no room."""
+        """Return what `logprobs` does, from this process if engines leave ranks no room."""
         assert self.sampling is not None
-        elsewhere = self.sampling.computed_elsewhere
-        return (self.logprobs if self.beside_engines else elsewhere)(update, rollouts)
+        own = self.sampling.own_logprobs
+        return (self.logprobs if self.beside_engines else own)(update, rollouts)
 
     def close(self) -> None:
         """End the ranks, if they run. Raises RunStopped if they could not save every update."""

@@ -16,8 +16,7 @@ from mugrpo.disk.shards import ShardSet
 from mugrpo.engines import make_engines
 from mugrpo.engines.base import Engine
 from mugrpo.engines.process import RemoteEngine
-from mugrpo.model.memory import give_back_if_tight, out_of_memory_explained
-from mugrpo.optimize.logprobs_process import logprobs_elsewhere
+from mugrpo.model.hardware import give_back_if_tight, out_of_memory_explained
 from mugrpo.rollouts.lengths import ExpectedLengths
 from mugrpo.rollouts.messages import MessageEncoder
 from mugrpo.rollouts.turns import Dialogue
@@ -32,7 +31,7 @@ class Sampling:
 
     `background` is the generation that runs beside updates, if there is one. `make_room` leaves
     the GPUs to engines that share them with the trainer. `compute` returns the trainer's logprobs
-    if this process has no model; by default, another process computes them.
+    from the ranks, if there are any.
     """
 
     def __init__(self, run: OpenRun, weights: Weights) -> None:
@@ -40,7 +39,7 @@ class Sampling:
         self.make_room: Callable[[], None] = lambda: None
         self._run = run
         self._weights = weights
-        self.compute: Compute = self.computed_elsewhere
+        self.compute: Compute | None = None
         self._engines: list[Engine] = []
         self._dialogues: list[Dialogue | None] = []
         self._used = False  # since they have rested
@@ -126,23 +125,28 @@ class Sampling:
     @property
     def compares_elsewhere(self) -> bool:
         """Whether other processes compute the trainer's logprobs."""
-        return self._weights.policy is None
+        return self.compute is not None and self._weights.policy is None
 
     def trainer_logprobs(
         self, update: int, rollouts: Sequence[Rollout]
     ) -> list[NDArray[np.float32]]:
         """Return the trainer's logprobs [T] of each rollout's response after `update` updates."""
-        if self._weights.policy is not None:
-            return self._weights.logprobs(update, rollouts)
-        return self.compute(update, rollouts)
+        compute = self.compute if self.compares_elsewhere else None
+        return (compute or self.own_logprobs)(update, rollouts)
 
-    def computed_elsewhere(
-        self, update: int, rollouts: Sequence[Rollout]
-    ) -> list[NDArray[np.float32]]:
-        """Return what `trainer_logprobs` does, from a process that is started for it."""
-        run = self._run
-        path, log = self._weights.path(update), run.folder.log("canary")
-        return logprobs_elsewhere(run.config, path, rollouts, log, run.stop.check)
+    def own_logprobs(self, update: int, rollouts: Sequence[Rollout]) -> list[NDArray[np.float32]]:
+        """Return what `trainer_logprobs` does, computed in this process.
+
+        If it has no model, it loads one, and drops it: the engines may need the memory. Raises
+        RunStopped if memory runs out.
+        """
+        weights, remedy = self._weights, "leave more memory for it beside the engine"
+        try:
+            with out_of_memory_explained("the trainer's model", remedy):
+                return weights.logprobs(update, rollouts)
+        finally:
+            if weights.policy is None:
+                weights.release()
 
     def expected_lengths(self, stage: int) -> ExpectedLengths:
         """Return the response lengths to expect in `stage`, learned from the stages before it."""

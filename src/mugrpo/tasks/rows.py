@@ -19,8 +19,7 @@ from huggingface_hub import constants
 
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import regular
-from mugrpo.model.hub import hub_answers
-from mugrpo.model.printing import visibly
+from mugrpo.model.loading import hub_answers, visibly
 from mugrpo.processes.limited import LimitError, limited
 
 Row = tuple[str, dict[str, Any]]  # (place such as "problems.jsonl, line 3", column -> value)

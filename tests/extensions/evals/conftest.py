@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mugrpo.tasks.chain import running_states
+from mugrpo.tasks.embedded import running_states
 from tests.tasks.conftest import jsonl  # noqa: F401
 
 PROMPTS = [f"{a}+{b}-1+{c}+2-1+{b}-2=" for a in (1, 2, 3) for b in (1, 2) for c in (1, 3)]  # 12

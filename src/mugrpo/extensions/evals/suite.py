@@ -28,8 +28,8 @@ from mugrpo.disk.shards import ShardSet
 from mugrpo.engines.base import Engine
 from mugrpo.extensions.evals.options import Suite
 from mugrpo.extensions.evals.results import result_of
+from mugrpo.model.hardware import out_of_memory_explained
 from mugrpo.model.loading import load_tokenizer, load_vocabulary, model_sizes
-from mugrpo.model.memory import out_of_memory_explained
 from mugrpo.model.pretrained import model_fingerprint
 from mugrpo.processes.lifetime import StopFlag
 from mugrpo.rollouts.prompts import PromptEncoder

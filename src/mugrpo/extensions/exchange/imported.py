@@ -20,7 +20,7 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import FinishReason, Problem, Rollout, Score, Status
 from mugrpo.extensions.exchange.foreign import FORMATS, Cells, Row, rows_of, turns_of
 from mugrpo.extensions.exchange.grouping import Group, Imported, grouped, meant
-from mugrpo.model.vocabulary import Vocabulary
+from mugrpo.model.loading import Vocabulary
 from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.tasks.cells import prompt_of
 from mugrpo.tasks.dataset import canonical

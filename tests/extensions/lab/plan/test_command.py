@@ -63,31 +63,3 @@ def test_nothing_of_torch_is_imported(file: Path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False False"
-
-
-def test_a_page_shows_the_same_rows(file: Path, tmp_path: Path):
-    page = tmp_path / "plan.html"
-    words = ["plan", str(file), "--machine", "1xCPU", "--schedules", "4", "--html", str(page)]
-    assert main(words) == 0
-    text = page.read_text()
-    assert "Wall-clock by part" in text and "4 (the config&#39;s)" in text and "<svg" in text
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        ([], "name a machine: --machine NAME, with NAME one of 1xA100-40GB, "),
-        (["--machine", "8xH300"], "--machine 8xH300: there is no such machine; choose among"),
-        (["--machine", "1xCPU", "--schedules", "4,x"], "--schedules 4,x: name numbers of updates"),
-        (["--machine", "1xCPU", "--gradient-share", "2"], "--gradient-share 2 must be above 0"),
-        (["--machine", "1xCPU", "--median-tokens", "50"], "--median-tokens 50 must be between"),
-        (["--machine", "1xCPU", "--form", "nowhere"], "nowhere has no config.json on this machine"),
-        (["--machine", "1xCPU", "--html", "plan.pdf"], "--html plan.pdf: name a file that ends"),
-        (["--machine", "1xCPU", "--measure", "m.txt"], "--measure m.txt: name a file that ends"),
-    ],
-)
-def test_bad_input_is_refused_with_a_way_out(
-    file: Path, capsys: pytest.CaptureFixture[str], words: list[str], sentence: str
-):
-    assert main(["plan", str(file), *words]) == 2
-    assert sentence in capsys.readouterr().err

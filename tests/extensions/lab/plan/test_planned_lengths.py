@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mugrpo.disk.errors import UsageError
-from mugrpo.extensions.lab.plan.lengths import Lengths, Seen, assumed, from_file, from_run
+from mugrpo.extensions.lab.plan.lengths import Lengths, Seen, assumed, from_run
 
 
 def test_the_newest_lengths_that_are_not_newer_count():
@@ -36,29 +36,6 @@ def test_assumed_lengths_have_the_median_and_the_tail_that_are_asked_for():
     assert cut.seen[0].responses.max() == 200 and "50.0% cut" in cut.described().replace(
         "49.9", "50.0"
     )
-
-
-def test_a_file_has_a_number_in_each_line(tmp_path: Path):
-    file = tmp_path / "lengths.txt"
-    file.write_text("3\n5\n8\n")
-    prompts, responses = from_file(file, 8, prompt=7).draw(0, 3, 1)
-    assert sorted(responses[:, 0]) == [3, 5, 8] and set(prompts) == {7}
-
-
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("3\nmany\n", "a number of tokens in each line"),
-        ("", "no lengths of at least one token"),
-        ("3\n0\n", "no lengths of at least one token"),
-        ("3\n9\n", r"a response of 9 tokens, but the longest is 8; raise --rollouts.max_new"),
-    ],
-)
-def test_bad_lengths_are_refused(tmp_path: Path, text: str, sentence: str):
-    file = tmp_path / "lengths.txt"
-    file.write_text(text)
-    with pytest.raises(UsageError, match=sentence):
-        from_file(file, 8, prompt=7)
 
 
 def test_a_median_above_the_limit_and_a_run_without_rollouts_are_refused(tmp_path: Path):

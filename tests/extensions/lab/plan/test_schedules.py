@@ -10,7 +10,7 @@ import pytest
 from mugrpo.disk.errors import UsageError
 from mugrpo.extensions.lab.plan.lengths import Lengths, Seen
 from mugrpo.extensions.lab.plan.schedules import Planner
-from mugrpo.extensions.lab.plan.setting import Measured, as_configured, with_updates
+from mugrpo.extensions.lab.plan.setting import as_configured, with_updates
 from tests.extensions.lab.plan.cases import config, machine, setting
 
 
@@ -73,18 +73,6 @@ def test_fewer_refreshes_cost_less_of_them_and_the_tail_is_never_longer():
     assert refreshes == [800, 400, 200, 100]
     generate = [plan.parts["generate"] for plan in plans]
     assert generate == sorted(generate, reverse=True)
-
-
-def test_measured_parts_replace_the_computed_ones():
-    measured = Measured(refresh=7.0, start=5.0, score=0.5, checkpoint=3.0, varied={0: 1.0, 4: 0.5})
-    made = setting()
-    plan = Planner(replace(made, measured=measured)).planned([4, 4], "colocated", 1, 1)
-    assert plan.parts["refresh"] == 2 * 7 + 5
-    assert plan.parts["score"] == 16 and plan.parts["checkpoint"] == 6
-    # In the second stage one of two groups has a gradient.
-    assert plan.parts["optimize"] == pytest.approx(
-        4 * (3 * 4.656 + 5.24) + 4 * (3 * 4.656 / 2 + 5.24)
-    )
 
 
 def test_a_model_that_fits_nowhere():

@@ -7,7 +7,7 @@ import pytest
 
 from mugrpo.extensions.lab.plan.counts import Group, passed
 from mugrpo.extensions.lab.plan.updates import UpdatePrices, as_rollouts, price_of
-from mugrpo.optimize.balance import work
+from mugrpo.optimize.cut import work
 from tests.extensions.lab.plan.cases import FAST, TINY, config, machine
 
 PROMPTS, RESPONSES = np.array([2]), np.array([[2, 3]])

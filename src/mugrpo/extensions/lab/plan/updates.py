@@ -16,7 +16,7 @@ from mugrpo.disk.records import FinishReason, Rollout
 from mugrpo.extensions.lab.plan.counts import FLOAT, Shape
 from mugrpo.extensions.lab.plan.machine import Machine
 from mugrpo.extensions.lab.plan.simulate import Whole
-from mugrpo.optimize.balance import Price, rounds, work
+from mugrpo.optimize.cut import Price, rounds, work
 
 _NONE = np.zeros(0, np.float32)
 
