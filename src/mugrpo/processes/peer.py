@@ -188,19 +188,6 @@ def raise_failure(message: dict[str, Any]) -> None:
         raise kinds[kind](visible(message["text"]))
 
 
-def end_with_all(process: subprocess.Popen[bytes], patience: float) -> None:
-    """Ask a process that leads its own session, and all that it started, to end.
-
-    Kill them if the process has not ended after `patience` seconds.
-    """
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(patience)
-        return
-    kill_with_all(process)
-
-
 def kill_with_all(process: subprocess.Popen[bytes]) -> str:
     """Kill a process that leads its own session, and all that it started.
 
