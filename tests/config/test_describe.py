@@ -9,7 +9,7 @@ from mugrpo.config.base import WorkerOptions
 from mugrpo.config.describe import as_toml, describe, tables
 from mugrpo.config.kept import SuiteUse
 from mugrpo.config.load import build_config
-from mugrpo.config.mixture import Source
+from mugrpo.config.mixture import SourceOptions
 from mugrpo.config.options import choices
 from mugrpo.config.rewards import Reward
 from mugrpo.config.run import RunConfig
@@ -34,21 +34,6 @@ def owners_by_name() -> dict[str, Counter[str]]:
     return listed
 
 
-def of_sources() -> dict[str, Counter[str]]:
-    """What `owners_by_name` has of the tables of task.sources."""
-    listed: dict[str, Counter[str]] = {}
-    for choice, source in choices(Source).items():
-        fields = source.model_fields
-        workers = WorkerOptions.model_fields if "workers" in fields else ()
-        names = [*(fields.keys() - {"workers"}), *(f"workers.{name}" for name in workers)]
-        for name in names:
-            listed.setdefault(f"task.sources[].{name}", Counter())[choice] += 1
-    for choice, reward in choices(Reward).items():
-        for name in reward.model_fields:
-            listed.setdefault(f"task.sources[].rewards[].{name}", Counter())[choice] += 1
-    return listed
-
-
 def test_every_option_is_listed_once_for_each_choice_that_has_it(required):
     """Counted in resolved configs: options outside a choice once, others once for each choice."""
     default = RunConfig().model_dump()
@@ -63,11 +48,11 @@ def test_every_option_is_listed_once_for_each_choice_that_has_it(required):
     for choice, reward in choices(Reward).items():
         for name in reward.model_fields:
             expected.setdefault(f"task.rewards[].{name}", Counter())[choice] += 1
-    for name, owners in of_sources().items():
-        expected[name] = owners
+    for name in SourceOptions.model_fields:  # what a source has besides its task
+        expected[f"task.sources[].{name}"] = Counter([""])
     for name in SuiteUse.model_fields:  # a list whose tables are all of one kind
         expected[f"evaluation.suites[].{name}"] = Counter([""])
-    lists = ("task.rewards[]", "task.sources[]", "task.sources[].rewards[]")
+    lists = ("task.rewards[]",)
     for name in [f"{group}.name" for group in (*CHOICES, *lists)]:
         expected[name] = Counter([""])  # the choice itself is listed once for the group
     assert owners_by_name() == expected
