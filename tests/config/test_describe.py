@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from mugrpo.config.base import WorkerOptions
 from mugrpo.config.describe import as_toml, describe, tables
 from mugrpo.config.kept import SuiteUse
 from mugrpo.config.load import build_config

@@ -12,7 +12,7 @@ import pytest
 from mugrpo.disk import shards as shards_module
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.publishing import publish_json, sha256_of, with_sum
-from mugrpo.disk.records import FinishReason, Rollout, Score, Status
+from mugrpo.disk.records import FinishReason, Outcome, Rollout, Score, Status
 from mugrpo.disk.shards import (
     RowReader,
     ShardSet,
@@ -87,7 +87,7 @@ def test_turns_come_back_as_they_were_written_beside_rollouts_without(tmp_path):
         behavior_logprobs=np.where(mask, other.behavior_logprobs, 0).astype(np.float32),
         loss_mask=mask,
         turns=np.array([0, 3, 5], np.int32),
-        environment='{"reward": 0.5}',
+        environment=Outcome(0.5),
     )
     write_rollouts(shards, 0, [plain])
     write_rollouts(shards, 1, [plain, turns, plain])

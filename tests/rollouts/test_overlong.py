@@ -13,8 +13,8 @@ from mugrpo.config.rewards import RewardOptions
 from mugrpo.disk.records import Rollout, Score, Status
 from mugrpo.rollouts.score import overlong_penalty
 from mugrpo.rollouts.selection import correctness_varies
+from mugrpo.rollouts.statistics import accuracy
 from mugrpo.run.provenance import judge_fingerprint
-from mugrpo.stages.evaluate import accuracy
 from tests.cases import table
 from tests.rollouts.scoring import RIGHT, SKIPPED, WRONG, Fixed, Folder, failure, response
 from tests.runs import Command

@@ -9,7 +9,7 @@ import pytest
 
 from mugrpo.config.run import PromptOptions
 from mugrpo.disk.errors import RunStopped, UsageError
-from mugrpo.disk.records import Answer, FinishReason, Rollout, Status
+from mugrpo.disk.records import Answer, FinishReason, Outcome, Rollout, Status
 from mugrpo.optimize import diagnostics
 from mugrpo.rollouts.messages import MessageEncoder
 from mugrpo.rollouts.prompts import PromptEncoder
@@ -81,11 +81,10 @@ def test_truncated_responses_are_not_judged_unless_asked_and_every_score_is_in_i
 
 def test_what_an_environment_said_reaches_the_task_and_a_failure_is_no_number(folder):
     said = [
-        '{"reward": 0.25, "failure": null, "logged": {"tools/calls": 2}, '
-        '"messages": [{"role": "a"}]}',
-        '{"reward": null, "failure": "the worker died", "logged": {}}',
-        '{"reward": null, "failure": "not finished", "unfinished": true, "logged": {}}',
-        '{"reward": null, "failure": null, "logged": {"tools/calls": 5}}',
+        Outcome(0.25, logged={"tools/calls": 2}, messages=[{"role": "a"}]),
+        Outcome(failure="the worker died"),
+        Outcome(failure="not finished", unfinished=True),
+        Outcome(logged={"tools/calls": 5}),
     ]
     turns = {"turns": np.array([0], np.int32), "loss_mask": np.array([True, True])}
     responses = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -128,7 +127,7 @@ def test_a_record_holds_what_was_sampled_and_what_was_said(policy):
         lengths.add(len(r.turns))
         if r.finish_reason is FinishReason.STOP:
             assert len(r.turns) == r.seed % 5 + 1
-            assert json.loads(r.environment) == {
+            assert vars(r.environment) == {
                 "reward": len(r.turns) / 8,
                 "failure": None,
                 "unfinished": False,
@@ -204,11 +203,11 @@ def test_no_tokens_are_left(policy):
     rollouts = sampled(policy, lambda *_: long, max_new_tokens=24)
     assert {r.finish_reason for r in rollouts} == {FinishReason.LENGTH}
     for r in rollouts:
-        assert json.loads(r.environment)["reward"] == 0.25
+        assert r.environment.reward == 0.25
         assert r.loss_mask[-1] and len(r.response_ids) <= 24
         last = r.response_ids[r.turns[-1] : -1 if len(r.response_ids) < 24 else None]
         said = {"role": "assistant", "content": policy.tokenizer.decode(last)}
-        assert json.loads(r.environment)["messages"][-1] == said
+        assert r.environment.messages[-1] == said
     assert {len(r.response_ids) == 24 for r in rollouts} == {True, False}
 
 
@@ -234,14 +233,14 @@ def test_an_environment_that_fails_costs_its_rollout_alone(policy):
         return counting(seed, call, message)
 
     rollouts = sampled(policy, answer)
-    outcomes = {json.loads(r.environment)["failure"]: r for r in rollouts}
+    outcomes = {r.environment.failure: r for r in rollouts}
     assert outcomes.keys() == {None, "it hangs", "it died"}
     for reason in ("it hangs", "it died"):
         assert len(outcomes[reason].turns) == 1 and outcomes[reason].loss_mask.all()
-    assert json.loads(outcomes["it hangs"].environment)["unfinished"]
+    assert outcomes["it hangs"].environment.unfinished
     good = {r.seed: r for r in sampled(policy)}
     for r in rollouts:
-        if json.loads(r.environment)["failure"] is None:
+        if r.environment.failure is None:
             np.testing.assert_array_equal(r.response_ids, good[r.seed].response_ids)
 
 

@@ -103,6 +103,17 @@ class GroupKey:
     occurrence: int
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What an environment has said about a rollout with turns."""
+
+    reward: float | None = None
+    failure: str | None = None  # the reason, if the environment has failed
+    unfinished: bool = False  # whether that is the response's fault
+    logged: Mapping[str, float] = field(default_factory=dict)  # name -> value
+    messages: Sequence[Mapping[str, Any]] | None = None  # after the prompt, as the model saw them
+
+
 @dataclass(frozen=True, slots=True)
 class Rollout:
     """A sampled response, with everything that optimization needs to know about its sampling.
@@ -115,8 +126,7 @@ class Rollout:
     With turns, the response also holds what an environment said between the model's turns. `turns`
     are the indices in the response at which the model's turns begin. `loss_mask` is true on the
     tokens that the model sampled; the behavior logprobs of the others are 0. `environment` is what
-    the environment has said about the whole, as JSON: {"reward": number or null, "failure": text or
-    null, "logged": {name: number}}. All three are None without turns.
+    the environment has said about the whole. All three are None without turns.
     """
 
     problem_id: str
@@ -131,7 +141,7 @@ class Rollout:
     policy_step: int  # updates that the behavior policy had received
     loss_mask: NDArray[np.bool_] | None = None  # [T]
     turns: NDArray[np.int32] | None = None  # ascending
-    environment: str | None = None
+    environment: Outcome | None = None
 
     @property
     def sampled(self) -> NDArray[np.bool_] | slice:

@@ -16,6 +16,7 @@ import json
 import os
 from bisect import bisect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +29,7 @@ from numpy.typing import NDArray
 
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.publishing import publish_file, publish_json, read_summed, sha256_of, with_sum
-from mugrpo.disk.records import FinishReason, Rollout, Score, Status
+from mugrpo.disk.records import FinishReason, Outcome, Rollout, Score, Status
 
 ROLLOUT_SCHEMA = pa.schema(
     [
@@ -237,6 +238,8 @@ def write_rollouts(shards: ShardSet, shard: int, rollouts: Sequence[Rollout], **
     turns = TURN_SCHEMA if any(r.turns is not None for r in rollouts) else ()
     schema = pa.schema([*ROLLOUT_SCHEMA, *turns])
     columns = {name: [getattr(r, name) for r in rollouts] for name in schema.names}
+    if turns:
+        columns["environment"] = [e and json.dumps(asdict(e)) for e in columns["environment"]]
     tokens = sum(len(r.response_ids) for r in rollouts)
     table = pa.Table.from_pydict(columns, schema=schema)
     shards.write(shard, table, tokens=tokens, **notes)
@@ -258,7 +261,19 @@ def read_lengths(shards: ShardSet, shard: int) -> Iterator[tuple[str, int, int]]
 
 
 def rollout_from_row(row: dict[str, Any]) -> Rollout:
-    return Rollout(**{**row, "finish_reason": FinishReason(row["finish_reason"])})
+    typed = {
+        "finish_reason": FinishReason(row["finish_reason"]),
+        "environment": outcome_from_text(row.get("environment")),
+    }
+    return Rollout(**{**row, **typed})
+
+
+def outcome_from_text(text: str | None) -> Outcome | None:
+    """Return the outcome that a shard holds as JSON. Raises ValueError if it is none."""
+    try:
+        return None if text is None else Outcome(**json.loads(text))
+    except TypeError as error:
+        raise ValueError(f"{text:.100} is no outcome of an environment ({error})") from None
 
 
 def write_scores(shards: ShardSet, shard: int, scores: Sequence[Score], **notes: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -122,7 +121,7 @@ class Scorer:
     def _answer(self, rollout: Rollout) -> Answer:
         passing("scoring")
         text = response_text(rollout, self.tokenizer)
-        problem, outcome = self.problems[rollout.problem_id], _outcome(rollout)
+        problem, outcome = self.problems[rollout.problem_id], rollout.environment
         state = self.state and replace(self.state, global_step=rollout.policy_step)
         return Answer(
             problem,
@@ -130,8 +129,8 @@ class Scorer:
             rollout.response_ids.tolist(),
             rollout.finish_reason,
             state,
-            outcome.get("reward"),
-            outcome.get("messages"),
+            outcome.reward if outcome else None,
+            outcome.messages if outcome else None,
         )
 
     def _stop_at_limit(self, reasons: Counter[str], rows: int) -> None:
@@ -146,26 +145,21 @@ class Scorer:
             )
 
 
-def _outcome(rollout: Rollout) -> dict[str, Any]:
-    """Return what its environment has said about a rollout, {} without turns."""
-    outcome: dict[str, Any] = json.loads(rollout.environment or "{}")
-    return outcome
-
-
 def _failed(rollout: Rollout) -> Score | None:
     """Return the score of a rollout whose environment has failed, or None."""
-    outcome = _outcome(rollout)
-    if not (reason := outcome.get("failure")):
+    outcome = rollout.environment
+    if outcome is None or not outcome.failure:
         return None
-    parts = {"reason": f"the environment: {reason}"}
-    if outcome.get("unfinished"):
+    parts = {"reason": f"the environment: {outcome.failure}"}
+    if outcome.unfinished:
         return Score(Status.UNFINISHED, 0.0, parts)
     return Score(Status.ERROR, None, parts)
 
 
 def _with_logged(score: Score, rollout: Rollout) -> Score:
     """Return `score` with what the rollout's environment has logged."""
-    logged = {f"logged/{k}": [v] for k, v in _outcome(rollout).get("logged", {}).items()}
+    said = rollout.environment.logged if rollout.environment else {}
+    logged = {f"logged/{name}": [value] for name, value in said.items()}
     return replace(score, logged={**score.logged, **logged}) if logged else score
 
 

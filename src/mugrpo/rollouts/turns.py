@@ -5,7 +5,6 @@ T tokens of a response: those of the model and those that say what the environme
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from mugrpo.disk.records import FinishReason, Problem, Rollout
+from mugrpo.disk.records import FinishReason, Outcome, Problem, Rollout
 from mugrpo.engines.base import WAIT, Completion, Request
 from mugrpo.environments.base import Environments, Listening, Reply
 from mugrpo.environments.pool import row_of
@@ -82,13 +81,10 @@ class Conversation:
         """Return the record of a conversation that has ended."""
         assert self.prompt_ids is not None and self.last is not None
         problem_id, occurrence, sample = key
-        outcome = {
-            "reward": self.last.reward,
-            "failure": self.last.failure,
-            "unfinished": self.last.unfinished,
-            "logged": dict(self.last.logged),
-            "messages": self.messages,
-        }
+        last = self.last
+        outcome = Outcome(
+            last.reward, last.failure, last.unfinished, dict(last.logged), self.messages
+        )
         return Rollout(
             problem_id=problem_id,
             occurrence=occurrence,
@@ -102,7 +98,7 @@ class Conversation:
             policy_step=policy_step,
             loss_mask=self.sampled,
             turns=np.array(self.turns, np.int32),
-            environment=json.dumps(outcome),
+            environment=outcome,
         )
 
 

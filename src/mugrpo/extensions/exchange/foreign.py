@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from mugrpo.disk.errors import UsageError
+from mugrpo.disk.shards import outcome_from_text
 from mugrpo.extensions.exchange.cells import CHECKS, number
 
 PROBLEMS, HELD_OUT = "problems.jsonl", "held_out.jsonl"  # of an imported run, in its folder
@@ -252,7 +253,7 @@ def turns_of(row: Row) -> dict[str, Any]:
     return {
         "loss_mask": mask,
         "turns": turns.astype(np.int32),
-        "environment": row.environment,
+        "environment": outcome_from_text(row.environment),
     }
 
 
