@@ -49,7 +49,7 @@ def test_a_small_machine_can_run_the_demo_and_each_lack_has_a_way_out(tmp_path: 
     able, told = lines()
     assert able
     assert list(told) == [
-        *("packages", "GPUs", "CPU", "disk", "extras", "vLLM", "models", "sandbox"),
+        *("packages", "GPUs", "CPU", "disk", "extras", "extensions", "vLLM", "models", "sandbox"),
     ]
     assert f"torch {torch.__version__}, transformers " in told["packages"]
     assert told["GPUs"] == "none; choose small models, which run on the CPU"

@@ -14,7 +14,7 @@ import pytest
 
 import mugrpo.report
 from mugrpo.cli import main
-from mugrpo.disk.errors import UsageError
+from mugrpo.disk.errors import RunStopped
 from mugrpo.report import write_report
 from tests.report.synthetic import HOSTILE, evaluation, update, write_config, write_metrics
 from tests.runs import Command
@@ -132,6 +132,6 @@ def test_a_page_that_cannot_be_drawn_leaves_the_one_before(
     before = page.read_text()
     assert "refresh" not in before.partition("<title>")[0]
     (root / "config.json").write_text("{")
-    with pytest.raises(UsageError):
+    with pytest.raises(RunStopped, match="is damaged"):
         write_report([root], every=30)
     assert page.read_text() == before and not list(root.glob("*.tmp.*"))
