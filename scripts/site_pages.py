@@ -12,11 +12,9 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from mugrpo.arguments import commands, parser
-from mugrpo.config.by_preset import other_defaults
+from mugrpo.arguments import commands, other_defaults, parser
 from mugrpo.config.describe import Option, Table, tables
-from mugrpo.config.preset import PRESETS, described
-from mugrpo.config.run import RunConfig
+from mugrpo.config.run import PRESETS, RunConfig, described
 from mugrpo.tools.catalog import catalog
 
 ROOT = Path(__file__).parents[1]

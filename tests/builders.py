@@ -23,8 +23,8 @@ from transformers import (
 )
 
 from mugrpo.config.engines import ContinuousOptions, HFOptions
-from mugrpo.config.lora import LoRAOptions
 from mugrpo.config.run import ModelOptions
+from mugrpo.config.training import LoRAOptions
 from mugrpo.disk.records import FinishReason, Rollout, Score, Status
 from mugrpo.engines.base import Completion, Request
 from mugrpo.engines.continuous import ContinuousEngine

@@ -14,8 +14,8 @@ from unittest.mock import Mock, patch
 import torch
 from safetensors.torch import save_file
 
-from mugrpo.config.distributed import DistributedOptions
 from mugrpo.config.run import ModelOptions
+from mugrpo.config.training import DistributedOptions
 from mugrpo.model.policy import load_policy
 from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.forward import rollout_logprobs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Collection, Iterator
 from functools import cache
 from graphlib import TopologicalSorter
@@ -10,6 +11,7 @@ from pathlib import Path
 
 PACKAGE = "mugrpo"
 MAX_FILE, MAX_FUNCTION = 500, 60  # lines
+MAX_ROOM = 14  # files in a folder
 HOUSE = Path(__file__).parents[1] / "src" / "mugrpo"
 FILES = sorted(HOUSE.rglob("*.py"))
 
@@ -125,6 +127,11 @@ def long_functions(file: Path) -> list[tuple[str, str, int]]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     ]
     return [found for found in lengths if found[2] > MAX_FUNCTION]
+
+
+def test_a_room_has_few_files():
+    counts = Counter(file.parent for file in FILES)
+    assert {str(room): count for room, count in counts.items() if count > MAX_ROOM} == {}
 
 
 def test_imports_go_down_only():

@@ -7,20 +7,18 @@ import inspect
 import shlex
 import textwrap
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from mugrpo.config.base import imported
-from mugrpo.config.by_preset import other_defaults
-from mugrpo.config.describe import Option, Table, describe, tables
+from mugrpo.config.describe import Option, Table, describe, shown, tables
 from mugrpo.config.extensions import installed
 from mugrpo.config.load import leaves
-from mugrpo.config.preset import PRESETS
-from mugrpo.config.private import HIDDEN
-from mugrpo.config.run import RunConfig
+from mugrpo.config.options import HIDDEN
+from mugrpo.config.run import PRESETS, RunConfig
 from mugrpo.tools import vllm_env
 
 DEMO = Path(__file__).with_name("config") / "demo.toml"
@@ -306,6 +304,26 @@ def _entry(option: Option, table: Table) -> list[str]:
     if table.chooser:
         lines += _wrapped(f"      for {table.chooser} {', '.join(option.defaults)}")
     return lines + _wrapped(f"      {option.meaning}") + differing
+
+
+def other_defaults(option: Option, table: Table) -> str:
+    """Return the other defaults of an option of `table`, with their presets, or ""."""
+    others: dict[str, list[str]] = {}
+    for preset in PRESETS:
+        values = _defaults(preset)
+        inside = table.chooser and option.name != table.chooser
+        usual = option.defaults.get(values.get(table.chooser, "") if inside else "")
+        value = values.get(option.name, usual)
+        if option.name != "preset" and usual is not None and value not in (usual, None):
+            others.setdefault(value, []).append(preset)
+    return "; ".join(f"{value} with preset {', '.join(names)}" for value, names in others.items())
+
+
+@cache
+def _defaults(preset: str) -> dict[str, str]:
+    """Return dotted name -> default as text."""
+    config = RunConfig.model_validate({"preset": preset})
+    return {name: shown(value) for name, value in leaves(config.model_dump())}
 
 
 def _wrapped(text: str, indent: str = "      ") -> list[str]:

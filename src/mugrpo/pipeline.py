@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from itertools import count
 from typing import Any, Self
 
-from mugrpo.config.kept import SinkOptions
+from mugrpo.config.stages import SinkOptions
 from mugrpo.disk.errors import Interrupted, UsageError
 from mugrpo.disk.metrics import MetricsLog
 from mugrpo.disk.publishing import remove_unfinished

@@ -10,15 +10,15 @@ import pytest
 
 from mugrpo.arguments import DEMO
 from mugrpo.config.describe import as_toml, describe
-from mugrpo.config.load import apply_overrides, load_config, parse_overrides
+from mugrpo.config.load import ELSEWHERE, apply_overrides, load_config, parse_overrides
 from mugrpo.config.run import RunConfig
-from mugrpo.config.unknown import ELSEWHERE
 from mugrpo.disk.errors import UsageError
 from tests.cases import table
 
 ROOT = Path(__file__).parents[2]
 CHOICES = RunConfig.choices()
-CONFIGS = [DEMO, *sorted(ROOT.glob("configs/**/*.toml")), *sorted(ROOT.glob("examples/*/*.toml"))]
+EXAMPLES = [file for file in ROOT.glob("examples/*/*.toml") if file.name != "pyproject.toml"]
+CONFIGS = [DEMO, *sorted(ROOT.glob("configs/**/*.toml")), *sorted(EXAMPLES)]
 
 # ---- overrides ----
 

@@ -10,7 +10,7 @@ import pytest
 
 from mugrpo.config import cores
 from mugrpo.config.base import WorkerOptions
-from mugrpo.config.environment import EnvironmentOptions
+from mugrpo.config.rewards import EnvironmentOptions
 from mugrpo.engines.process import exclusive_part
 from mugrpo.tools import doctor
 from tests.cases import table

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterator
 
 from mugrpo.config.describe import as_toml, describe, tables
-from mugrpo.config.kept import SuiteUse
 from mugrpo.config.load import build_config
-from mugrpo.config.mixture import SourceOptions
 from mugrpo.config.options import choices
 from mugrpo.config.rewards import Reward
 from mugrpo.config.run import RunConfig
+from mugrpo.config.stages import SuiteUse
+from mugrpo.config.tasks import SourceOptions
 from tests.cases import table
 
 CHOICES = RunConfig.choices()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from mugrpo.config.describe import describe
-from mugrpo.config.kept import SuiteUse
 from mugrpo.config.load import build_config, changes, load_config, on_resume
-from mugrpo.config.preset import PRESETS
+from mugrpo.config.run import PRESETS
+from mugrpo.config.stages import SuiteUse
 from tests.cases import table
 
 

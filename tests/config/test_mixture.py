@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mugrpo.config.load import build_config, load_config
-from mugrpo.config.mixture import MixtureOptions, datasets_in
+from mugrpo.config.tasks import MixtureOptions, datasets_in
 from mugrpo.disk.errors import UsageError
 from mugrpo.run.target import named_by
 

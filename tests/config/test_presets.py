@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from mugrpo.config.load import build_config, load_config
-from mugrpo.config.preset import PRESETS, beneath
-from mugrpo.config.run import ModelOptions, RunConfig
+from mugrpo.config.run import PRESETS, ModelOptions, RunConfig, beneath
 from mugrpo.optimize.loss import UpdateLoss
 from tests.cases import table
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mugrpo.config.load import build_config
-from mugrpo.config.private import HIDDEN, PrivateTable, PrivateText, concealed
+from mugrpo.config.options import HIDDEN, PrivateTable, PrivateText, concealed
 from mugrpo.disk.errors import UsageError
 from tests.cases import table
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from mugrpo.config.engines import VLLMOptions
-from mugrpo.config.lora import LoRAOptions
 from mugrpo.config.run import ModelOptions, RunConfig
+from mugrpo.config.training import LoRAOptions
 from mugrpo.engines import _host
 from mugrpo.engines.worker import VLLM
 from mugrpo.model.policy import load_policy

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mugrpo.config.environment import EnvironmentOptions
+from mugrpo.config.rewards import EnvironmentOptions
 from mugrpo.disk.errors import BrokenReward, UsageError
 from mugrpo.environments.base import Environments, Reply
 from mugrpo.environments.pool import environments_for

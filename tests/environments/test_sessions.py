@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mugrpo.config.environment import EnvironmentOptions
+from mugrpo.config.rewards import EnvironmentOptions
 from mugrpo.disk.errors import BrokenReward, UsageError
 from mugrpo.disk.records import Problem
 from mugrpo.environments import worker

@@ -11,8 +11,8 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from mugrpo.config.load import build_config
-from mugrpo.config.lora import LoRAOptions
 from mugrpo.config.run import ModelOptions
+from mugrpo.config.training import LoRAOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.model.loading import trained_parameters
 from mugrpo.model.policy import load_policy

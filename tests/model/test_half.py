@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from mugrpo.config.lora import LoRAOptions
 from mugrpo.config.run import ModelOptions
+from mugrpo.config.training import LoRAOptions
 from mugrpo.model.adapter import Adapter
 from mugrpo.model.half import HalfCopy, begin_in_bf16
 from mugrpo.model.loading import load_model

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from mugrpo.config.optimizer import OptimizerOptions
+from mugrpo.config.training import OptimizerOptions
 from mugrpo.disk.errors import RunStopped
 from mugrpo.model.hardware import out_of_memory
 from mugrpo.optimize.experience import MicroBatchTooLarge, TokenBudget, computing

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 
-from mugrpo.config.distributed import DistributedOptions
 from mugrpo.config.run import ModelOptions
+from mugrpo.config.training import DistributedOptions
 from mugrpo.model.policy import Policy
 from mugrpo.model.shared_prompts import Packing
 from mugrpo.optimize.fsdp import distribute

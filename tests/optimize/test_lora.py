@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from mugrpo.config.lora import LoRAOptions
 from mugrpo.config.run import ModelOptions
+from mugrpo.config.training import LoRAOptions
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.optimize.trainer import Trainer
 from tests.builders import adapted_policy, stale

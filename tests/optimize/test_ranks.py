@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from mugrpo.config.distributed import DistributedOptions
 from mugrpo.config.run import ModelOptions
+from mugrpo.config.training import DistributedOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.model.policy import Policy
 from mugrpo.model.pretrained import EMBEDDED

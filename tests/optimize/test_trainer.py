@@ -10,8 +10,7 @@ from unittest import mock
 import pytest
 import torch
 
-from mugrpo.config.preset import PRESETS
-from mugrpo.config.run import ModelOptions
+from mugrpo.config.run import PRESETS, ModelOptions
 from mugrpo.disk.records import Score, Status
 from mugrpo.model.policy import load_policy
 from mugrpo.optimize import forward

@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 import pytest
 import torch
 
-from mugrpo.config.parts import KLReference
+from mugrpo.config.objectives import KLReference
 from mugrpo.optimize import ratios
 from tests.cases import table
 from tests.trl_losses import (

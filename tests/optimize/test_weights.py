@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from mugrpo.config.preset import PRESETS
+from mugrpo.config.run import PRESETS
 from mugrpo.optimize.weights import Method
 from tests.cases import table
 

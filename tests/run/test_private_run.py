@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 from shutil import copytree, ignore_patterns
 
-from mugrpo.config.private import HIDDEN
+from mugrpo.config.options import HIDDEN
 from tests.faults.harm import refused
 from tests.runs import CONFIG, Command, Ended
 

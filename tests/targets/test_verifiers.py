@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mugrpo.config.environment import EnvironmentOptions
+from mugrpo.config.rewards import EnvironmentOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.shards import ShardSet, read_rollouts
 from mugrpo.environments.base import Reply

@@ -6,8 +6,7 @@ from statistics import mean
 
 import pyarrow.parquet as pq
 
-from mugrpo.config.preset import PRESETS, in_four_stages
-from mugrpo.config.run import RunConfig
+from mugrpo.config.run import PRESETS, RunConfig, in_four_stages
 from mugrpo.tools.catalog import catalog
 from tests.cases import table
 

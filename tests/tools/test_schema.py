@@ -15,9 +15,8 @@ from mugrpo.cli import main
 from mugrpo.config.base import WorkerOptions
 from mugrpo.config.load import build_config
 from mugrpo.config.options import Options, choices
-from mugrpo.config.preset import PRESETS
 from mugrpo.config.rewards import RegexOptions
-from mugrpo.config.run import RunConfig
+from mugrpo.config.run import PRESETS, RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.tools.schema import schema
 from tests.cases import table

@@ -14,8 +14,7 @@ from typing import Annotated, Any, ClassVar, Protocol
 from pydantic import AfterValidator, Field
 
 from mugrpo.config.cores import cores
-from mugrpo.config.options import HARMLESS, LISTED, PROCESSES, NamedOptions, Options
-from mugrpo.config.private import PrivateText
+from mugrpo.config.options import HARMLESS, LISTED, PROCESSES, NamedOptions, Options, PrivateText
 
 
 def _has_a_place(template: str) -> str:

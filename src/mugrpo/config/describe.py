@@ -13,10 +13,9 @@ from typing import Any
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from mugrpo.config.mixture import SourceOptions
-from mugrpo.config.options import Options, choices
-from mugrpo.config.private import Private
+from mugrpo.config.options import Options, Private, choices
 from mugrpo.config.run import RunConfig
+from mugrpo.config.tasks import SourceOptions
 
 
 @dataclass(frozen=True)

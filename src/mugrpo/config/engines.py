@@ -1,15 +1,16 @@
-"""The options of each engine."""
+"""The options of each engine, and where their processes are started."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from mugrpo.config.lora import LoRAOptions
-from mugrpo.config.options import HARMLESS, LISTED, PROCESSES, NamedOptions, PathOrName
-from mugrpo.config.private import PrivateText
+from mugrpo.config.base import BackendOptions
+from mugrpo.config.extensions import one_of
+from mugrpo.config.options import HARMLESS, LISTED, PROCESSES, NamedOptions, PathOrName, PrivateText
+from mugrpo.config.training import LoRAOptions
 
 # Arguments of vLLM that the run sets, and those that change its sampling distribution.
 _SET_BY_THE_RUN = (
@@ -176,3 +177,15 @@ class VLLMServerOptions(AnyVLLMOptions):
 Engine = Annotated[
     ContinuousOptions | HFOptions | VLLMOptions | VLLMServerOptions, Field(discriminator="name")
 ]
+
+
+class LocalBackend(BackendOptions):
+    """This process, on this machine."""
+
+    name: Literal["local"] = Field("local", json_schema_extra=HARMLESS)
+
+
+if TYPE_CHECKING:
+    Backend = BackendOptions
+else:
+    Backend = one_of("backends", LocalBackend)

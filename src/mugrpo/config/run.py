@@ -1,22 +1,61 @@
-"""Every option of a run: one field, one owner, one description under it. No torch here."""
+"""Every option of a run, over its preset: one field, one owner, one description under it.
+
+Presets are methods by name, with the options that a config leaves unset: a TOML file each. No torch
+here.
+"""
 
 from __future__ import annotations
 
+import copy
+import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from mugrpo.config import backends, engines, mixture, objectives, parts, stages, tasks
-from mugrpo.config.distributed import DistributedOptions
-from mugrpo.config.environment import EnvironmentOptions
-from mugrpo.config.kept import CheckpointOptions, EvaluationOptions, SampleOptions, SinkOptions
-from mugrpo.config.lora import LoRAOptions
-from mugrpo.config.optimizer import OptimizerOptions
-from mugrpo.config.options import FIXED, HARMLESS, LISTED, Options, PathOrName, absolute
-from mugrpo.config.preset import PRESETS, beneath
-from mugrpo.config.rewards import RewardOptions
+from mugrpo.config import engines, objectives, stages, tasks
+from mugrpo.config.options import FIXED, HARMLESS, LISTED, Options, PathOrName, absolute, tuples
+from mugrpo.config.rewards import EnvironmentOptions, RewardOptions
+from mugrpo.config.stages import CheckpointOptions, EvaluationOptions, SampleOptions, SinkOptions
+from mugrpo.config.training import DistributedOptions, LoRAOptions, OptimizerOptions
+
+_FOLDER = Path(__file__).parent / "presets"
+
+PRESETS: dict[str, dict[str, Any]] = {
+    file.stem: tuples(tomllib.loads(file.read_text())) for file in sorted(_FOLDER.glob("*.toml"))
+}
+
+
+def described(name: str) -> str:
+    """Return the first line of a preset's file."""
+    return _text(name).split("\n")[0].lstrip("# ")
+
+
+def in_four_stages(name: str) -> float | None:
+    """Return the accuracy that a preset's file states for four stages of studies/presets.toml."""
+    stated = re.search(r"^# In four stages: (\d\.\d+)$", _text(name), re.MULTILINE)
+    return float(stated[1]) if stated else None
+
+
+def beneath(preset: dict[str, Any], raw: dict[str, Any]) -> dict[str, Any]:
+    """Return `raw` laid over `preset`, option by option.
+
+    A group that `raw` gives another name takes nothing from `preset`.
+    """
+    merged = copy.deepcopy({**preset, **raw})
+    for name in preset.keys() & raw.keys():
+        below, above = preset[name], raw[name]
+        tables = isinstance(below, dict) and isinstance(above, dict)
+        if tables and above.get("name", below.get("name")) == below.get("name"):
+            merged[name] = copy.deepcopy({**below, **above})
+    return merged
+
+
+def _text(name: str) -> str:
+    return (_FOLDER / f"{name}.toml").read_text()
+
 
 EMBEDDED_MODELS = ("chain", "letters")
 NAMED_MODELS = (*EMBEDDED_MODELS, "smollm2")
@@ -100,7 +139,7 @@ class RunConfig(Options):
     """Decides the order of problems and every sampled token."""
     model: ModelOptions = ModelOptions()
     lora: LoRAOptions = LoRAOptions()
-    task: mixture.Task = tasks.ChainOptions()
+    task: tasks.Task = tasks.ChainOptions()
     """The problems, and how responses to them are judged."""
     prompt: PromptOptions = PromptOptions()
     environment: EnvironmentOptions = EnvironmentOptions()
@@ -117,16 +156,16 @@ class RunConfig(Options):
     """How rewards become advantages."""
     objective: objectives.Objective = objectives.GRPOOptions()
     """The loss of a token, computed from ratios and advantages."""
-    veto: parts.Veto = parts.NoVeto()
+    veto: objectives.Veto = objectives.NoVeto()
     """Tokens that a trigger token removes from a response with a negative advantage (Mu-GRPO)."""
-    sequence_mask: parts.SequenceMask = parts.NoSequenceMask()
+    sequence_mask: objectives.SequenceMask = objectives.NoSequenceMask()
     """Whole responses that are left out."""
-    correction: parts.Correction = parts.NoCorrection()
+    correction: objectives.Correction = objectives.NoCorrection()
     """A weight that corrects for an engine that disagrees with the trainer: w = trainer's /
     engine's probability of a token under the behavior policy."""
-    reference: parts.Reference = parts.NoReference()
+    reference: objectives.Reference = objectives.NoReference()
     """A penalty on moving away from a reference policy."""
-    step: parts.Step = parts.PlainStep()
+    step: objectives.Step = objectives.PlainStep()
     """A factor on the learning rate of each update."""
     reduction: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
     """Divide the summed loss by the update's response tokens ("token_mean"); or divide each
@@ -134,7 +173,7 @@ class RunConfig(Options):
     divide by responses x max_new_tokens ("constant")."""
     optimizer: OptimizerOptions = OptimizerOptions()
     distributed: DistributedOptions = DistributedOptions()
-    backend: backends.Backend = backends.LocalBackend()
+    backend: engines.Backend = engines.LocalBackend()
     """What starts engines and update processes."""
     overlap: bool = Field(False, json_schema_extra=HARMLESS)
     """Train on a stage's first shards while its later ones are generated. The weights are the same,
@@ -196,7 +235,7 @@ class RunConfig(Options):
             lora=self.lora,
         )
         yield from self._faults_with_ranks()
-        yield from self.environment.faults(self.prompt.form, mixture.asks_environment(self.task))
+        yield from self.environment.faults(self.prompt.form, tasks.asks_environment(self.task))
         if self.reference_period and not self.checkpoint.stage_end:
             yield (
                 "reference.period takes the reference from the checkpoint at a stage's end, so it "
@@ -276,7 +315,7 @@ class RunConfig(Options):
     @property
     def reference_period(self) -> int:
         """Return after how many stages the policy becomes the reference; 0 for never."""
-        return self.reference.period if isinstance(self.reference, parts.KLReference) else 0
+        return self.reference.period if isinstance(self.reference, objectives.KLReference) else 0
 
     @property
     def objective_file(self) -> Path | None:

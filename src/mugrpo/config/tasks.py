@@ -1,15 +1,17 @@
-"""The options of each task."""
+"""The options of each task, and of a mixture: problems from several sources with weights."""
 
 from __future__ import annotations
 
 import re
-from typing import ClassVar, Literal, Self
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Union
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, create_model, field_validator, model_validator
 
 from mugrpo.config.base import TaskOptions, Template, WorkerOptions
-from mugrpo.config.options import LISTED, PathOrName
-from mugrpo.config.rewards import MathOptions, Pattern, Rewards
+from mugrpo.config.extensions import one_of
+from mugrpo.config.options import LISTED, ByStage, Options, PathOrName, at_stage, choices
+from mugrpo.config.rewards import EnvironmentReward, MathOptions, Pattern, Rewards
 
 
 class EmbeddedOptions(TaskOptions):
@@ -116,3 +118,119 @@ class DatasetOptions(TaskOptions):
         if verifiers and self.answer_column is None:
             raise ValueError(f"the reward {verifiers[0]} needs an answer_column to compare with")
         return self
+
+
+class SourceOptions(Options):
+    """What a source of a mixture has besides the options of its task."""
+
+    source: str = Field(pattern=r"^[\w.-]+$")
+    """The source's name, in metrics and in the ids of its problems."""
+    weight: ByStage = (1.0,)
+    """Its share of the groups that a stage samples, over the sum of all weights. A list has a
+    weight for each stage, the last one for all further stages. 0 leaves it out."""
+
+    @field_validator("weight")
+    @classmethod
+    def _not_negative(cls, weights: tuple[float, ...]) -> tuple[float, ...]:
+        if min(weights) < 0:
+            raise ValueError("a weight cannot be negative; 0 leaves a source out")
+        return weights
+
+
+def _table(value: Any) -> Any:
+    """Return a source as a table with the name of its task, which is "dataset" if unset."""
+    if not isinstance(value, dict):
+        return value
+    table = {"name": "dataset", **value}
+    known = sorted(choices(Source))
+    if table["name"] not in known:
+        raise ValueError(f"no such task {table['name']!r}: choose among {', '.join(known)}")
+    return table
+
+
+def _source(task: type[TaskOptions]) -> type[TaskOptions]:
+    """Return the options of a task together with those of a source."""
+    bases: Any = (task, SourceOptions)
+    return create_model(f"{task.__name__}OfSource", __base__=bases, __doc__=task.__doc__)  # type: ignore[no-any-return]
+
+
+_TASKS = choices(one_of("tasks", ChainOptions, LettersOptions, DatasetOptions))
+if TYPE_CHECKING:
+
+    class Source(TaskOptions, SourceOptions):
+        """A source of a mixture: the options of a task with those of a source."""
+
+else:
+    _SourceTable = Annotated[
+        Union[tuple(map(_source, _TASKS.values()))],  # noqa: UP007
+        Field(discriminator="name"),
+    ]
+    Source = Annotated[_SourceTable, BeforeValidator(_table, json_schema_input_type=_SourceTable)]
+
+
+class MixtureOptions(TaskOptions):
+    """Problems from several sources, each with a weight and data of its own.
+
+    `rewards` judge the data sets among the sources that name none.
+    """
+
+    name: Literal["mixture"] = "mixture"
+    factory: ClassVar[str] = "mugrpo.tasks.mixture:Mixture"
+    sources: tuple[Source, ...] = Field(min_length=1)
+    """The sources. Each is a table with the options of a task, a name (`source`) and a weight."""
+    rewards: Rewards = (MathOptions(),)
+    """How a response is judged: by "math", "plain", "exact", "numeric", "regex", "code",
+    "environment", "module:function" or "file.py:function", or by tables with a name and its
+    options. The reward is the weighted sum."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rewards_for_all(cls, raw: Any) -> Any:
+        """Return `raw` with its rewards in the data sets that name none."""
+        if not isinstance(raw, dict) or "rewards" not in raw:
+            return raw
+        sources = raw.get("sources")
+        if not isinstance(sources, list | tuple):
+            return raw
+        filled = [
+            {"rewards": raw["rewards"], **one}
+            if isinstance(one, dict) and one.get("name", "dataset") == "dataset"
+            else one
+            for one in sources
+        ]
+        return {**raw, "sources": tuple(filled)}
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        names = Counter(source.source for source in self.sources)
+        if twice := [name for name, times in names.items() if times > 1]:
+            raise ValueError(f"two of task.sources are called {twice[0]!r}; rename one")
+        for stage in range(max(len(source.weight) for source in self.sources)):
+            if not sum(at_stage(source.weight, stage) for source in self.sources):
+                raise ValueError(
+                    f"all weights of task.sources are 0 in stage {stage}, so it could draw no "
+                    "problem; give a source a weight above 0"
+                )
+        return self
+
+
+if TYPE_CHECKING:
+    Task = TaskOptions
+else:
+    Task = one_of("tasks", ChainOptions, LettersOptions, DatasetOptions, MixtureOptions)
+
+
+def parts_of(task: TaskOptions) -> tuple[TaskOptions, ...]:
+    """Return the sources of a mixture, or `task` itself."""
+    return task.sources if isinstance(task, MixtureOptions) else (task,)
+
+
+def datasets_in(task: TaskOptions) -> list[DatasetOptions]:
+    """Return the options of each data set that `task` has problems of."""
+    return [part for part in parts_of(task) if isinstance(part, DatasetOptions)]
+
+
+def asks_environment(task: TaskOptions) -> bool:
+    """Return whether the environment's own reward judges responses to problems of `task`."""
+    rewards = (reward for one in datasets_in(task) for reward in one.rewards)
+    return any(isinstance(reward, EnvironmentReward) for reward in rewards)

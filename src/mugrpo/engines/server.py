@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from mugrpo.config.engines import VLLMServerOptions
-from mugrpo.config.private import concealed
+from mugrpo.config.options import concealed
 from mugrpo.disk.errors import RunStopped
 from mugrpo.engines.base import WAIT, Completion, Decoded, More, Request, checked
 from mugrpo.engines.vllm import EXTENSION, OLDEST, new_enough

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TypedDict
 
 from mugrpo.config.engines import VLLMOptions
-from mugrpo.config.lora import LoRAOptions
 from mugrpo.config.run import ModelOptions
+from mugrpo.config.training import LoRAOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.engines.process import Host, cannot_be_run
 from mugrpo.model.loading import Vocabulary

@@ -41,8 +41,8 @@ class Own:
         from pydantic import TypeAdapter
 
         from mugrpo.config.engines import Engine
-        from mugrpo.config.lora import LoRAOptions
         from mugrpo.config.run import ModelOptions
+        from mugrpo.config.training import LoRAOptions
 
         torch.set_num_threads(setup["threads"])
         self._model = ModelOptions.model_validate(setup["model"])

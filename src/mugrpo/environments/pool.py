@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from mugrpo.config.base import imported
-from mugrpo.config.environment import EnvironmentOptions
-from mugrpo.config.mixture import asks_environment
+from mugrpo.config.rewards import EnvironmentOptions
 from mugrpo.config.run import RunConfig
+from mugrpo.config.tasks import asks_environment
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Problem
 from mugrpo.environments.base import Environments, Reply

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mugrpo.config.environment import EnvironmentOptions
+from mugrpo.config.rewards import EnvironmentOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.environments.base import Reply
 from mugrpo.processes.messages import printable

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from mugrpo.config.parts import KLReference
+from mugrpo.config.objectives import KLReference
 from mugrpo.optimize.weights import Method
 
 try:

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from mugrpo.config.lora import LoRAOptions
+from mugrpo.config.training import LoRAOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.model.files import local, readable_as, rows_of
 

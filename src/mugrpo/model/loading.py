@@ -28,8 +28,8 @@ from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import cached_file
 from transformers.utils.peft_utils import find_adapter_config_file
 
-from mugrpo.config.lora import LoRAOptions
 from mugrpo.config.run import ModelOptions
+from mugrpo.config.training import LoRAOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import SUMS, regular, sha256_of
 from mugrpo.model.adapter import put_adapter

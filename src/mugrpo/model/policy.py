@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from mugrpo.config.lora import LoRAOptions
 from mugrpo.config.run import ModelOptions
+from mugrpo.config.training import LoRAOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.model.adapter import Adapter
 from mugrpo.model.attention import Kernel, attending

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mugrpo.config.optimizer import OptimizerOptions
 from mugrpo.config.run import RunConfig
+from mugrpo.config.training import OptimizerOptions
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.records import Rollout, Score
 from mugrpo.model.hardware import give_back_memory, out_of_memory

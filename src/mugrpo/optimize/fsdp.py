@@ -16,7 +16,7 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 
-from mugrpo.config.distributed import DistributedOptions
+from mugrpo.config.training import DistributedOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.model.files import fill, tensors_of
 from mugrpo.model.logprobs import response_logprobs

@@ -17,8 +17,13 @@ from typing import Any, Literal
 import torch
 
 from mugrpo.config.base import ObjectiveOptions
-from mugrpo.config.objectives import FileOptions
-from mugrpo.config.parts import CorrectionOptions, KLReference, SequenceMaskOptions, VetoOptions
+from mugrpo.config.objectives import (
+    CorrectionOptions,
+    FileOptions,
+    KLReference,
+    SequenceMaskOptions,
+    VetoOptions,
+)
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.sources import load_file

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from mugrpo.config.preset import PRESETS, beneath
-from mugrpo.config.run import RunConfig
+from mugrpo.config.run import PRESETS, RunConfig, beneath
 from mugrpo.optimize import advantages
 from mugrpo.optimize.loss import UpdateLoss
 from mugrpo.optimize.objectives import TokenTensors

@@ -95,7 +95,7 @@ def visible(text: str) -> str:
 
 def shown(text: str) -> str:
     """Return `text` without secrets, and with the characters escaped that a terminal obeys."""
-    from mugrpo.config.private import concealed  # here: workers without mugrpo load this module
+    from mugrpo.config.options import concealed
 
     return visible(concealed(text))
 

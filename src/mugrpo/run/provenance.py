@@ -21,10 +21,10 @@ import torch
 
 from mugrpo.config.extensions import used_by
 from mugrpo.config.load import changes, on_resume, with_newer_options
-from mugrpo.config.mixture import MixtureOptions, datasets_in, parts_of
 from mugrpo.config.options import NamedOptions
 from mugrpo.config.rewards import FunctionOptions
 from mugrpo.config.run import RunConfig
+from mugrpo.config.tasks import MixtureOptions, datasets_in, parts_of
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import regular, sha256_of
 from mugrpo.disk.records import Problem

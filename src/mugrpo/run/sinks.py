@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from mugrpo.config.kept import SinkOptions
+from mugrpo.config.stages import SinkOptions
 from mugrpo.disk.errors import UsageError
 
 

@@ -24,11 +24,10 @@ from typing import Any
 
 from mugrpo.config.engines import VLLMOptions, VLLMServerOptions
 from mugrpo.config.load import apply_overrides, build_config, load_config
-from mugrpo.config.mixture import datasets_in
-from mugrpo.config.private import Private
+from mugrpo.config.options import Private
 from mugrpo.config.rewards import FunctionOptions
 from mugrpo.config.run import RunConfig
-from mugrpo.config.tasks import DatasetOptions
+from mugrpo.config.tasks import DatasetOptions, datasets_in
 from mugrpo.disk.errors import Unapproved, UsageError
 from mugrpo.disk.records import Problem
 from mugrpo.disk.run_dir import RunDir

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from mugrpo.config.base import imported
 from mugrpo.config.extensions import installed
-from mugrpo.config.kept import SuiteUse
 from mugrpo.config.run import RunConfig
+from mugrpo.config.stages import SuiteUse
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.metrics import MetricsLog, read_metrics
 from mugrpo.disk.publishing import passing, publish_folder, publish_json, with_sum

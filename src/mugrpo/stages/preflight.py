@@ -17,8 +17,8 @@ from itertools import pairwise
 from typing import Any
 
 from mugrpo.config.base import RewardOption
-from mugrpo.config.mixture import asks_environment, datasets_in
 from mugrpo.config.rewards import deciding
+from mugrpo.config.tasks import asks_environment, datasets_in
 from mugrpo.disk.errors import BrokenReward, RunStopped, UsageError
 from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
 from mugrpo.engines import require_engines

@@ -27,8 +27,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mugrpo.config.distributed import DistributedOptions
 from mugrpo.config.run import RunConfig
+from mugrpo.config.training import DistributedOptions
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.publishing import Patience
 from mugrpo.disk.records import Rollout

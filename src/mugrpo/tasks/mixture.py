@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from mugrpo.config.mixture import MixtureOptions
+from mugrpo.config.tasks import MixtureOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Answer, Problem, Score
 from mugrpo.tasks.base import Task

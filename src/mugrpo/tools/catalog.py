@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from mugrpo.config.base import ObjectiveOptions, Part, imported
 from mugrpo.config.describe import describe
 from mugrpo.config.options import NamedOptions
-from mugrpo.config.preset import PRESETS, described, in_four_stages
-from mugrpo.config.run import RunConfig
+from mugrpo.config.run import PRESETS, RunConfig, described, in_four_stages
 
 # Group -> the module with the functions of its parts. Objectives have a module each.
 _FUNCTIONS = {

@@ -7,11 +7,10 @@ from typing import Any
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from mugrpo.config.mixture import Source
 from mugrpo.config.options import NamedOptions, Options, choices
-from mugrpo.config.preset import PRESETS
 from mugrpo.config.rewards import FunctionOptions, Reward
-from mugrpo.config.run import RunConfig
+from mugrpo.config.run import PRESETS, RunConfig
+from mugrpo.config.tasks import Source
 
 
 def schema() -> dict[str, Any]:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from mugrpo.config.kept import CheckpointOptions, EvaluationOptions, SuiteUse
 from mugrpo.config.load import build_config
 from mugrpo.config.run import RunConfig
+from mugrpo.config.stages import CheckpointOptions, EvaluationOptions, SuiteUse
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.metrics import read_metrics
 from mugrpo.report import write_report

@@ -16,8 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, HfArgumentParser, 
 from trl import GRPOConfig as TRLConfig
 from trl import GRPOTrainer as TRLTrainer
 
-from mugrpo.config.preset import PRESETS
-from mugrpo.config.run import ModelOptions
+from mugrpo.config.run import PRESETS, ModelOptions
 from mugrpo.disk.records import FinishReason, Rollout
 from mugrpo.extensions.trl import GRPOConfig, GRPOTrainer, _planned
 from mugrpo.model.policy import load_policy

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mugrpo.config.environment import EnvironmentOptions
+from mugrpo.config.rewards import EnvironmentOptions
 from mugrpo.environments.base import Listening, Reply
 from mugrpo.environments.pool import environments_for
 from mugrpo.extensions.verifiers.conversation import Conversation, Rewritten

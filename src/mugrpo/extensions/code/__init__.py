@@ -13,8 +13,7 @@ from pydantic import Field
 
 from mugrpo.config.base import RewardOption
 from mugrpo.config.extensions import Extension
-from mugrpo.config.options import PathOrName
-from mugrpo.config.private import PrivateText
+from mugrpo.config.options import PathOrName, PrivateText
 
 
 class CodeOptions(RewardOption):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mugrpo.config.private import concealed
+from mugrpo.config.options import concealed
 from mugrpo.extensions.code.sandbox import (
     INSIDE,
     TRIAL,

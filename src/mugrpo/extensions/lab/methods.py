@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mugrpo.config.load import build_config, load_config
-from mugrpo.config.preset import PRESETS
-from mugrpo.config.run import UPDATE_PARTS, RunConfig
+from mugrpo.config.run import PRESETS, UPDATE_PARTS, RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.run.opening import OpenRun
 

@@ -9,8 +9,7 @@ from pydantic import Field
 
 from mugrpo.config.base import BackendOptions
 from mugrpo.config.extensions import Extension
-from mugrpo.config.options import HARMLESS
-from mugrpo.config.private import PrivateText
+from mugrpo.config.options import HARMLESS, PrivateText
 
 
 class RayBackend(BackendOptions):

@@ -13,7 +13,7 @@ from contextlib import chdir, contextmanager
 from functools import cache
 from typing import Any
 
-from mugrpo.config.private import concealed
+from mugrpo.config.options import concealed
 from mugrpo.disk.errors import UsageError
 from mugrpo.extensions.ray import RayBackend
 

@@ -9,7 +9,7 @@ from mugrpo.config.base import EnvironmentKind
 from mugrpo.config.extensions import Extension
 
 if TYPE_CHECKING:
-    from mugrpo.config.environment import EnvironmentOptions
+    from mugrpo.config.rewards import EnvironmentOptions
 
 
 class VerifiersKind(EnvironmentKind):

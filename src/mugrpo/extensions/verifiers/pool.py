@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mugrpo.config.environment import EnvironmentOptions
+from mugrpo.config.rewards import EnvironmentOptions
 from mugrpo.disk.errors import BrokenReward, RunStopped, UsageError
 from mugrpo.environments.base import Reply
 from mugrpo.extensions.verifiers.conversation import Conversation, Rewritten
