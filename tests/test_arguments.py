@@ -155,7 +155,7 @@ def test_help_says_which_choices_have_an_option():
         for choice, options in members.items():
             for leaf in set(options.model_fields) - {"name", "workers"}:  # workers is a group
                 assert f"{group}.name {choice}" in found[f"{group}.{leaf}"], (group, choice, leaf)
-    assert found["engine.slots"] == {"engine.name continuous"}
+    assert found["engine.processes"] == {f"engine.name {n}" for n in ("continuous", "hf", "vllm")}
     assert found["correction.level"] == {"correction.name truncated", "correction.name masked"}
     assert found["task.workers.count"] == {"task.name dataset", "task.name reasoning-gym"}
     assert "seed" not in found and "optimizer.lr" not in found

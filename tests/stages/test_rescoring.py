@@ -92,17 +92,13 @@ def test_rescoring_a_stage_that_was_trained_on_keeps_its_updates_and_says_so(
     assert [line["update"] for line in sorted(refreshes(run_dir), key=_update)] == [0, 3]
 
 
-def test_the_new_refresh_line_takes_the_place_of_the_old_one(
+def test_the_new_refresh_line_counts_in_place_of_the_old_one(
     run_dir: Path, command: Command, stricter: None
 ):
     before = read_metrics(run_dir)
     assert command("score", run_dir, *AGAIN).status == 0
     after = read_metrics(run_dir)
-    assert [(line["kind"], line["update"]) for line in after] == [
-        (line["kind"], line["update"]) for line in before
-    ]
-    changed = [new for old, new in zip(before, after, strict=True) if new != old]
-    assert changed == [line for line in refreshes(run_dir) if line["update"] == 0]
+    assert after[:-1] == before and (after[-1]["kind"], after[-1]["update"]) == ("refresh", 0)
 
 
 def _update(line: dict[str, Any]) -> int:

@@ -5,6 +5,7 @@ P prompt tokens, T response tokens.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -211,3 +212,11 @@ def text_of(ids: Iterable[int], tokenizer: Any) -> str:
     silent = (tokenizer.eos_token_id, tokenizer.pad_token_id)
     text: str = tokenizer.decode([int(token) for token in ids if token not in silent])
     return text
+
+
+def outcome_from_text(text: str | None) -> Outcome | None:
+    """Return the outcome that a shard holds as JSON. Raises ValueError if it is none."""
+    try:
+        return None if text is None else Outcome(**json.loads(text))
+    except TypeError as error:
+        raise ValueError(f"{text:.100} is no outcome of an environment ({error})") from None

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.publishing import publish_file, publish_json, read_summed, sha256_of, with_sum
-from mugrpo.disk.records import FinishReason, Outcome, Rollout, Score, Status
+from mugrpo.disk.records import FinishReason, Rollout, Score, Status, outcome_from_text
 
 ROLLOUT_SCHEMA = pa.schema(
     [
@@ -266,14 +266,6 @@ def rollout_from_row(row: dict[str, Any]) -> Rollout:
         "environment": outcome_from_text(row.get("environment")),
     }
     return Rollout(**{**row, **typed})
-
-
-def outcome_from_text(text: str | None) -> Outcome | None:
-    """Return the outcome that a shard holds as JSON. Raises ValueError if it is none."""
-    try:
-        return None if text is None else Outcome(**json.loads(text))
-    except TypeError as error:
-        raise ValueError(f"{text:.100} is no outcome of an environment ({error})") from None
 
 
 def write_scores(shards: ShardSet, shard: int, scores: Sequence[Score], **notes: Any) -> None:

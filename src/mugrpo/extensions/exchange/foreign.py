@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.shards import outcome_from_text
+from mugrpo.disk.records import outcome_from_text
 from mugrpo.extensions.exchange.cells import CHECKS, number
 
 PROBLEMS, HELD_OUT = "problems.jsonl", "held_out.jsonl"  # of an imported run, in its folder
