@@ -30,7 +30,7 @@ BLOCKS = [
 CONFIGS = sorted(
     [
         *ROOT.glob("configs/**/*.toml"),
-        *ROOT.glob("examples/*/*.toml"),
+        *ROOT.glob("examples/*/[!p]*.toml"),  # a package has a pyproject.toml
         *ROOT.glob("studies/base/*.toml"),
     ]
 )

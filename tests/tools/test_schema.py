@@ -26,6 +26,7 @@ FILES = sorted(
     file
     for pattern in ("configs/**/*.toml", "examples/**/*.toml", "src/**/presets/*.toml")
     for file in ROOT.glob(pattern)
+    if file.name != "pyproject.toml"
 )
 DOCUMENT = schema()
 VALIDATOR = Draft7Validator(DOCUMENT)
@@ -105,7 +106,7 @@ def test_schema_and_loader_accept(text: str):
         "[model]\nprecision = 'fp16'",
         "[model]\neos_token = 3",
         "[engine]\nname = 'vlm'",
-        "[engine]\nname = 'hf'\nslots = 4",  # another engine's option
+        "[engine]\nname = 'hf'\ntensor_parallel = 4",  # another engine's option
         "[task]\nname = 'dataset'",
         "[task]\ndata = 'd.jsonl'",  # without its name, it would be the chain task
         DATA + "rewards = 3",
