@@ -1,7 +1,7 @@
-"""The bases of options that extensions add, and what those may be made of.
+"""Base classes for the options of extensions.
 
-An extension imports its bases from here and from `config.options` alone: the other files of config
-put the options of all extensions together, so they import the extensions.
+An extension imports from here and from `config.options` alone. The other files of config import the
+extensions, to build the unions of options, so an import from there would be a circle.
 """
 
 from __future__ import annotations
@@ -27,21 +27,20 @@ Template = Annotated[str, AfterValidator(_has_a_place)]
 
 
 class MadeOptions(NamedOptions):
-    """Options that say what is made of them.
+    """Options with a factory: "module:function", a function of the options.
 
-    `factory` names a function of the options, "module:function". It is imported when it is first
-    called, so that options load nothing heavy.
+    It is imported at its first call, so that options load nothing heavy.
     """
 
     factory: ClassVar[str]
 
     def made(self, *arguments: Any, **named: Any) -> Any:
-        """Return what `factory` makes of these options and further arguments."""
+        """Call the factory with these options and further arguments."""
         return imported(self.factory)(self, *arguments, **named)
 
 
 def imported(place: str) -> Any:
-    """Return what "module:name" names."""
+    """Import and return the object "module:name"."""
     module, _, name = place.partition(":")
     return getattr(import_module(module), name)
 

@@ -1,4 +1,4 @@
-"""What extensions add to mugrpo. The core finds them here and imports none of them by name.
+"""The registry of extensions. The core finds them here and imports none of them by name.
 
 A package of your own adds to mugrpo by an entry point (examples/extension):
 

@@ -1,4 +1,4 @@
-"""What a plan is made from: config, model's shape, machine and lengths."""
+"""The input of a plan: config, the model's shape, machine and lengths."""
 
 from __future__ import annotations
 
