@@ -234,7 +234,7 @@ class EnvironmentOptions(Options):
     workers: int = Field(0, ge=0, le=PROCESSES, json_schema_extra=HARMLESS)
     """Worker processes, each with the environments of many rollouts. 0 starts one per core."""
     memory_mb: int = Field(2048, ge=0)
-    """Memory in MiB that a worker process may take with all that it starts. 0 sets no limit."""
+    """Memory in MiB that a worker process, and each that it starts, may take. 0 sets no limit."""
 
     @property
     def given(self) -> bool:

@@ -45,7 +45,7 @@ class _Rollout(Job):
 class EnvironmentPool(WorkerPool):
     """The environments that `options` describe, in worker processes (see `base.Environments`).
 
-    What they print goes to `log`, up to a limit, or to stderr. `own_reward` says whether the
+    What they print goes to `log`, or to stderr. `own_reward` says whether the
     environment has to give a reward.
     """
 
@@ -136,9 +136,6 @@ class EnvironmentPool(WorkerPool):
                 return
             yield rollout, text
 
-    def _is_answer(self, job: _Rollout, message: dict[str, Any]) -> bool:
-        return isinstance(told := message.get("reply"), dict) and _is_reply(told)
-
     def _hear(self, worker: Worker, job: _Rollout, message: dict[str, Any]) -> None:
         """Pass on a reply, or compare it with the one that it repeats."""
         told = message["reply"]
@@ -175,29 +172,6 @@ class EnvironmentPool(WorkerPool):
         for rollout in jobs:
             rollout.answered = 0
             min(self._workers, key=lambda one: len(one.jobs)).jobs.append(rollout)
-
-
-def _is_reply(told: dict[str, Any]) -> bool:
-    """Return whether `told` has the form of a reply. An environment could send others."""
-    match told:
-        case {
-            "messages": list(messages),
-            "done": bool(),
-            "reward": float() | None,
-            "failure": str() | None,
-            "unfinished": bool(),
-            "logged": dict(logged),
-        }:
-            numbers = all(isinstance(value, int | float) for value in logged.values())
-            return numbers and len(told) == 6 and all(map(_is_message, messages))
-    return False
-
-
-def _is_message(message: Any) -> bool:
-    match message:
-        case {"role": "user" | "tool", "content": str()}:
-            return True
-    return False
 
 
 def environments_for(

@@ -25,8 +25,8 @@ from mugrpo.config.engines import (
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.model.adapter import put_adapter
-from mugrpo.model.hardware import device_of, host_memory
-from mugrpo.model.loading import model_config, refuse_absurd_sizes
+from mugrpo.model.hardware import device, host_memory
+from mugrpo.model.loading import model_config
 from mugrpo.optimize.forward import LOGPROB_CHUNK
 
 GIB = 1 << 30
@@ -217,7 +217,7 @@ def with_room(config: RunConfig) -> tuple[RunConfig, str]:
     They are halved while the run would fill more than three quarters.
     """
     sizes_open = left_open(config)
-    if device_of(config.model) != "cpu" or not sizes_open:
+    if device() != "cpu" or not sizes_open:
         return config, ""
     sizes, room, told = Sizes.of(config), _DEFAULTS * host_memory(), {}
     for group, option in sizes_open:
@@ -237,7 +237,7 @@ def require_room(config: RunConfig) -> None:
     if config.backend.clustered:
         return  # its machines are others
     sizes = Sizes.of(config)
-    if device_of(config.model) == "cpu":
+    if device() == "cpu":
         host, total = on_this_cpu(config, sizes), host_memory()
         if host.peak > total:
             raise UsageError(
@@ -245,7 +245,7 @@ def require_room(config: RunConfig) -> None:
                 f"and moments {host.states / GIB:.1f}, a micro-batch {host.activations / GIB:.1f}, "
                 f"the engine's cache {host.cache / GIB:.1f}), but this machine has "
                 f"{total / GIB:.1f}: lower --optimizer.micro_batch_tokens (now "
-                f"{config.optimizer.micro_batch_tokens}), {config.engine.way_out_of_memory}, use a "
+                f"{config.optimizer.micro_batch_tokens}), {config.engine.memory_remedy}, use a "
                 "smaller model, or train an adapter (--lora.rank 16)"
             )
         return
@@ -323,7 +323,6 @@ def _model_config(config: RunConfig, form: Path | None) -> Any:
     if form is None:
         return model_config(config.model).get_text_config()
     try:
-        refuse_absurd_sizes(form, local_files_only=True)
         return AutoConfig.from_pretrained(form, trust_remote_code=False).get_text_config()
     except (OSError, ValueError) as error:
         raise UsageError(

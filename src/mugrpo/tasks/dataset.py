@@ -15,35 +15,16 @@ from mugrpo.config.rewards import ExactOptions, MathOptions, NumericOptions, Pla
 from mugrpo.config.tasks import DatasetOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Answer, Message, Problem, Score
-from mugrpo.processes.limited import LimitError, limited
 from mugrpo.rewards.grading import Grader
 from mugrpo.rewards.verifiers import has_number
 from mugrpo.tasks.cells import cell, literal, prompt_of, shown, text_of
 from mugrpo.tasks.rows import Row, is_local, read_rows
 
-# What task.answer_pattern may take: for all answers, and answers per further second of CPU time.
-_SECONDS, _MEGABYTES, _PER_SECOND = 20, 4096, 1000
-
 
 def found_by(pattern: str, texts: Sequence[str]) -> dict[str, str | None]:
-    """Return what the first group of `pattern` matches in each text, or None if nothing.
-
-    A process with limits applies the pattern. Raises UsageError if it takes too much.
-    """
-
-    def found() -> list[str | None]:
-        matches = [re.search(pattern, text) for text in texts]
-        return [match[1].strip() if match and match[1] else None for match in matches]
-
-    seconds = _SECONDS + len(texts) // _PER_SECOND
-    try:
-        answers: list[str | None] = limited(found, seconds=seconds, megabytes=_MEGABYTES)
-    except LimitError as error:
-        raise UsageError(
-            f"task.answer_pattern = {pattern!r} {error} for {len(texts)} answers; choose one that "
-            "tries fewer ways to match"
-        ) from None
-    return dict(zip(texts, answers, strict=True))
+    """Return what the first group of `pattern` matches in each text, or None if nothing."""
+    matches = {text: re.search(pattern, text) for text in texts}
+    return {text: m[1].strip() if m and m[1] else None for text, m in matches.items()}
 
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")

@@ -19,13 +19,10 @@ from huggingface_hub import constants
 
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import regular
-from mugrpo.model.loading import hub_answers, visibly
-from mugrpo.processes.limited import LimitError, limited
+from mugrpo.model.loading import hub_answers
 
 Row = tuple[str, dict[str, Any]]  # (place such as "problems.jsonl, line 3", column -> value)
 
-# What unpacking a parquet file may take, and what for each of its bytes: real ones unpack to less.
-_SECONDS, _MEGABYTES, _TIMES = 20, 1024, 100
 _FORMATS = (".jsonl", ".parquet", ".csv")
 
 
@@ -162,50 +159,16 @@ def _csv_rows(path: Path) -> Iterator[Row]:
 
 
 def _parquet_rows(path: Path) -> Iterator[Row]:
-    """Yield the rows of a parquet file, which may unpack to any size, after a trial with limits."""
     number = 0
     try:
-        _try_out(path)
         with pq.ParquetFile(path) as file:
             narrow = _narrow(file.schema_arrow)
             for batch in file.iter_batches():
                 for row in batch.to_pylist():
                     number += 1
                     yield f"{path}, row {number}", _with_short(row, narrow)
-    except UsageError:
-        raise
     except (pa.ArrowException, ValueError, OverflowError) as error:
         raise UsageError(f"{path} cannot be read as parquet ({_first_line(error)})") from None
-
-
-def _try_out(path: Path) -> None:
-    """Raise UsageError if the rows of a parquet file take more time or memory than they may.
-
-    A page of a few bytes can hold any number of equal cells, so no size in the file tells.
-    """
-
-    def unpack() -> str | None:
-        try:
-            with pq.ParquetFile(path, pre_buffer=False) as file:
-                batches = file.iter_batches(use_threads=False)  # a fork has no threads
-                rows = [batch.to_pylist() for batch in batches]
-                del rows
-        except MemoryError:
-            raise
-        except Exception as error:
-            return _first_line(error)
-        return None
-
-    megabytes = _MEGABYTES + _TIMES * path.stat().st_size // 2**20
-    seconds = _SECONDS + path.stat().st_size // 2**20
-    try:
-        fault = limited(unpack, seconds=seconds, megabytes=megabytes)
-    except LimitError as error:
-        raise UsageError(
-            f"reading {path}, a file of {path.stat().st_size:,} bytes, {error}; name a smaller file"
-        ) from None
-    if fault:
-        raise ValueError(fault)
 
 
 def _hub_rows(data: str, split: str, subset: str | None, revision: str | None) -> Iterator[Row]:
@@ -220,7 +183,7 @@ def _hub_rows(data: str, split: str, subset: str | None, revision: str | None) -
         ) from None
     datasets.disable_progress_bars()
     try:
-        with _offline_if_the_hub_is_silent(datasets.config), visibly():
+        with _offline_if_the_hub_is_silent(datasets.config):
             table = datasets.load_dataset(data, subset, split=split, revision=revision)
     except Exception as error:  # of datasets, the hub or the network
         if "scripts are no longer supported" in str(error):

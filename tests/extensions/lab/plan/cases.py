@@ -73,7 +73,6 @@ def config(**groups: Any) -> RunConfig:
         "schedule": schedule,
         "evaluation": {"every": 0},
         "checkpoint": {"stage_end": True},
-        "engine": {"canary_responses": 0},
     }
     for name, group in groups.items():
         raw[name] = {**raw.get(name, {}), **group} if isinstance(group, dict) else group

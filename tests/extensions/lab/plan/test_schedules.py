@@ -87,7 +87,7 @@ def test_the_canary_by_hand():
     Two steps decode 4 sequences with 3 and 4 keys: 8 x 320 + 28 x 24 operations, 2 s, 8 x 0.5 and 4
     requests at 2 s. The logprobs: 4 x (4 tokens, 10 pairs, 3 logits): 4 x (1,056 + 240 + 168).
     """
-    planner = Planner(setting(engine={"canary_responses": 4}))
+    planner = Planner(setting())
     assert planner.refresh(1) == pytest.approx(100 + 2.624 + 3.232 + 2 + 4 + 8 + 5.856)
 
 

@@ -13,6 +13,7 @@ from functools import cache, cached_property
 
 import numpy as np
 
+from mugrpo.config.engines import CANARY_RESPONSES
 from mugrpo.disk.errors import UsageError
 from mugrpo.extensions.lab.plan.counts import FLOAT
 from mugrpo.extensions.lab.plan.generation import Generated, generate
@@ -220,10 +221,8 @@ class Planner:
 
     def _canary(self, devices: int) -> float:
         """Return the seconds of the canary: a few short responses, and the trainer's logprobs."""
-        setting, count = self.setting, self.setting.config.engine.canary_responses
-        if not count:
-            return 0.0
-        prompts, responses = setting.lengths.draw(0, count, 1)
+        setting = self.setting
+        prompts, responses = setting.lengths.draw(0, CANARY_RESPONSES, 1)
         responses = np.minimum(responses, CANARY_TOKENS)
         engines = replace(setting.engines(), count=1)
         made = generate(prompts, responses, engines, setting.engine_prices(engines)).seconds
