@@ -46,7 +46,6 @@ from mugrpo.model.loading import (
     vocabulary_of,
 )
 from mugrpo.model.pretrained import model_path
-from mugrpo.model.shaping import shaping_of
 from mugrpo.model.shared_prompts import can_share_prompts
 from mugrpo.processes.ranks import ALONE, Ranks
 
@@ -86,10 +85,8 @@ class Policy:
         pad_id = tokenizer.pad_token_id
         self.pads_with_eos = pad_id is None or pad_id >= self.vocab_size
         self.pad_id: int = tokenizer.eos_token_id if self.pads_with_eos else pad_id
-        try:
-            shaping_of(self.model)
-        except ValueError as error:
-            raise UsageError(str(error)) from None
+        if model.get_output_embeddings() is None or model.base_model is model:
+            raise UsageError(f"{options.path} has no head of its own; train another model")
         _turn_off_dropout(self.model)
         if options.gradient_checkpointing:
             checkpoint_activations(self.model)
