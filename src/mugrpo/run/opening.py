@@ -131,7 +131,7 @@ def open_run(
     if not isinstance(target, Target):
         asks = not ranks.driven or ranks.by_hand
         read = partial(read_target, target, overrides=overrides, run_dir=run_dir)
-        target = read(say=progress.say, trust=trust, asks=asks)
+        target = read(trust=trust, asks=asks)
     folder, task = target.folder, target.task
     config = _for_this_machine(folder, target.config, progress)
     require_packages(config.lora)
@@ -207,7 +207,7 @@ def _settle(
     folder.keep_private(private_groups(config))
     if document:  # last: after a kill before this line, the change must be forced again
         publish_json(folder.config, with_sum(document))
-    remember(document or folder.read_config() or {}, config, progress.say)
+    remember(document or folder.read_config() or {}, config)
 
 
 def _require_shards(folder: RunDir, stage: int, force: bool, progress: Progress) -> None:

@@ -137,7 +137,7 @@ def _begin(stage: Stage, provenance: Raw, say: Callable[[str], None]) -> str:
     stage.folder.keep_private(private_groups(stage.config))
     publish_json(stage.folder.config, with_sum(document))
     stage.folder.metrics.write_bytes(encoded([line]))
-    remember(document, stage.config, say)
+    remember(document, stage.config)
     return described(refresh, stage.config.rollouts.max_new_tokens)
 
 
