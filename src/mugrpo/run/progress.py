@@ -14,7 +14,7 @@ from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Display
 from rich.text import Text
 
-from mugrpo.processes.messages import shown
+from mugrpo.processes.messages import visible
 
 _PLAIN_INTERVAL = 10.0  # seconds between plain lines of one phase
 _TELLING = 0.02  # share of a phase that tells how long the rest takes; the first rollouts are short
@@ -103,7 +103,7 @@ class Progress:
 
     def say(self, sentence: str) -> None:
         """Print `sentence`. Characters that a terminal would obey are shown instead."""
-        self.console.print(Text(shown(sentence)))
+        self.console.print(Text(visible(sentence)))
 
     def line(self) -> str:
         """Return the current phase in one line: count, tokens/s, time left, reward, accuracy."""
@@ -127,7 +127,7 @@ class Progress:
             self._display.add_task("")
             self._display.start()
         (task,) = self._display.task_ids
-        line = shown(self.line())
+        line = visible(self.line())
         self._display.update(task, description=line, total=phase.total, completed=phase.done)
 
     def _print(self) -> None:

@@ -24,7 +24,6 @@ from typing import Any
 
 from mugrpo.config.engines import VLLMOptions, VLLMServerOptions
 from mugrpo.config.load import apply_overrides, build_config, load_config
-from mugrpo.config.options import Private
 from mugrpo.config.rewards import FunctionOptions
 from mugrpo.config.run import RunConfig
 from mugrpo.config.tasks import datasets_in
@@ -100,7 +99,7 @@ def _folder_and_config(
         stored = folder.read_config()
         if stored is None:
             raise UsageError(f"{target} is an empty directory, not a run; name a config file")
-        own = stored["config"] | folder.read_private()
+        own = stored["config"]
         raw = apply_overrides(own, overrides)
         if raw.get("preset") != (preset := stored["config"].get("preset")):
             raise UsageError(
@@ -187,12 +186,6 @@ def _named(config: RunConfig) -> Iterator[Named]:
 
 
 def _words(value: Any) -> str:
-    """Return all of a value, private or not: nobody can approve what is hidden from them."""
-    if isinstance(value, Private):
-        try:
-            value = value.value
-        except UsageError:  # a copy of a run has no more than what is shown
-            value = value.shown
     if isinstance(value, str | Path):
         return str(value)
     return json.dumps(value, sort_keys=True, default=str)
