@@ -24,8 +24,8 @@ from mugrpo.config.stages import SinkOptions
 from mugrpo.disk.errors import Interrupted, UsageError
 from mugrpo.disk.metrics import MetricsLog, read_metrics
 from mugrpo.disk.publishing import remove_unfinished
+from mugrpo.run.memory import require_memory
 from mugrpo.run.opening import OpenRun
-from mugrpo.run.room import require_room
 from mugrpo.run.signs import Signs
 from mugrpo.run.sinks import Sinks
 from mugrpo.run.weights import Weights, weights_at
@@ -67,7 +67,7 @@ def train(run: OpenRun, on_metrics: OnMetrics | None = None) -> None:
         current = work.training.schedule.stage_of(update)
         _prepare(run)
         if update < run.config.schedule.total_updates:
-            require_room(config)
+            require_memory(config)
             preflight(run, work.measures)
         if work.ranks is None:
             run.progress.say(f"loading the model {run.config.model.path}")

@@ -28,13 +28,13 @@ from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.schedule import Schedule, schedule_of
 from mugrpo.rollouts.score import Scorer
 from mugrpo.rollouts.statistics import contradicted
+from mugrpo.run.memory import changed, fitted, left_open
 from mugrpo.run.progress import Progress
 from mugrpo.run.provenance import (
     judge_fingerprint,
     provenance_of,
     settled_config,
 )
-from mugrpo.run.room import changed, left_open, with_room
 from mugrpo.run.target import Target, read_target, remember
 from mugrpo.tasks.base import Task
 
@@ -266,7 +266,7 @@ def _for_this_machine(folder: RunDir, config: RunConfig, progress: Progress) -> 
                 config = changed(config, group, option, began_with[option])
         return config
     config, why = with_precision(config)
-    config, lowered = with_room(config)
+    config, lowered = fitted(config)
     for sentence in filter(None, (why, lowered)):
         progress.say(sentence)
     return config

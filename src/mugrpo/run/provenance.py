@@ -19,6 +19,7 @@ from uuid import uuid4
 
 import torch
 
+from mugrpo.config.base import TaskOptions
 from mugrpo.config.load import changes, on_resume, with_newer_options
 from mugrpo.config.options import NamedOptions
 from mugrpo.config.rewards import FunctionOptions
@@ -153,7 +154,7 @@ def code_sha256(home: Path) -> str:
     return code.hexdigest()
 
 
-def _rewards(task: NamedOptions) -> list[str]:
+def _rewards(task: TaskOptions) -> list[str]:
     """Return the rewards of `task` that are functions, as it names them."""
     rewards = [reward for one in datasets_in(task) for reward in one.rewards]
     return [reward.function for reward in rewards if isinstance(reward, FunctionOptions)]

@@ -195,7 +195,6 @@ def _metrics(
         config.model_dump(mode="json"),
         update,
         progress.say,
-        required=False,
     )
     log = MetricsLog(folder.metrics, update, sinks.log)
     try:
