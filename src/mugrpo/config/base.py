@@ -21,7 +21,6 @@ from mugrpo.config.options import (
     NamedOptions,
     Options,
     PathOrName,
-    PrivateText,
 )
 
 
@@ -107,7 +106,7 @@ class RewardOption(MadeOptions):
         return True
 
     @property
-    def addresses(self) -> Mapping[str, PrivateText]:
+    def addresses(self) -> Mapping[str, str]:
         """Return option -> the address that judging sends answers to."""
         return {}
 
@@ -204,7 +203,7 @@ class BackendOptions(MadeOptions):
         return bool(self.factory)
 
     @property
-    def addresses(self) -> Mapping[str, PrivateText]:
+    def addresses(self) -> Mapping[str, str]:
         """Return option -> the address of the cluster."""
         return {}
 

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from mugrpo.config.describe import as_toml, describe
-from mugrpo.config.options import Options, choices, concealed
+from mugrpo.config.options import Options, choices
 from mugrpo.config.rewards import Reward
 from mugrpo.config.run import RunConfig
 from mugrpo.config.tasks import Source
@@ -205,7 +205,7 @@ def _sentence(error: Any, root: type[Options]) -> str:
         return message
     if error["type"] in ("model_type", "model_attributes_type"):
         message = "It should be a table of options"
-    return f"{name} = {concealed(repr(value))}: {message[0].lower()}{message[1:]}"
+    return f"{name} = {value!r}: {message[0].lower()}{message[1:]}"
 
 
 def _dotted(location: Sequence[str | int], root: type[Options]) -> str:
@@ -323,6 +323,11 @@ _REMOVED = {
     "optimizer.halve_on_out_of_memory": "micro-batches are always halved",
     "distributed.replicas": "leave it out",
     "distributed.reshard_after_forward": "weights are always freed",
+    "evaluation.suites.samples": "use a suite file of your own (docs/evaluation.md)",
+    "evaluation.suites.max_new_tokens": "use a suite file of your own (docs/evaluation.md)",
+    "evaluation.suites.temperature": "suites are sampled at rollouts.temperature",
+    "evaluation.suites.top_p": "suites are sampled from all tokens",
+    "samples.count": "it is 4",
 }
 ELSEWHERE = {name: ours for ours, names in _ELSEWHERE.items() for name in names.split()}
 

@@ -59,7 +59,7 @@ class EnvironmentPool(WorkerPool):
     ) -> None:
         super().__init__(
             "mugrpo.environments.worker",
-            {"environment": options.revealed("python"), "own_reward": own_reward},
+            {"environment": options.model_dump(), "own_reward": own_reward},
             Limits(workers.waiting, 0.0, workers.memory_mb),
             workers.processes,
             what="environment",

@@ -243,7 +243,7 @@ class Host:
     """
 
     def __init__(self, options: EnvironmentOptions, *, own_reward: bool = False) -> None:
-        self._runner, self._kwargs = asyncio.Runner(), options.kwargs.value
+        self._runner, self._kwargs = asyncio.Runner(), options.kwargs
         self._label = options.name.rpartition(":")[2] if options.name else "tools"
         self.functions = {
             tool.rpartition(":")[2]: load_function(tool, "tool") for tool in options.tools

@@ -165,7 +165,7 @@ class Grader:
         self._rewards, self._workers = rewards, workers
         self._weights = {reward.label: reward.weight for reward in rewards}
         self._with_prompts = any(isinstance(reward, FunctionOptions) for reward in rewards)
-        self._pool = Pool([reward.revealed("python") for reward in rewards], workers)
+        self._pool = Pool([reward.model_dump() for reward in rewards], workers)
 
     def start(self, log: Path | None = None) -> list[str]:
         """Load the rewards now rather than at the first answer, to learn early if that fails.
@@ -188,7 +188,7 @@ class Grader:
         if not asked:
             return {}
         reasons = {}
-        options = [r.model_copy(update={"weight": 1.0}).revealed("python") for r in asked]
+        options = [r.model_copy(update={"weight": 1.0}).model_dump() for r in asked]
         distinct = list(dict.fromkeys(references))
         calls = ([to_json({"text": asked[0].written(r), "answer": r})] for r in distinct)
         with closing(Pool(options, self._workers)) as pool:

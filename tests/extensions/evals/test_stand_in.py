@@ -12,7 +12,8 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Problem
 from mugrpo.extensions.evals.options import Suite, load_suites
 from mugrpo.extensions.evals.stand_in import with_data
-from mugrpo.tasks.dataset import Dataset, stable_hash
+from mugrpo.tasks import make_task
+from mugrpo.tasks.dataset import stable_hash
 from tests.cases import table
 from tests.tasks.builders import row, task
 

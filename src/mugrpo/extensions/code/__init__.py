@@ -13,7 +13,6 @@ from pydantic import Field
 
 from mugrpo.config.base import RewardOption
 from mugrpo.config.extensions import Extension
-from mugrpo.config.options import PrivateText
 
 
 class CodeOptions(RewardOption):
@@ -30,9 +29,8 @@ class CodeOptions(RewardOption):
     timeout: int = Field(5, ge=1)
     """CPU time in seconds that a program may take for a test. All tests of a program may take 4
     times as long by the clock; one that takes longer is unfinished."""
-    url: PrivateText | None = None
-    """The URL of a SandboxFusion server, which runs programs instead of bubblewrap. A user with a
-    password in it is hidden elsewhere."""
+    url: str | None = None
+    """The URL of a SandboxFusion server, which runs programs instead of bubblewrap."""
 
     @property
     def patience(self) -> float:
@@ -40,7 +38,7 @@ class CodeOptions(RewardOption):
         return 4.0 * self.timeout
 
     @property
-    def addresses(self) -> Mapping[str, PrivateText]:
+    def addresses(self) -> Mapping[str, str]:
         return {"url": self.url} if self.url else {}
 
     def reference(self, value: Any, row: Mapping[str, Any]) -> Any:

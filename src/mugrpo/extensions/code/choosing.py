@@ -43,7 +43,7 @@ def check() -> tuple[str, str]:
 def _working(options: CodeOptions) -> Sandbox:
     sandbox: Sandbox
     if options.url is not None:
-        sandbox = SandboxFusion(options.url.value, options.timeout)
+        sandbox = SandboxFusion(options.url, options.timeout)
     else:
         sandbox = Bubblewrap(options.timeout)
     with closing(sandbox.run(TRIAL, _STARTING)) as ran:

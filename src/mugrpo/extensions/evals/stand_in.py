@@ -45,7 +45,7 @@ def with_data(suite: Suite, file: str) -> Suite:
         "answer_column": answer,
         "id_column": _column(columns, ids),
     }
-    return suite.over({"task": {**task.revealed("python"), **changed}})
+    return suite.over({"task": {**task.model_dump(), **changed}})
 
 
 def _column(row: Mapping[str, Any], names: tuple[str, ...]) -> str | None:

@@ -126,7 +126,7 @@ def _number(value: float | None) -> str:
 
 def _on_one_stage(run: OpenRun, config: RunConfig) -> RunConfig:
     """Return `config` for training on one stage of scored rollouts."""
-    raw = config.revealed()
+    raw = config.model_dump(mode="json")
     raw |= {"stage_until": {"name": "all_updates"}, "sinks": {}}
     own = run.config.checkpoint
     every = {"every": own.every, "minutes": own.minutes}
@@ -180,7 +180,7 @@ def _begin(run: OpenRun, stage: int, folder: Path, config: RunConfig) -> None:
         publish_json(new.origin, with_sum(origin))
         before = (line for line in read_metrics(run_dir.metrics) if line["update"] <= first)
         new.metrics.write_bytes(encoded(before))
-    remember(document, build_config(resolved, "bakeoff"), run.progress.say)  # as it is stored
+    remember(document, build_config(resolved, "bakeoff"))  # as it is stored
 
 
 def _lasting(run_dir: RunDir, last: int) -> list[int]:

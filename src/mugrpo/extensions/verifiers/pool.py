@@ -162,7 +162,7 @@ class VerifiersEnvironments:
         try:
             worker = _Worker(
                 str(_PROGRAM),
-                {"name": str(options.name).rpartition(":")[2], "kwargs": options.kwargs.value},
+                {"name": str(options.name).rpartition(":")[2], "kwargs": options.kwargs},
                 Limits(self._limits.waiting, 0.0, self._limits.memory_mb),
                 kind="worker of verifiers",
                 starting=_STARTING,
