@@ -172,9 +172,8 @@ def size_lines(planner: Planner) -> list[str]:
 
 def table(plans: Sequence[Planned]) -> str:
     """Return a Markdown row for each plan: wall-clock by part."""
-    from mugrpo.extensions.evals.tables import markdown
     from mugrpo.extensions.lab.plan.planner import PARTS
-    from mugrpo.report.readable import MISSING, duration
+    from mugrpo.report.readable import MISSING, duration, markdown
 
     rows = []
     for number, plan in enumerate(plans):
