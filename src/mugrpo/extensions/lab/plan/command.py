@@ -55,8 +55,6 @@ def add_plan(commands: Commands) -> None:
     plan.add_argument("--gradient-share", type=float, default=1.0, metavar="SHARE", help=share)
     form = "a directory with the model's config.json (default: model.path)"
     plan.add_argument("--form", type=Path, metavar="DIR", help=form)
-    memory = "estimate the memory of each GPU and of the host (imports PyTorch)"
-    plan.add_argument("--memory", action="store_true", help=memory)
 
 
 def run_plan(options: argparse.Namespace) -> None:
@@ -77,8 +75,6 @@ def run_plan(options: argparse.Namespace) -> None:
     sources = machine.sources.items()
     if assumed := [name for name, source in sources if source.startswith("assumed")]:
         say(f"Assumed about the machine, not measured: {', '.join(assumed)}.")
-    if options.memory:
-        _say_memory(options, planner)
 
 
 def _planner(options: argparse.Namespace) -> Planner:
@@ -162,7 +158,7 @@ def size_lines(planner: Planner) -> list[str]:
         f"disk           {_ROLLOUT_BYTES * tokens / GIB:.3g} GiB of rollouts, and {kept} "
         f"checkpoints of {saved / GIB:.3g} GiB",
         f"memory         {state:.3g} GiB of each of {planner.ranks} ranks for weights, gradients "
-        "and moments; activations come on top (`--memory` estimates them)",
+        "and moments; activations come on top",
         f"               an engine: {weights:.3g} GiB of weights on each device, a cache with "
         f"{room} for {engines.slots} slots",
         f"               host: {saved / GIB:.3g} GiB for a checkpoint that is written beside "
@@ -208,17 +204,3 @@ def advice(plans: Sequence[Planned]) -> Iterator[str]:
 
 def _tail(plan: Planned) -> float:
     return plan.tail / plan.parts["generate"]
-
-
-def _say_memory(options: argparse.Namespace, planner: Planner) -> None:
-    from mugrpo.run.room import memory_table
-
-    lines, fault = memory_table(
-        planner.config,
-        form=options.form,
-        prompt_tokens=options.prompt_tokens,
-        gpu_gib=planner.machine.memory_gib,
-    )
-    options.say("\n".join(["", *lines]))
-    if fault:
-        raise UsageError(fault)
