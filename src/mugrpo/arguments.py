@@ -6,7 +6,7 @@ import argparse
 import inspect
 import shlex
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
 from importlib.metadata import version
 from itertools import chain
@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from mugrpo.config.base import imported
-from mugrpo.config.describe import Option, Table, describe, shown, tables
+from mugrpo.config.describe import Option, Table, shown, tables
 from mugrpo.config.extensions import installed
 from mugrpo.config.load import leaves
-from mugrpo.config.options import HIDDEN
 from mugrpo.config.run import PRESETS, RunConfig
 from mugrpo.tools import vllm_env
 
@@ -30,7 +29,6 @@ PHASES = {
 }
 
 TRUST = "approve the code and commands that a run begun elsewhere names"
-_PRIVATE = "__environment.kwargs"  # with the dashes replaced
 _NOT_REPEATED = ("force", "trust", "follow")  # approvals are kept
 
 # The options of a run that --help shows; `--help all` shows all.
@@ -171,22 +169,14 @@ def _add_others(commands: Commands) -> None:
     add = partial(_of_cli, commands)
     repair = "verify checksums; set damaged files aside for `train` to replace"
     add("repair", repair).add_argument("target", type=Path, help="a run's directory")
-    text, watching = "show a run that another process trains, until it ends", "mugrpo.tools.watch"
-    watch = commands.add("watch", text, run=f"{watching}:run_watch")
-    watch.add_argument("target", type=Path, help="a run's directory")
-    once = "print its state once, as text, and exit (as without a terminal)"
-    watch.add_argument("--once", action="store_true", help=once)
-    text = "write an HTML report on one or more runs"
-    report = commands.add("report", text, run=f"{watching}:run_report")
+    report = add("report", "write an HTML report on one or more runs")
     several = "directories of runs; several runs share each chart"
     report.add_argument("targets", type=Path, nargs="+", help=several)
     out = "the file (default: report.html, in the run's directory if there is only one)"
     report.add_argument("--out", type=Path, help=out)
-    every = "write it again every N seconds until the runs end; the open page follows"
+    every = "write it again every N seconds until Ctrl-C; the open page follows"
     report.add_argument("--every", type=int, metavar="N", help=every)
     add("objectives", "list presets, objectives and their parts")
-    complete = add("completion", "print a script that completes commands and options in a shell")
-    complete.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")
     add("schema", "print the JSON schema of a config file, for editors")
     convert = add("convert", "convert a packaged model to a model directory")
     convert.add_argument("name", help="smollm2: SmolLM2-135M-Instruct, from a PyPI package")
@@ -221,45 +211,13 @@ def resume_command(options: argparse.Namespace, overrides: Sequence[str], reason
         values = value if isinstance(value, list) else [value]
         words += [*action.option_strings, *([] if value is True else map(str, values))]
     words += ["--force"] if "force" in options and "--force" in reason else []
-    return shlex.join([*words, *_without_private(overrides)])
-
-
-def _without_private(overrides: Sequence[str]) -> Iterator[str]:
-    """Yield the words of overrides without the values of environment.kwargs."""
-    hides = False
-    for word in overrides:
-        name, equals, _ = word.partition("=")
-        if hides and not word.startswith("--"):
-            yield HIDDEN
-            continue
-        hides = name.replace("-", "_").startswith(_PRIVATE)
-        yield f"{name}={HIDDEN}" if hides and equals else word
+    return shlex.join([*words, *overrides])
 
 
 def commands(root: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
     """Return command -> parser."""
     [named] = [a for a in root._actions if isinstance(a, argparse._SubParsersAction)]
     return dict(named.choices)
-
-
-def completion(shell: str) -> str:
-    """Return the script by which `shell` completes commands, arguments and a run's options."""
-    import shtab
-
-    root = parser()
-    values = {f"{group}.name": [*members] for group, members in RunConfig.choices().items()}
-    values["preset"] = [*PRESETS]
-    meanings = {option.name: option.meaning for option in describe() if "[]" not in option.name}
-    for command in commands(root).values():
-        for action in command._actions:
-            if action.type is Path:
-                action.complete = shtab.FILE  # type: ignore[attr-defined]
-        if command.get_default("takes_overrides"):
-            for name, meaning in meanings.items():
-                about = meaning.partition(". ")[0].replace("%", "%%")
-                command.add_argument(f"--{name}", choices=values.get(name), help=about)
-    script: str = shtab.complete(root, shell)
-    return script
 
 
 def options_text(*, every: bool) -> str:

@@ -6,16 +6,17 @@ import argparse
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from mugrpo.arguments import completion, parser, resume_command
+from mugrpo.arguments import parser, resume_command
 from mugrpo.config.base import imported
 from mugrpo.disk.errors import RunStopped, Unapproved, UsageError
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.processes.lifetime import stop_on_signals
-from mugrpo.processes.messages import shown, visible
+from mugrpo.processes.messages import visible
 
 if TYPE_CHECKING:
     from mugrpo.run.opening import OpenRun
@@ -59,7 +60,7 @@ def _say(text: object) -> None:
 
 
 def _complain(error: object) -> None:
-    print(shown(f"mugrpo: {error}"), file=sys.stderr)
+    print(visible(f"mugrpo: {error}"), file=sys.stderr)
 
 
 def run_train(options: argparse.Namespace) -> int:
@@ -68,8 +69,7 @@ def run_train(options: argparse.Namespace) -> int:
         from mugrpo.pipeline import train
         from mugrpo.tools.summary import LEARNED_NOTHING, standstill, summarize, whereabouts
 
-        with run.progress.watching(run.folder.root):
-            train(run)
+        train(run)
         lines = list(read_metrics(run.folder.metrics))
         run.progress.say(summarize(lines, run.config.preset))
         run.progress.say(whereabouts(run.folder, run.config.schedule.total_updates))
@@ -98,13 +98,12 @@ def run_phase(options: argparse.Namespace) -> None:
             schedule = run.schedule()
             stage = min(schedule.stage_of(run.folder.newest_update()), schedule.stages - 1)
         check_stage(run, stage)
-        with run.progress.watching(run.folder.root):
-            if options.command == "generate":
-                pipeline.generate(run, stage)
-            elif options.command == "score":
-                pipeline.score(run, stage, again=options.again)
-            else:
-                pipeline.optimize(run, stage, until=options.until)
+        if options.command == "generate":
+            pipeline.generate(run, stage)
+        elif options.command == "score":
+            pipeline.score(run, stage, again=options.again)
+        else:
+            pipeline.optimize(run, stage, until=options.until)
 
 
 def run_evaluate(options: argparse.Namespace) -> None:
@@ -134,10 +133,26 @@ def run_repair(options: argparse.Namespace) -> None:
     _say(f"{damaged} damaged; {rest}" if damaged else "no damage found")
 
 
+def run_report(options: argparse.Namespace) -> None:
+    """Write the report; with `--every`, write it again until the user ends it."""
+    from mugrpo.report import write_report
+
+    every, stop = options.every, options.stop
+    if every is not None and every < 1:
+        raise UsageError(f"--every {every}: name at least one second")
+    _say(write_report(options.targets, options.out, every))
+    while every:
+        end = time.monotonic() + every
+        while time.monotonic() < end and not stop.signal_name:
+            time.sleep(0.1)
+        every = None if stop.signal_name else every  # the last page is not loaded again
+        write_report(options.targets, options.out, every)
+
+
 def run_merge(options: argparse.Namespace) -> None:
     from mugrpo.tools.merge import merge
 
-    _say(merge(options.target, options.out, options.base, force=options.force, say=_say))
+    _say(merge(options.target, options.out, options.base, force=options.force))
 
 
 def run_objectives(options: argparse.Namespace) -> None:
@@ -170,10 +185,6 @@ def run_doctor(_options: argparse.Namespace) -> None:
     examine(_say)
 
 
-def run_completion(options: argparse.Namespace) -> None:
-    _say(completion(options.shell))
-
-
 @contextmanager
 def opened(options: argparse.Namespace) -> Iterator[OpenRun]:
     """Open the run that the arguments name, as a rank if torchrun started this process."""
@@ -187,7 +198,7 @@ def opened(options: argparse.Namespace) -> Iterator[OpenRun]:
     }
     target = options.target
     if "TORCHELASTIC_RUN_ID" not in os.environ:  # a rank's driver has asked and read
-        target, wanted = read_target(target, say=_say, **wanted), {}
+        target, wanted = read_target(target, **wanted), {}
         _say(f"{options.target}: loading PyTorch, then the tokenizer")
     from mugrpo.processes.ranks import joined
     from mugrpo.run.opening import open_run

@@ -36,7 +36,6 @@ def test_a_resolved_config_survives_json(preset):
 def test_only_what_changes_no_trained_number_is_harmless():
     names = {o.name for o in describe() if on_resume(o.name) == "harmless"}
     assert names == {
-        "environment.workers",
         "overlap",
         "backend.address",
         "backend.name",
@@ -64,10 +63,9 @@ def test_only_what_changes_no_trained_number_is_harmless():
         "distributed.processes",
         "distributed.cpu_offload",
         "samples.every",
-        "samples.count",
         "sinks.tensorboard",
         "sinks.trackio",
         "sinks.wandb",
-        "task.workers.count",
+        "workers.count",
     }
     assert on_resume("no.such.option") == "forced"

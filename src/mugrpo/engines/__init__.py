@@ -73,7 +73,7 @@ def make_engines(
     """
     options = config.engine
     if isinstance(options, VLLMServerOptions):
-        return [ServerEngine(url.value, vocabulary, options) for url in options.urls]
+        return [ServerEngine(url, vocabulary, options) for url in options.urls]
     if config.engine_in_process:
         assert policy is not None, "an engine in this process needs the policy"
         return [make_engine(policy, options, notify)]

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from mugrpo.config.engines import RESTARTS, SILENCE, VLLMServerOptions
-from mugrpo.config.options import concealed
 from mugrpo.disk.errors import RunStopped
 from mugrpo.engines.base import WAIT, Completion, Decoded, More, Request, checked
 from mugrpo.engines.vllm import EXTENSION
@@ -52,7 +51,7 @@ class ServerEngine:
 
     def __init__(self, url: str, vocabulary: Vocabulary, options: VLLMServerOptions) -> None:
         """Prepare requests to the server at `url`."""
-        self._url, self._name = url, concealed(url.rstrip("/"))
+        self._url, self._name = url, url.rstrip("/")
         self._vocabulary = vocabulary
         self._slots = options.slots
         self._update: int | None = None

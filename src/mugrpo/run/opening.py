@@ -30,14 +30,13 @@ from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.schedule import Schedule, schedule_of
 from mugrpo.rollouts.score import Scorer
 from mugrpo.rollouts.statistics import contradicted
+from mugrpo.run.memory import changed, fitted, left_open
 from mugrpo.run.progress import Progress
 from mugrpo.run.provenance import (
     judge_fingerprint,
-    private_groups,
     provenance_of,
     settled_config,
 )
-from mugrpo.run.room import changed, left_open, with_room
 from mugrpo.run.target import Target, read_target, remember
 from mugrpo.tasks.base import Task
 
@@ -133,7 +132,7 @@ def open_run(
     if not isinstance(target, Target):
         asks = not ranks.driven or ranks.by_hand
         read = partial(read_target, target, overrides=overrides, run_dir=run_dir)
-        target = read(say=progress.say, trust=trust, asks=asks)
+        target = read(trust=trust, asks=asks)
     folder, task = target.folder, target.task
     config = _for_this_machine(folder, target.config, progress)
     require_packages(config.lora)
@@ -206,10 +205,9 @@ def _settle(
     for later in folder.stages() if forced else ():
         if later > stage:
             set_aside(folder.stage(later))
-    folder.keep_private(private_groups(config))
     if document:  # last: after a kill before this line, the change must be forced again
         publish_json(folder.config, with_sum(document))
-    remember(document or folder.read_config() or {}, config, progress.say)
+    remember(document or folder.read_config() or {}, config)
 
 
 def _require_shards(folder: RunDir, stage: int, force: bool, progress: Progress) -> None:
@@ -273,7 +271,7 @@ def _for_this_machine(folder: RunDir, config: RunConfig, progress: Progress) -> 
         config = with_precision(config)
         if config.model.precision == "bf16":
             progress.say("precision: bf16; the GPU computes in it")
-    config, lowered = with_room(config)
+    config, lowered = fitted(config)
     if lowered:
         progress.say(lowered)
     return config

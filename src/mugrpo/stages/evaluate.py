@@ -29,6 +29,7 @@ from mugrpo.stages.refresh import refreshed
 from mugrpo.stages.sampling import Sampling
 
 _STAGE = "evaluation"  # its name in the seeds of its rollouts
+SAMPLES = 4  # kept of an update or evaluation, for people to read
 _GREEDY = 0.01  # every engine can sample at it; vLLM refuses less
 
 
@@ -60,7 +61,7 @@ def evaluate(run: OpenRun, sampling: Sampling, update: int) -> dict[str, Any]:
             passing("half an evaluation")
             run.scorer(run.eval_problems, None).make_shard(rollouts, scores, shard)
             if not shard:
-                shown = _shown(run, sampled.rollouts[: k * run.config.samples.count], scores)
+                shown = _shown(run, sampled.rollouts[: k * SAMPLES], scores)
         measured = evaluated(folder, [problem.source for problem in run.eval_problems])
     if run.config.samples.every:
         document = {"update": update, "samples": shown}

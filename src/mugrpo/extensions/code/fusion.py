@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mugrpo.config.options import concealed
 from mugrpo.extensions.code.sandbox import (
     INSIDE,
     TRIAL,
@@ -27,10 +26,10 @@ _SPARE = 10.0  # seconds that the server may take beyond those of the program
 class SandboxFusion:
     """Runs programs on the server at `url`."""
 
-    def __init__(self, url: str, seconds: int, memory: int) -> None:
+    def __init__(self, url: str, seconds: int) -> None:
         self._url = url
-        self._limits = Limits(seconds, memory)
-        self._name = concealed(url)
+        self._limits = Limits(seconds)
+        self._name = url
         self.name = f"SandboxFusion at {self._name}"
 
     def run(self, request: Request, patience: float) -> Outcomes:

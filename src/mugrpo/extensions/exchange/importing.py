@@ -36,7 +36,7 @@ from mugrpo.rollouts.schedule import Schedule
 from mugrpo.rollouts.score import publish_scores
 from mugrpo.rollouts.statistics import described, refresh_metrics
 from mugrpo.run.opening import prompt_encoder
-from mugrpo.run.provenance import config_document, private_groups, provenance_of
+from mugrpo.run.provenance import config_document, provenance_of
 from mugrpo.run.target import remember
 from mugrpo.stages.stage import Stage, stage_shards
 from mugrpo.tasks.dataset import Dataset, canonical
@@ -46,8 +46,8 @@ Raw = dict[str, Any]  # the options of a config, before its defaults
 
 ID = "problem_id"  # the column of PROBLEMS and HELD_OUT
 # Options of a task that PROBLEMS and HELD_OUT have been read with, and all that are for its data.
-_APPLIED = ("split", "subset", "revision", "eval_split", "train_problems", "system_prompt")
-_OF_DATA = (*_APPLIED, "eval_data", "prompt_template", "answer_pattern")
+_APPLIED = ("split", "subset", "revision", "eval_split", "system_prompt")
+_OF_DATA = (*_APPLIED, "eval_data", "prompt_template")
 
 
 def import_rollouts(
@@ -134,10 +134,9 @@ def _begin(stage: Stage, provenance: Raw, say: Callable[[str], None]) -> str:
     refresh = {"stage": 0, **refresh_metrics(stage.shards("rollouts"), stage.shards("scores"))}
     line = {"kind": "refresh", "update": 0, **refresh}
     document = config_document(stage.config.model_dump(mode="json"), provenance, stage.folder)
-    stage.folder.keep_private(private_groups(stage.config))
     publish_json(stage.folder.config, with_sum(document))
     stage.folder.metrics.write_bytes(encoded([line]))
-    remember(document, stage.config, say)
+    remember(document, stage.config)
     return described(refresh, stage.config.rollouts.max_new_tokens)
 
 
@@ -194,7 +193,7 @@ def _with_data(options: Raw, folder: Path, problems: Mapping[str, Sequence[Probl
 
 def _dataset(config: RunConfig) -> Dataset:
     assert isinstance(config.task, DatasetOptions)
-    return Dataset(config.task)
+    return Dataset(config.task, config.workers)
 
 
 def _options(

@@ -14,7 +14,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mugrpo.config.options import concealed
 from mugrpo.disk.errors import UsageError
 from mugrpo.engines.process import Host, Started
 from mugrpo.extensions.ray import RayBackend
@@ -29,7 +28,7 @@ class RayCluster:
     """See `processes.cluster.Cluster`."""
 
     def __init__(self, options: RayBackend) -> None:
-        address = options.address.value if options.address else os.environ.get("RAY_ADDRESS")
+        address = options.address or os.environ.get("RAY_ADDRESS")
         self._here = address is None
         self._address = address or "local"
 
@@ -130,7 +129,7 @@ def _require_listener(address: str) -> None:
 
 def _no_answer(address: str, reason: str) -> UsageError:
     return UsageError(
-        f"no Ray cluster answers at {concealed(address)} ({reason}); name one with "
+        f"no Ray cluster answers at {address} ({reason}); name one with "
         "--backend.address, or start one with `ray start --head`"
     )
 
