@@ -19,7 +19,6 @@ from mugrpo.engines.process import Host, Started
 from mugrpo.extensions.ray import RayBackend
 from mugrpo.processes.cluster import Job
 
-LOOPBACK = "127.0.0.1"
 _PATIENCE = 10.0  # seconds to wait for a cluster to accept a connection
 _OBJECT_STORE = 1 << 28  # bytes, for a Ray started here; it carries only messages
 

@@ -20,12 +20,12 @@ from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
-from mugrpo.extensions.ray.cluster import LOOPBACK
 from mugrpo.processes.lifetime import DRIVER, driver_name, passed_on
 from mugrpo.processes.messages import visible
 from mugrpo.processes.peer import kill_with_all
 from mugrpo.processes.ranks import said_by_ranks, within_a_machine
 
+_LOOPBACK = "127.0.0.1"
 _TICK = 0.2
 _RESTARTS = 2  # of the job: per run, or per stage if its ranks end after each
 _PATIENCE = 30.0  # seconds that a rank may go on after another one has said why it ended
@@ -148,7 +148,7 @@ def _meeting(folder: str) -> dict[str, str]:
         free.bind(("", 0))
         port = free.getsockname()[1]
     folder, host, port = broadcast_from_rank_zero((folder, here, port))
-    if host == LOOPBACK:
+    if host == _LOOPBACK:
         return within_a_machine(folder)
     return {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
 
