@@ -13,7 +13,7 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.model import policy as policies
 from mugrpo.model.loading import Vocabulary, load_tokenizer, load_vocabulary
 from mugrpo.model.policy import load_policy
-from mugrpo.model.pretrained import converted
+from mugrpo.model.pretrained import cached
 from tests.builders import TINY_FORMS, tiny_policy
 
 
@@ -39,8 +39,8 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["chain", "letters", "smollm2"])
 def test_the_vocabulary_of_a_named_model(name: str, monkeypatch):
-    if name == "smollm2" and not converted(name).exists():
-        pytest.skip("smollm2 is not converted")
+    if name == "smollm2" and not cached(name).exists():
+        pytest.skip("smollm2 is not there")
     expected, actual = both(ModelOptions(path=name), monkeypatch)
     assert actual == expected and actual.size > 10 and actual.stop_ids
 

@@ -74,7 +74,7 @@ def canary(
     if not gap <= tolerance:
         raise Mismatch(
             f"canary: {difference} (tolerance {tolerance:g}); the engine's weights or sampling do "
-            "not match the policy; fix the engine"
+            "not match the policy; fix it, or use another engine.name"
         )
     return gap
 
