@@ -108,6 +108,7 @@ def test_the_runs_own_method_ends_in_the_runs_own_bits(
     assert after == before
 
 
+@pytest.mark.long
 @pytest.mark.promise("bakeoff")
 def test_a_run_trains_to_the_same_bits_after_a_bakeoff(
     run_dir: Path, command: Command, reference: Path
@@ -142,6 +143,7 @@ def test_dynamic_sampling_gives_methods_the_groups_that_it_chose(tmp_path: Path,
     assert [line["zero_variance_share"] for line in updates(home(run_dir) / "dapo")] == [0.0] * 3
 
 
+@pytest.mark.long
 @pytest.mark.promise("bakeoff")
 @pytest.mark.parametrize(
     ("place", "nth", "act"),
@@ -240,6 +242,7 @@ def test_all_means_every_preset_with_those_of_the_same_parts_once(run: Path, com
     assert all(checkpoints(home(run, 1) / name)[-1] == 6 for name in names)
 
 
+@pytest.mark.long
 def test_a_method_is_a_run_that_can_be_reported_repaired_and_evaluated(
     compared: Path, tmp_path: Path, command: Command
 ):
