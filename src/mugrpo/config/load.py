@@ -9,6 +9,7 @@ option that does not exist, the error says which one was probably meant.
 from __future__ import annotations
 
 import copy
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -226,7 +227,6 @@ _ELSEWHERE = {
     "schedule.stages": "max_steps num_train_epochs total_epochs total_training_steps",
     "model.path": "model.name model_name_or_path model_name",
     "model.precision": "bf16 fp16 dtype torch_dtype",
-    "model.device": "use_cpu",
     "lora.rank": "lora.r lora_r lora_rank use_peft",
     "lora.alpha": "lora_alpha",
     "lora.targets": "lora_target_modules target_modules",
@@ -282,6 +282,26 @@ _ELSEWHERE = {
 }
 # What is used in place of options that are gone.
 _REMOVED = {
+    "task.workers": "use the table [workers]",
+    "task.seed": "leave it out",
+    "task.max_digit": "it is 3",
+    "task.shortest": "it is 8",
+    "task.longest": "it is 16",
+    "task.dataset": "use task.data",
+    "task.answer_pattern": "store the answer alone; what follows the last #### is taken",
+    "task.duplicates": "rows that repeat a problem are always dropped",
+    "task.right_at": "it is 1; scale the reward, or its weight",
+    "task.rewards[].strict": "math is always strict",
+    "task.rewards[].ignore_case": "use a function of your own",
+    "task.rewards[].patience": "it is 4 times the reward's timeout",
+    "task.rewards[].memory_mb": "it is 512",
+    "task.rewards[].sandbox": "a url chooses SandboxFusion, otherwise it is bubblewrap",
+    "task.rewards[].wasm": "use bubblewrap, or a SandboxFusion server (url)",
+    "rewards.unfinished": "unfinished responses always get 0",
+    "workers.patience": "it is 12 times workers.timeout",
+    "environment.timeout": "use workers.timeout",
+    "environment.workers": "use workers.count",
+    "environment.memory_mb": "use workers.memory_mb",
     "difficulty": "filter the data by solve rate, or use sampling.name = 'dynamic'",
     "replay": "use schedule.passes_per_batch to train on a stage's rollouts again",
     "machine": "use `mugrpo plan --machine NAME`",
@@ -295,7 +315,16 @@ _REMOVED = {
     "engine.concurrency": "use engine.slots",
     "engine.enforce_eager": "use engine.arguments = { enforce_eager = true }",
     "engine.threads": "set OMP_NUM_THREADS",
-    "engine.canary_warning": "it warns at half of engine.canary_tolerance",
+    "engine.canary_warning": "the canary warns at half of its tolerance",
+    "engine.canary_responses": "the canary compares four responses of each engine",
+    "engine.canary_tolerance": "the canary accepts 0.001 in fp32, and a mean of 0.1 in bf16",
+    "engine.restarts": "an engine is restarted twice per refresh",
+    "engine.silence": "an engine that sends nothing for 600 s is restarted",
+    "backend.engine_cpus": "an engine's actor reserves one CPU",
+    "backend.rank_cpus": "an update process reserves one CPU",
+    "backend.restarts": "the update processes are restarted twice",
+    "backend.gpus": "engines and ranks reserve GPUs if the cluster has some",
+    "model.device": "the model runs on a GPU if there is one; CUDA_VISIBLE_DEVICES= hides them",
     "engine.prefill_tokens": "it is 2,048",
     "optimizer.logprob_chunk_tokens": "it is 1,024",
     "optimizer.nonfinite_limit": "it is 3",
@@ -316,8 +345,9 @@ def unknown(name: str, inner: Sequence[str], root: type[Options]) -> str:
 
     `inner` are the dotted names of the options in it if it is a table.
     """
+    listed = re.sub(r"\.\d+", "[]", re.sub(r"^task\.sources\.\d+", "task", name))
     for removed, instead in _REMOVED.items():
-        if f"{name}.".startswith(f"{removed}."):
+        if f"{listed}.".startswith(f"{removed}."):
             return f"{name} no longer exists; {instead}"
     group, _, leaf = name.rpartition(".")
     in_group = root.choices().get(group, {})

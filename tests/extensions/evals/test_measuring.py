@@ -249,7 +249,7 @@ def test_a_judge_that_hangs_costs_its_response_only(suite: Path, tmp_path: Path,
     (tmp_path / "slow.py").write_text(code)
     text = suite.read_text().replace(
         'rewards = [{ name = "regex", pattern = "=(\\\\d)$" }]',
-        f'rewards = "{tmp_path / "slow.py"}:slow"\n[task.workers]\ntimeout = 0.3',
+        f'rewards = "{tmp_path / "slow.py"}:slow"\n[workers]\ntimeout = 0.3',
     )
     suite.write_text(text)
     data = tmp_path / "problems.jsonl"
