@@ -40,6 +40,7 @@ def refused_at_the_start(case: Case, *options: object, parts: tuple[str, ...]) -
     assert case.loads == [] and state(case.run_dir).rollouts == (0, 0)
 
 
+@pytest.mark.long
 def test_a_reward_that_may_fail_or_does_not_apply_is_only_told(case: Case):
     """None for the made-up completion may be right, and so may an error if all may fail."""
     case.data()
@@ -48,19 +49,6 @@ def test_a_reward_that_may_fail_or_does_not_apply_is_only_told(case: Case):
     failing = (*judge(case, "raise ValueError('odd')"), "--rewards.failure_limit", 1)
     ended = case.command("check", *case.words(*failing))
     assert ended.status == 0 and "got no reward (error)" in ended.out
-
-
-@pytest.mark.parametrize("phase", some(1, ["check", "train"]))
-def test_a_reference_that_a_verifier_finds_wrong_is_refused(
-    case: Case, monkeypatch: pytest.MonkeyPatch, phase: str
-):
-    """No data that is accepted is known to be; so the completion is another answer here."""
-    case.data()
-    other = lambda _, problem: f"={(int(problem.answer) + 1) % 10}"  # noqa: E731
-    monkeypatch.setattr(preflight, "_made_up", other)
-    ended = case.command(phase, *case.words())
-    refused(ended, "find the reference answer wrong", "store the answer alone")
-    case.starts()
 
 
 # ---- stops that can be resumed ----
@@ -85,6 +73,7 @@ def judge(completions, **columns):
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("limit", some(1, [0.0, 0.5]))
 def test_a_judge_that_is_away_stops_a_run_with_rollouts_and_the_same_command_resumes_it(
     case: Case, limit: float
@@ -95,46 +84,6 @@ def test_a_judge_that_is_away_stops_a_run_with_rollouts_and_the_same_command_res
     assert case.train(*words).status == LEARNED_NOTHING  # all rewards are 1
 
 
-KILLED = """
-if not os.path.exists(UP):
-    open(UP, "x").close()  # this worker is loaded, the next one is killed as it loads
-elif os.path.getsize(UP) == 0:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-def judge(completions, **columns):
-    if os.path.getsize(UP) == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return [1.0] * len(completions)
-"""
-
-
-@pytest.mark.long
-def test_a_worker_that_is_killed_while_it_loads_stops_a_run_without_results(case: Case):
-    """Something else kills the first worker as it judges, and its successor as it loads."""
-    case.data()
-    file = case.folder / "mine.py"
-    file.write_text(f"import os, signal\nUP = {str(case.folder / 'up')!r}\n{KILLED}")
-    words = ["--task.rewards", f"{file}:judge"]
-    stopped(case.train(*words), "a reward worker died while it was loading (SIGKILL)")
-    assert state(case.run_dir).rollouts == (0, 0)
-    (case.folder / "up").write_text("enough memory")
-    assert case.train(*words).status == LEARNED_NOTHING  # all rewards are 1
-
-
-@pytest.mark.long
-def test_a_disk_without_room_for_the_checkpoints_stops_a_run_with_rollouts(
-    case: Case, monkeypatch: pytest.MonkeyPatch
-):
-    case.data()
-    case.starts()
-    with monkeypatch.context() as patch:
-        free(patch, CHECKPOINT - 1)
-        ended = case.train()
-    text = f"but for {CHECKPOINT - 1:,} bytes, and the checkpoints that {case.run_dir} still gets"
-    stopped(ended, "the disk is full", f"{text} take {CHECKPOINT:,};")
-    assert case.train().status == 0
-
-
 # ---- the disk ----
 
 
@@ -143,6 +92,7 @@ def free(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     monkeypatch.setattr(preflight, "shutil", usage)
 
 
+@pytest.mark.long
 def test_a_disk_without_room_for_the_checkpoints_is_refused(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ):
