@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mugrpo.extensions.evals.agreement import Agreement, Disagreement, agreement
+from mugrpo.extensions.evals.results import Agreement, Disagreement, agreement
 
 
 def parts(math: float | None, plain: float | None, *answers: str | None) -> dict[str, object]:
