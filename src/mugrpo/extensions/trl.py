@@ -23,7 +23,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from mugrpo.config.objectives import KLReference
-from mugrpo.optimize.weights import Method
+from mugrpo.extensions.token_weights import Method
 
 try:
     from trl import GRPOConfig as TRLConfig

@@ -50,10 +50,8 @@ def batch_logprobs(
     )
 
 
-def shares_prompts(policy: Policy, config: RunConfig) -> bool:
+def shares_prompts(policy: Policy) -> bool:
     """Return whether responses may share their prompt. The model is tested only once."""
-    if not config.optimizer.share_prompts:
-        return False
     if policy.can_share_prompts is None:
         policy.can_share_prompts = can_share_prompts(policy.model)
     return policy.can_share_prompts
@@ -92,9 +90,9 @@ def rollout_logprobs(
     before each micro-batch. Without a `budget`, micro-batches have the configured size. Raises
     RunStopped if memory runs out, see `TokenBudget`.
     """
-    share = shares_prompts(policy, config)
+    share = shares_prompts(policy)
     zeros = torch.zeros(len(rollouts))
-    responses = Responses(rollouts, zeros, zeros.bool(), zeros.long())
+    responses = Responses(rollouts, zeros, zeros.bool(), zeros.bool())
 
     def computed(tokens: int) -> list[NDArray[np.float32]]:
         own: dict[int, torch.Tensor] = {}
