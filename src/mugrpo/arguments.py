@@ -6,7 +6,7 @@ import argparse
 import inspect
 import shlex
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
 from importlib.metadata import version
 from itertools import chain
@@ -17,7 +17,6 @@ from mugrpo.config.base import imported
 from mugrpo.config.describe import Option, Table, describe, shown, tables
 from mugrpo.config.extensions import installed
 from mugrpo.config.load import leaves
-from mugrpo.config.options import HIDDEN
 from mugrpo.config.run import PRESETS, RunConfig
 from mugrpo.tools import vllm_env
 
@@ -30,7 +29,6 @@ PHASES = {
 }
 
 TRUST = "approve the code and commands that a run begun elsewhere names"
-_PRIVATE = "__environment.kwargs"  # with the dashes replaced
 _NOT_REPEATED = ("force", "trust", "follow")  # approvals are kept
 
 # The options of a run that --help shows; `--help all` shows all.
@@ -221,19 +219,7 @@ def resume_command(options: argparse.Namespace, overrides: Sequence[str], reason
         values = value if isinstance(value, list) else [value]
         words += [*action.option_strings, *([] if value is True else map(str, values))]
     words += ["--force"] if "force" in options and "--force" in reason else []
-    return shlex.join([*words, *_without_private(overrides)])
-
-
-def _without_private(overrides: Sequence[str]) -> Iterator[str]:
-    """Yield the words of overrides without the values of environment.kwargs."""
-    hides = False
-    for word in overrides:
-        name, equals, _ = word.partition("=")
-        if hides and not word.startswith("--"):
-            yield HIDDEN
-            continue
-        hides = name.replace("-", "_").startswith(_PRIVATE)
-        yield f"{name}={HIDDEN}" if hides and equals else word
+    return shlex.join([*words, *overrides])
 
 
 def commands(root: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:

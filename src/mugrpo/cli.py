@@ -15,7 +15,7 @@ from mugrpo.config.base import imported
 from mugrpo.disk.errors import RunStopped, Unapproved, UsageError
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.processes.lifetime import stop_on_signals
-from mugrpo.processes.messages import shown, visible
+from mugrpo.processes.messages import visible
 
 if TYPE_CHECKING:
     from mugrpo.run.opening import OpenRun
@@ -59,7 +59,7 @@ def _say(text: object) -> None:
 
 
 def _complain(error: object) -> None:
-    print(shown(f"mugrpo: {error}"), file=sys.stderr)
+    print(visible(f"mugrpo: {error}"), file=sys.stderr)
 
 
 def run_train(options: argparse.Namespace) -> int:

@@ -84,7 +84,7 @@ def accepted(run_dir: Path) -> None:
     """Make all checksums fit the run's files as they are now, those in its checkpoints too."""
     files = [*run_dir.glob("*.json*"), *run_dir.glob("*/*.json"), *run_dir.glob("*/*/*/*.json")]
     for file in files:
-        if file.is_file() and file.name not in ("private.json", "plan.json"):
+        if file.is_file() and file.name not in ("plan.json",):
             summed(file)
     for folder in run_dir.glob("checkpoints/update-*"):
         with suppress(OSError, ValueError, TypeError, RecursionError):

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Protocol
 from pydantic import AfterValidator, Field
 
 from mugrpo.config.cores import cores
-from mugrpo.config.options import HARMLESS, LISTED, PROCESSES, NamedOptions, Options, PrivateText
+from mugrpo.config.options import HARMLESS, LISTED, PROCESSES, NamedOptions, Options
 
 
 def _has_a_place(template: str) -> str:
@@ -76,7 +76,7 @@ class RewardOption(MadeOptions):
         return True
 
     @property
-    def addresses(self) -> Mapping[str, PrivateText]:
+    def addresses(self) -> Mapping[str, str]:
         """Return option -> the address that judging sends answers to."""
         return {}
 
@@ -164,7 +164,7 @@ class BackendOptions(MadeOptions):
         return bool(self.factory)
 
     @property
-    def addresses(self) -> Mapping[str, PrivateText]:
+    def addresses(self) -> Mapping[str, str]:
         """Return option -> the address of the cluster."""
         return {}
 

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from mugrpo.config.options import Options, Private, choices
+from mugrpo.config.options import Options, choices
 from mugrpo.config.run import RunConfig
 from mugrpo.config.tasks import SourceOptions
 
@@ -118,8 +118,6 @@ def describe(options: type[Options] = RunConfig) -> list[Option]:
 
 def as_toml(value: Any) -> str:
     """Return `value` in TOML notation. None becomes `none`, which unsets an option in overrides."""
-    if isinstance(value, Private):
-        return as_toml(value.shown)
     if isinstance(value, dict):
         pairs = (f"{json.dumps(key)} = {as_toml(entry)}" for key, entry in value.items())
         return f"{{{', '.join(pairs)}}}"
@@ -156,8 +154,6 @@ def _type(annotation: Any) -> str:
     kind, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if kind is typing.Annotated:
         return _type(arguments[0])
-    if inspect.isclass(annotation) and issubclass(annotation, Private):
-        return _type(annotation.inner)
     if kind is typing.Literal:
         return "|".join(map(str, arguments))
     if kind in (typing.Union, types.UnionType):

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 
 from mugrpo.config.base import BackendOptions
 from mugrpo.config.extensions import one_of
-from mugrpo.config.options import HARMLESS, LISTED, PROCESSES, NamedOptions, PathOrName, PrivateText
+from mugrpo.config.options import HARMLESS, LISTED, PROCESSES, NamedOptions, PathOrName
 from mugrpo.config.training import LoRAOptions
 
 # Arguments of vLLM that the run sets, and those that change its sampling distribution.
@@ -164,12 +164,9 @@ class VLLMServerOptions(AnyVLLMOptions):
 
     loading_option = "slots"
     name: Literal["vllm_server"] = "vllm_server"
-    urls: tuple[PrivateText, ...] = Field(
-        default_factory=lambda: (PrivateText("http://localhost:8000"),),
-        min_length=1,
-    )
+    urls: tuple[str, ...] = Field(("http://localhost:8000",), min_length=1)
     """The servers' URLs. Several servers share a stage's shards. A user with a password in a URL is
-    sent to the server, and hidden elsewhere."""
+    sent to the server; config.json has them too."""
     slots: int = Field(256, ge=1, le=LISTED)
     """Requests in flight at once, per server."""
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from mugrpo.config.describe import as_toml, describe
-from mugrpo.config.options import Options, choices, concealed
+from mugrpo.config.options import Options, choices
 from mugrpo.config.rewards import Reward
 from mugrpo.config.run import RunConfig
 from mugrpo.config.tasks import Source
@@ -204,7 +204,7 @@ def _sentence(error: Any, root: type[Options]) -> str:
         return message
     if error["type"] in ("model_type", "model_attributes_type"):
         message = "It should be a table of options"
-    return f"{name} = {concealed(repr(value))}: {message[0].lower()}{message[1:]}"
+    return f"{name} = {value!r}: {message[0].lower()}{message[1:]}"
 
 
 def _dotted(location: Sequence[str | int], root: type[Options]) -> str:

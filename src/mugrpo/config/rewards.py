@@ -19,7 +19,6 @@ from mugrpo.config.options import (
     Code,
     Options,
     PathOrName,
-    PrivateTable,
     choices,
 )
 from mugrpo.disk.records import Status
@@ -220,9 +219,9 @@ class EnvironmentOptions(Options):
     "verifiers:NAME" (docs/verifiers.md)."""
     python: PathOrName | None = None
     """The interpreter of another environment, in which the package of "KIND:NAME" is installed."""
-    kwargs: PrivateTable = PrivateTable({})
+    kwargs: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the class, of the function beside the messages, or of another package's
-    environment. Text in them is hidden in whatever is written or printed."""
+    environment. config.json and reports show them: name secrets in environment variables."""
     tools: tuple[Code, ...] = ()
     """Functions that the model may call, named as the environment is. Their signatures and
     docstrings are what the chat template tells the model."""

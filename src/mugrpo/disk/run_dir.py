@@ -2,7 +2,6 @@
 
     RUN/
       config.json                         the run's id, resolved config and provenance
-      private.json                        groups of options with private values, for this user alone
       origin.json                         only if the run trains on another run's rollouts
       lock                                the process that holds the run
       metrics.jsonl                       one flat object per event (see `metrics`)
@@ -48,7 +47,6 @@ from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.publishing import (
     full_disk_explained,
     passing,
-    publish_file,
     read_summed,
     regular,
     remove_unfinished,
@@ -101,7 +99,6 @@ class RunDir:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.config = root / "config.json"
-        self.private = root / "private.json"
         self.metrics = root / "metrics.jsonl"
         self.checkpoints = root / "checkpoints"
         self.benchmarks = root / "benchmarks"  # results of suites
@@ -289,38 +286,12 @@ class RunDir:
                 "checkpoint"
             )
         found = sorted(p.name for p in self.root.iterdir()) if self.root.exists() else []
-        own = ("lock", self.private.name)
+        own = ("lock",)
         if strangers := [name for name in found if name not in own and ".tmp." not in name]:
             raise UsageError(
                 f"{self.root} is not a run (it has no config.json) but holds "
                 f"{strangers[0]}; name an empty or new directory with --run-dir"
             )
-
-    def read_private(self) -> dict[str, Any]:
-        """Return the groups of options that config.json has without their private values.
-
-        They are {} in a copy, which never has them. Raises UsageError if the file is damaged.
-        """
-        try:
-            groups = json.loads(self.private.read_text())
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError, RecursionError):
-            groups = None
-        if not isinstance(groups, dict):
-            raise UsageError(
-                f"{self.private} cannot be read; remove it, and name its options again"
-            )
-        return groups
-
-    def keep_private(self, groups: dict[str, Any]) -> None:
-        """Write private.json, which only this user may read; remove it if there are no groups."""
-        if not groups:
-            self.private.unlink(missing_ok=True)
-            return
-        with full_disk_explained(self.private), publish_file(self.private) as file:
-            os.fchmod(file.fileno(), 0o600)
-            file.write(json.dumps(groups, indent=1).encode() + b"\n")
 
     def is_untouched(self) -> bool:
         """Return whether the run has no results yet. Its config may change until it has some."""

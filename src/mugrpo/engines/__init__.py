@@ -74,7 +74,7 @@ def make_engines(
     options = config.engine
     if isinstance(options, VLLMServerOptions):
         how = (vocabulary, options, check)
-        return [ServerEngine(url.value, *how) for url in options.urls]
+        return [ServerEngine(url, *how) for url in options.urls]
     if config.engine_in_process:
         assert policy is not None, "an engine in this process needs the policy"
         return [make_engine(policy, options, notify)]

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from mugrpo.config.engines import VLLMServerOptions
-from mugrpo.config.options import concealed
 from mugrpo.disk.errors import RunStopped
 from mugrpo.engines.base import WAIT, Completion, Decoded, More, Request, checked
 from mugrpo.engines.vllm import EXTENSION, OLDEST, new_enough
@@ -63,7 +62,7 @@ class ServerEngine:
         check: Callable[[], None] = lambda: None,
     ) -> None:
         """Prepare requests to the server at `url`. `check` raises if the run is to stop."""
-        self._url, self._name = url, concealed(url.rstrip("/"))
+        self._url, self._name = url, url.rstrip("/")
         self._vocabulary = vocabulary
         self._options = options
         self._check = check

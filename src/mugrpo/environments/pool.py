@@ -54,7 +54,7 @@ class EnvironmentPool(WorkerPool):
     ) -> None:
         super().__init__(
             "mugrpo.environments.worker",
-            {"environment": options.revealed("python"), "own_reward": own_reward},
+            {"environment": options.model_dump(), "own_reward": own_reward},
             Limits(options.timeout, 0.0, options.memory_mb),
             options.processes,
             what="environment",

@@ -337,15 +337,15 @@ class Host:
 
     def _new(self) -> Session:
         if self._loaded is not None and self._answers:
-            return Answering(self._label, self._loaded, self._options.kwargs.value, self._runner)
-        made = None if self._loaded is None else self._loaded(**self._options.kwargs.value)
+            return Answering(self._label, self._loaded, self._options.kwargs, self._runner)
+        made = None if self._loaded is None else self._loaded(**self._options.kwargs)
         return Tooled(self._label, made, self._functions, self._runner)
 
     @property
     def _answers(self) -> bool:
         """Whether the environment is a function of messages, and not what makes an object."""
         return not inspect.isclass(self._loaded) and not _callable(
-            self._loaded, **self._options.kwargs.value
+            self._loaded, **self._options.kwargs
         )
 
     def _first(self, own_reward: bool) -> tuple[Session, Mapping[str, Callable[..., Any]]]:
@@ -357,7 +357,7 @@ class Host:
             self._require_messages(what)
             return self._new(), {}
         try:
-            made = self._loaded(**self._options.kwargs.value)
+            made = self._loaded(**self._options.kwargs)
         except BaseException as error:
             text = printable(f"{type(error).__name__}: {error}")
             raise UsageError(f"{what} cannot be made: {text}") from None
@@ -370,7 +370,7 @@ class Host:
 
     def _require_messages(self, what: str) -> None:
         """Raise UsageError unless the environment, a function, can be called with messages."""
-        if not _callable(self._loaded, [], **self._options.kwargs.value):
+        if not _callable(self._loaded, [], **self._options.kwargs):
             raise UsageError(
                 f"{what} cannot be called with messages and environment.kwargs; the function's "
                 "first argument must be the messages"

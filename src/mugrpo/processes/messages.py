@@ -93,13 +93,6 @@ def visible(text: str) -> str:
     return "".join(c if c == "\n" else _escaped(c) for c in text)
 
 
-def shown(text: str) -> str:
-    """Return `text` without secrets, and with the characters escaped that a terminal obeys."""
-    from mugrpo.config.options import concealed
-
-    return visible(concealed(text))
-
-
 def _escaped(character: str) -> str:
     if character.isprintable():
         return character

@@ -176,7 +176,7 @@ class Grader:
         self._weights = {reward.label: reward.weight for reward in rewards}
         self._with_prompts = any(isinstance(reward, FunctionOptions) for reward in rewards)
         self._right_at = right_at
-        self._pool = Pool([reward.revealed("python") for reward in rewards], workers)
+        self._pool = Pool([reward.model_dump() for reward in rewards], workers)
 
     def start(self, log: Path | None = None) -> list[str]:
         """Load the rewards now rather than at the first answer, to learn early if that fails.
@@ -201,7 +201,7 @@ class Grader:
             asked = [r for r in deciding(self._rewards) if isinstance(r, kind)]
             if not asked:
                 continue
-            options = [r.model_copy(update={"weight": 1.0}).revealed("python") for r in asked]
+            options = [r.model_copy(update={"weight": 1.0}).model_dump() for r in asked]
             calls = ([to_json({"text": asked[0].written(r), "answer": r})] for r in distinct)
             with closing(Pool(options, self._workers)) as pool:
                 for reference, [outcome] in zip(distinct, pool.run(calls), strict=True):

@@ -28,7 +28,7 @@ from mugrpo.disk.metrics import PHASES, MetricsTail, seconds_of
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.shards import ShardSet
 from mugrpo.processes.lifetime import began
-from mugrpo.processes.messages import shown
+from mugrpo.processes.messages import visible
 from mugrpo.report.read import Line, accuracy_text, flattened, number, stored_config
 from mugrpo.report.readable import duration
 from mugrpo.rollouts.schedule import Schedule
@@ -232,15 +232,15 @@ def draw(state: RunState) -> RenderableType:
     rows = Table.grid(padding=(0, 1), expand=True)
     rows.add_column(style="dim", no_wrap=True)
     rows.add_column(ratio=1, overflow="fold")
-    rows.add_row("run", Text(shown(state.title)))
-    rows.add_row("status", Text(shown(state.status)))
+    rows.add_row("run", Text(visible(state.title)))
+    rows.add_row("status", Text(visible(state.status)))
     rows.add_row("stage", Text(state.stage))
     for bar in state.bars:
         rows.add_row(bar.name, drawn_bar(bar))
     rows.add_row("time", Text(f"{duration(state.used)} used{left}"))
-    rows.add_row("results", Text(shown(", ".join(state.results))))
+    rows.add_row("results", Text(visible(", ".join(state.results))))
     for note in state.notes:
-        rows.add_row("note", Text(shown(note)))
+        rows.add_row("note", Text(visible(note)))
     page = Table.grid(expand=True)
     page.add_row(rows)
     if state.signs:

@@ -31,7 +31,6 @@ from mugrpo.rollouts.statistics import contradicted
 from mugrpo.run.progress import Progress
 from mugrpo.run.provenance import (
     judge_fingerprint,
-    private_groups,
     provenance_of,
     settled_config,
 )
@@ -204,7 +203,6 @@ def _settle(
     for later in folder.stages() if forced else ():
         if later > stage:
             set_aside(folder.stage(later))
-    folder.keep_private(private_groups(config))
     if document:  # last: after a kill before this line, the change must be forced again
         publish_json(folder.config, with_sum(document))
     remember(document or folder.read_config() or {}, config, progress.say)

@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from mugrpo.processes.messages import shown
+from mugrpo.processes.messages import visible
 
 if TYPE_CHECKING:  # it imports more, and only terminals need it
     from mugrpo.run.follower import Follower
@@ -107,7 +107,7 @@ class Progress:
 
     def say(self, sentence: str) -> None:
         """Print `sentence`. Characters that a terminal would obey are shown instead."""
-        self.console.print(Text(shown(sentence)))
+        self.console.print(Text(visible(sentence)))
 
     def line(self) -> str:
         """Return the current phase in one line: count, tokens/s, time left, reward, accuracy.
@@ -142,7 +142,7 @@ class Progress:
         parts: list[RenderableType] = []
         if self._total:
             bar = Bar("", self._done, self._total)
-            parts += [Text(shown(self.line()), overflow="fold"), drawn_bar(bar)]
+            parts += [Text(visible(self.line()), overflow="fold"), drawn_bar(bar)]
         if self._run:
             parts.append(draw(self._run.state()))
         return Group(*parts)
@@ -160,7 +160,7 @@ def live_page(page: Callable[[], RenderableType], console: Console) -> Live:
         try:
             rows.add_row(page())
         except Exception as error:  # a fault here must not end the training
-            rows.add_row(Text(shown(f"the run's state cannot be shown: {error!r}")))
+            rows.add_row(Text(visible(f"the run's state cannot be shown: {error!r}")))
         return rows
 
     live = Live(console=console, get_renderable=drawn, refresh_per_second=2, transient=True)

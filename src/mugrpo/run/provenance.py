@@ -80,7 +80,6 @@ def settled_config(
         return document, False
     differences = changes(with_newer_options(stored["config"]), resolved)
     texts = {name: f"{name}: {a!r} -> {b!r}" for name, a, b in differences}
-    texts |= {name: f"{name}, which is private" for name in _privately(folder, config)}
     refused = [texts[name] for name in texts if on_resume(name) != "harmless"]
     for name, words in _MUST_AGREE.items():
         if stored["provenance"].get(name) != provenance[name]:
@@ -103,24 +102,6 @@ def settled_config(
                 "last bits"
             )
     return (document if differences or refused else None), bool(refused)
-
-
-def private_groups(config: RunConfig) -> dict[str, Any]:
-    """Return the groups of options that have private values, with these."""
-    shown, revealed = config.model_dump(mode="json"), config.revealed()
-    return {group: revealed[group] for group in revealed if revealed[group] != shown[group]}
-
-
-def _privately(folder: RunDir, config: RunConfig) -> list[str]:
-    """Return the options whose private values alone have changed since the run was stored."""
-    shown, revealed, stored = (
-        config.model_dump(mode="json"),
-        config.revealed(),
-        folder.read_private(),
-    )
-    private = {name for name, *_ in changes(shown, revealed)}
-    now = {group: revealed.get(group) for group in stored}
-    return [name for name, *_ in changes(stored, now) if name in private]
 
 
 def config_document(

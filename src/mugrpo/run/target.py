@@ -17,14 +17,12 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mugrpo.config.engines import VLLMOptions, VLLMServerOptions
 from mugrpo.config.load import apply_overrides, build_config, load_config
-from mugrpo.config.options import Private
 from mugrpo.config.rewards import FunctionOptions
 from mugrpo.config.run import RunConfig
 from mugrpo.config.tasks import DatasetOptions, datasets_in
@@ -101,7 +99,7 @@ def _folder_and_config(
         stored = folder.read_config()
         if stored is None:
             raise UsageError(f"{target} is an empty directory, not a run; name a config file")
-        own = stored["config"] | folder.read_private()
+        own = stored["config"]
         raw = apply_overrides(own, overrides)
         if raw.get("preset") != (preset := stored["config"].get("preset")):
             raise UsageError(
@@ -189,7 +187,7 @@ def _rewards(options: DatasetOptions) -> Iterator[Named]:
     for reward in options.rewards:
         if isinstance(reward, FunctionOptions) and not reward.function.startswith("<"):
             yield "task.rewards", reward.function
-        yield from ((f"task.rewards.{name}", _whole(a)) for name, a in reward.addresses.items())
+        yield from ((f"task.rewards.{name}", a) for name, a in reward.addresses.items())
 
 
 def _programs(config: RunConfig) -> Iterator[Named]:
@@ -204,27 +202,20 @@ def _programs(config: RunConfig) -> Iterator[Named]:
     if environment.kind:
         yield "environment.name", f"{environment.name}"
     if environment.kwargs:  # an environment may do anything with them
-        yield "environment.kwargs", _whole(environment.kwargs)
+        yield "environment.kwargs", _words(environment.kwargs)
 
 
 def _addresses(config: RunConfig) -> Iterator[Named]:
     """Yield whom a run sends something. Ray and torchrun also execute what they get."""
     engine = config.engine
-    yield from ((f"backend.{name}", _whole(a)) for name, a in config.backend.addresses.items())
+    yield from ((f"backend.{name}", a) for name, a in config.backend.addresses.items())
     if config.distributed.address:
         yield "distributed.address", config.distributed.address
     if isinstance(engine, VLLMServerOptions):
-        yield from (("engine.urls", _whole(url)) for url in engine.urls)
+        yield from (("engine.urls", url) for url in engine.urls)
     for name in ("trackio", "wandb"):
         if project := getattr(config.sinks, name):
             yield f"sinks.{name}", project
-
-
-def _whole(private: Private[Any]) -> str:
-    """Return all of a private value, as nobody can approve what is hidden from them."""
-    with suppress(UsageError):  # a copy of a run has no more than what is shown
-        return _words(private.value)
-    return _words(private.shown)
 
 
 def _words(value: Any) -> str:

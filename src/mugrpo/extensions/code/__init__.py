@@ -13,7 +13,7 @@ from pydantic import Field
 
 from mugrpo.config.base import RewardOption
 from mugrpo.config.extensions import Extension
-from mugrpo.config.options import PathOrName, PrivateText
+from mugrpo.config.options import PathOrName
 
 
 class CodeOptions(RewardOption):
@@ -40,11 +40,11 @@ class CodeOptions(RewardOption):
     """Where programs run. "auto" takes the first of these that works here."""
     wasm: PathOrName | None = None
     """A CPython compiled to WebAssembly (WASI). If unset, that of mugrpo[wasm]."""
-    url: PrivateText | None = None
+    url: str | None = None
     """The URL of a SandboxFusion server. A user with a password in it is hidden elsewhere."""
 
     @property
-    def addresses(self) -> Mapping[str, PrivateText]:
+    def addresses(self) -> Mapping[str, str]:
         return {"url": self.url} if self.url else {}
 
     def reference(self, value: Any, row: Mapping[str, Any]) -> Any:

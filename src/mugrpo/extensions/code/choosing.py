@@ -67,7 +67,7 @@ def _wasm(options: CodeOptions) -> Sandbox:
 def _fusion(options: CodeOptions) -> Sandbox:
     if options.url is None:
         raise SandboxError("no url is named")
-    return SandboxFusion(options.url.value, options.timeout, options.memory_mb << 20)
+    return SandboxFusion(options.url, options.timeout, options.memory_mb << 20)
 
 
 _MAKERS: dict[str, Callable[[CodeOptions], Sandbox]] = {

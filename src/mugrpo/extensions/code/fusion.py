@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mugrpo.config.options import concealed
 from mugrpo.extensions.code.sandbox import (
     INSIDE,
     TRIAL,
@@ -31,7 +30,7 @@ class SandboxFusion:
     def __init__(self, url: str, seconds: int, memory: int) -> None:
         self._url = url
         self._limits = Limits(seconds, memory)
-        self._name = concealed(url)
+        self._name = url
         self.name = f"SandboxFusion at {self._name}"
 
     def run(self, request: Request, patience: float) -> Outcomes:

@@ -120,7 +120,7 @@ def _target(target: str, out: Path | None) -> Target:
         folder = RunDir(path)
         stored = folder.read_config()
         assert stored is not None
-        raw = stored["config"] | folder.read_private()
+        raw = stored["config"]
         config = build_config(raw, str(folder.config))
         return Target(folder, out or path / "benchmarks", raw, (stored, config))
     if path.suffix == ".toml":
@@ -137,7 +137,7 @@ def _with_data(suite: Suite, data: Mapping[str, Path]) -> Suite:
 
 def _config(base: RunConfig, suite: Suite, overrides: Sequence[str]) -> RunConfig:
     """Return the suite's config. The command line's options stand above the suite's."""
-    raw = suite_config(base, suite).revealed()
+    raw = suite_config(base, suite).model_dump(mode="json")
     config = build_config(apply_overrides(raw, overrides), f"the suite {suite.name}", overrides)
     return with_precision(config)[0]
 

@@ -50,7 +50,7 @@ def with_data(suite: Suite, file: str) -> Suite:
         "answer_pattern": task.answer_pattern if _matches(task, rows, answer) else None,
         "id_column": _column(columns, ids),
     }
-    return suite.over({"task": {**task.revealed("python"), **changed}})
+    return suite.over({"task": {**task.model_dump(), **changed}})
 
 
 def _column(row: Mapping[str, Any], names: tuple[str, ...]) -> str | None:

@@ -52,13 +52,13 @@ def suite_config(config: RunConfig, suite: Suite) -> RunConfig:
     turn and no tools. Raises UsageError if an option of the suite does not go with the model or the
     engine.
     """
-    options, raw = suite.options, config.revealed()
+    options, raw = suite.options, config.model_dump(mode="json")
     prompt = options.prompt.model_dump(mode="json")
     if prompt["form"] == raw["prompt"]["form"] == "chat":  # the model's, unless the suite has one
         prompt["chat_template"] = prompt["chat_template"] or raw["prompt"]["chat_template"]
     sampled = {"temperature": options.temperature, "max_new_tokens": options.max_new_tokens}
     raw |= {
-        "task": options.task.revealed(),
+        "task": options.task.model_dump(mode="json"),
         "prompt": prompt,
         "rewards": {"truncated": "scored", "failure_limit": 1.0},
         "rollouts": raw["rollouts"] | sampled,

@@ -36,7 +36,7 @@ from mugrpo.rollouts.schedule import Schedule
 from mugrpo.rollouts.score import publish_scores
 from mugrpo.rollouts.statistics import described, refresh_metrics
 from mugrpo.run.opening import prompt_encoder
-from mugrpo.run.provenance import config_document, private_groups, provenance_of
+from mugrpo.run.provenance import config_document, provenance_of
 from mugrpo.run.target import remember
 from mugrpo.stages.stage import Stage, stage_shards
 from mugrpo.tasks.dataset import Dataset, canonical
@@ -134,7 +134,6 @@ def _begin(stage: Stage, provenance: Raw, say: Callable[[str], None]) -> str:
     refresh = {"stage": 0, **refresh_metrics(stage.shards("rollouts"), stage.shards("scores"))}
     line = {"kind": "refresh", "update": 0, **refresh}
     document = config_document(stage.config.model_dump(mode="json"), provenance, stage.folder)
-    stage.folder.keep_private(private_groups(stage.config))
     publish_json(stage.folder.config, with_sum(document))
     stage.folder.metrics.write_bytes(encoded([line]))
     remember(document, stage.config, say)

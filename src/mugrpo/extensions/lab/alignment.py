@@ -188,7 +188,7 @@ def _cosines(
     policy, off = weights.at(update), {"name": "off"}
     plain = dict.fromkeys(("veto", "sequence_mask", "correction", "reference"), off)
     plain["objective"] = {"name": "reinforce"}
-    on_policy = build_config(config.revealed() | plain, "alignment")
+    on_policy = build_config(config.model_dump(mode="json") | plain, "alignment")
     first, second = (_gradient(policy, weights.budget, half, on_policy) for half in halves)
     for name, method in configs.items():
         of = partial(_gradient, policy, weights.budget, stale, method)

@@ -126,7 +126,7 @@ def _number(value: float | None) -> str:
 
 def _on_one_stage(run: OpenRun, config: RunConfig) -> RunConfig:
     """Return `config` for training on one stage of scored rollouts."""
-    raw = config.revealed()
+    raw = config.model_dump(mode="json")
     raw |= {"stage_until": {"name": "all_updates"}, "sinks": {}}
     own = run.config.checkpoint
     every = {"every": own.every, "minutes": own.minutes}

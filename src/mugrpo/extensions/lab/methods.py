@@ -42,7 +42,7 @@ def _with_method(run: OpenRun, method: str) -> RunConfig:
         raise UsageError(
             f"{method!r} is not a method: name presets ({', '.join(PRESETS)}), TOML files, or all"
         )
-    raw = run.config.revealed() | _parts(source) | {"preset": source.preset}
+    raw = run.config.model_dump(mode="json") | _parts(source) | {"preset": source.preset}
     raw["overlap"] = False  # everything is generated already
     return build_config(raw, method)
 

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from mugrpo.config.base import BackendOptions
 from mugrpo.config.extensions import Extension
-from mugrpo.config.options import HARMLESS, PrivateText
+from mugrpo.config.options import HARMLESS
 
 
 class RayBackend(BackendOptions):
@@ -21,7 +21,7 @@ class RayBackend(BackendOptions):
 
     name: Literal["ray"] = Field("ray", json_schema_extra=HARMLESS)
     factory: ClassVar[str] = "mugrpo.extensions.ray.backend:RayCluster"
-    address: PrivateText | None = Field(None, json_schema_extra=HARMLESS)
+    address: str | None = Field(None, json_schema_extra=HARMLESS)
     """Address of the cluster; "auto" is the cluster that this machine belongs to. The default
     is the environment variable RAY_ADDRESS. If that is unset too, Ray starts on this machine for
     the run."""
@@ -37,7 +37,7 @@ class RayBackend(BackendOptions):
     checkpoint: per run, or per stage if they end after each (distributed.rest)."""
 
     @property
-    def addresses(self) -> Mapping[str, PrivateText]:
+    def addresses(self) -> Mapping[str, str]:
         return {"address": self.address} if self.address else {}
 
 

@@ -13,7 +13,6 @@ from contextlib import chdir, contextmanager
 from functools import cache
 from typing import Any
 
-from mugrpo.config.options import concealed
 from mugrpo.disk.errors import UsageError
 from mugrpo.extensions.ray import RayBackend
 
@@ -32,7 +31,7 @@ def connected(options: RayBackend) -> Any:
 
 
 def _address(options: RayBackend) -> str | None:
-    return options.address.value if options.address else os.environ.get("RAY_ADDRESS")
+    return options.address if options.address else os.environ.get("RAY_ADDRESS")
 
 
 @cache
@@ -77,7 +76,7 @@ def _require_listener(address: str) -> None:
 
 def _no_answer(address: str, reason: str) -> UsageError:
     return UsageError(
-        f"no Ray cluster answers at {concealed(address)} ({reason}); name one with "
+        f"no Ray cluster answers at {address} ({reason}); name one with "
         "--backend.address, or start one with `ray start --head`"
     )
 

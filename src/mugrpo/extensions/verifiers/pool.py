@@ -156,7 +156,7 @@ class VerifiersEnvironments:
         try:
             worker = _Worker(
                 str(_PROGRAM),
-                {"name": str(options.name).rpartition(":")[2], "kwargs": options.kwargs.value},
+                {"name": str(options.name).rpartition(":")[2], "kwargs": options.kwargs},
                 Limits(options.timeout, 0.0, options.memory_mb),
                 kind="worker of verifiers",
                 starting=_STARTING,

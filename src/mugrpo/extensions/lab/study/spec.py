@@ -139,7 +139,7 @@ class Cell:
     @property
     def first_stage(self) -> str:
         """Return a key that cells share if their first stages have the same rollouts and scores."""
-        options = self.config.revealed()
+        options = self.config.model_dump(mode="json")
         schedule = {name: options["schedule"][name] for name in _FIRST_GROUPS}
         decides = {name: options[name] for name in _FIRST_STAGE} | {"schedule": schedule}
         text = json.dumps(decides, sort_keys=True)
