@@ -84,14 +84,14 @@ class TokenStatistics:
             tv_sequence = mean(max(0, 1 - w)) over the computed responses, w = prod_t r_t
         """
         tokens = {name: torch.cat(parts) for name, parts in self._parts.items()}
-        log_ratio = tokens.pop("log_ratio", torch.empty(0))
-        advantage = tokens.pop("advantage", torch.empty(0))
-        entropy = tokens.pop("entropy", torch.empty(0))
+        nothing = torch.empty(0)
+        log_ratio = tokens.pop("log_ratio", nothing)
+        advantage, entropy = tokens.pop("advantage", nothing), tokens.pop("entropy", nothing)
         ratio = log_ratio.exp()
         values: Values = {
             "kl_behavior": _mean(log_ratio.double().expm1() - log_ratio.double()),
             "tv_token": _mean((1 - ratio).clamp(min=0)),
-            "tv_sequence": _mean(-torch.cat([torch.empty(0), *self._sequences]).expm1().clamp(max=0)),
+            "tv_sequence": _mean(-torch.cat([nothing, *self._sequences]).expm1().clamp(max=0)),
             "entropy": _mean(entropy),
         }
         for sign, chosen in (("positive", advantage > 0), ("negative", advantage < 0)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import threading
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ def limited_logs(folder: Path) -> Iterator[None]:
     """Keep every log below `folder` under `LONGEST` bytes while the block lasts.
 
     A log that grows beyond that begins again with a line that says so. Its process notices nothing:
-    it must append (see `append_only`).
+    it must append.
     """
     ended = threading.Event()
 
@@ -34,13 +33,6 @@ def limited_logs(folder: Path) -> Iterator[None]:
         ended.set()
         thread.join()
         _cut(folder)
-
-
-def append_only(*descriptors: int) -> None:
-    """Make every write to open files go to their ends, wherever these are by then."""
-    for descriptor in descriptors:
-        flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
-        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_APPEND)
 
 
 def _cut(folder: Path) -> None:

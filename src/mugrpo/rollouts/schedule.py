@@ -91,10 +91,7 @@ class Schedule:
         return self.sources or (Source(self.problems),)
 
 
-
-def schedule_of(
-    config: RunConfig, problems: Sequence[Problem]
-) -> Schedule:
+def schedule_of(config: RunConfig, problems: Sequence[Problem]) -> Schedule:
     """Return the schedule of a run on `problems`, those to train on.
 
     Raises UsageError as `Schedule` does.

@@ -22,7 +22,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from mugrpo.config.stages import NegativeRatio, ScheduleOptions
+from mugrpo.config.stages import ScheduleOptions
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.metrics import PHASES, MetricsTail, seconds_of
 from mugrpo.disk.run_dir import RunDir
@@ -31,10 +31,9 @@ from mugrpo.processes.lifetime import began
 from mugrpo.processes.messages import visible
 from mugrpo.report.read import Line, accuracy_text, flattened, number, stored_config
 from mugrpo.report.readable import duration
-from mugrpo.rollouts.schedule import Schedule
 
 # The limits of the warning signs; docs/defaults.md says where they come from.
-_FALL, _ENTROPY, _WITHOUT_GRADIENT, _TRUNCATED = 0.05, 0.02, 0.9, 0.1
+_RATIO, _FALL, _ENTROPY, _WITHOUT_GRADIENT, _TRUNCATED = 100.0, 0.05, 0.02, 0.9, 0.1
 _SHOWN = {  # name on the screen -> kind of line, key
     "reward": ("refresh", "behavior_reward"),
     "batch reward": ("update", "batch_reward"),
@@ -98,7 +97,7 @@ class Follower:
             raise UsageError(
                 f"{root} is not a run (its config.json has no schedule); name a run's directory"
             ) from None
-        self._planned = Schedule(schedule, schedule.problems_per_update, seed=0)
+        self._planned = schedule
         self._tail = MetricsTail(self._folder.metrics)
         self._lines: list[Line] = []
 
@@ -109,13 +108,10 @@ class Follower:
         self._lines = added if self._tail.restarted else [*self._lines, *added]
         if self._tail.unreadable:
             notes.append(f"{folder.metrics} has {self._tail.unreadable} unreadable lines")
-        schedule, total = self._planned, self._planned.options.total_updates
-        for line in self._of("stage_end"):
-            if schedule.starts[-1] < line["update"] <= total:
-                schedule = schedule.ending_at(line["update"])
+        schedule, total = self._planned, self._planned.total_updates
         made = max((line["update"] for line in self._of("update")), default=0)
         stage = min(schedule.stage_of(made), schedule.stages - 1)
-        planned = schedule.batches(stage) * schedule.options.rollouts_per_update
+        planned = schedule.batches(stage) * schedule.rollouts_per_update
         rollouts = 0
         try:
             entries = ShardSet(folder.shards(stage, "rollouts"), "rollouts").entries()
@@ -125,7 +121,7 @@ class Follower:
         status, running = self._status(finished=made >= total)
         since = time.time() - max(map(_changed, (folder.metrics, folder.root / "lock")))
         later = sum(map(schedule.batches, range(stage + 1, schedule.stages)))
-        to_sample = max(planned - rollouts, 0) + later * schedule.options.rollouts_per_update
+        to_sample = max(planned - rollouts, 0) + later * schedule.rollouts_per_update
         return RunState(
             title=f"{folder.root}  {self._options.get('preset')}, {self._options.get('task.name')}",
             status=status,
@@ -133,11 +129,7 @@ class Follower:
             stage=f"stage {stage} (of 0 to {schedule.stages - 1})",
             bars=(
                 Bar("rollouts", rollouts, max(rollouts, planned)),
-                Bar(
-                    "updates",
-                    made - schedule.first_update(stage),
-                    schedule.planned_updates(stage),
-                ),
+                Bar("updates", made - schedule.first_update(stage), schedule.updates(stage)),
                 Bar("all", made, total),
             ),
             used=self._seconds(PHASES) + (max(since, 0.0) if running else 0.0),
@@ -205,9 +197,7 @@ class Follower:
         of_stage = (one for one in self._of("update") if one.get("stage") == update.get("stage"))
         ratios = [number(line, "ratio/negative/max") for line in of_stage]
         if known := [ratio for ratio in ratios if ratio is not None]:
-            rule = options.get("stage_until.name") == NegativeRatio().name
-            limit = number(options, "stage_until.limit") if rule else None
-            yield Sign("largest ratio, A < 0", max(known), limit or NegativeRatio().limit)
+            yield Sign("largest ratio, A < 0", max(known), _RATIO)
         if (accuracy := number(self._last("evaluation"), "accuracy")) is not None:
             best = max(self._values("evaluation", "accuracy"))
             yield Sign("fall of accuracy", best - accuracy, _FALL)

@@ -136,7 +136,7 @@ def update_memory(config: RunConfig, sizes: Sizes, prompt_tokens: int) -> Update
     rows = max(1, config.optimizer.micro_batch_tokens // longest)
     longest = max(longest, config.optimizer.micro_batch_tokens // rows)
     half = _half(config)
-    shards = config.distributed.ranks
+    shards = config.distributed.processes
     tokens, layer = rows * longest, sizes.kept(half)
     kept = tokens * sizes.layers * layer
     if config.model.gradient_checkpointing:  # a layer's input, and what one layer keeps
@@ -188,8 +188,7 @@ def on_this_cpu(config: RunConfig, sizes: Sizes) -> Host:
         others += engine.processes * (sizes.loaded(half, working=True) + _PROCESS)
         if engine.processes:  # its process keeps the cache
             others, cache = others + cache, 0.0
-    if config.checkpoint.beside_training:
-        others += 12 * sizes.trained
+    others += 12 * sizes.trained  # the copy that a checkpoint is written from
     return Host(states - activations, activations, cache, others)
 
 
@@ -259,8 +258,7 @@ def require_room(config: RunConfig) -> None:
     if needed > host_memory():
         raise UsageError(
             f"the run takes {needed / GIB:.1f} GiB of the host's memory, but there are "
-            f"{host_memory() / GIB:.1f}: use --distributed.rest stay or end, or "
-            "--checkpoint.beside_training false"
+            f"{host_memory() / GIB:.1f}: use a smaller model, or train an adapter (--lora.rank 16)"
         )
 
 
@@ -274,7 +272,7 @@ def memory_table(
     """
     sizes = Sizes.of(config, form)
     peak = update_memory(config, sizes, prompt_tokens)
-    ranks, offloaded = config.distributed.ranks, config.distributed.cpu_offload
+    ranks, offloaded = config.distributed.processes, config.distributed.cpu_offload
     where = "on the host" if offloaded else "on the GPU"
     beside = _beside_update(config, sizes)
     update = peak.on_gpu(offloaded=offloaded) + sum(beside.values())
@@ -335,7 +333,7 @@ def _model_config(config: RunConfig, form: Path | None) -> Any:
 def _beside_update(config: RunConfig, model: Sizes) -> dict[str, float]:
     """Return name -> bytes of other models on the GPU, if the run itself makes its updates."""
     sizes, working = {}, model.loaded(_half(config), working=True)
-    if config.distributed.ranks == 1 and not config.backend.clustered:
+    if config.distributed.processes == 1 and not config.backend.clustered:
         engine = config.engine
         if isinstance(engine, OwnEngineOptions) and engine.processes and not config.overlap:
             sizes["engine"] = working
@@ -356,8 +354,7 @@ def _on_host(config: RunConfig, peak: UpdateMemory) -> dict[str, float]:
     if config.lora.rank and isinstance(engine, VLLMOptions) and engine.rest == "sleep":
         weight = 2 if _half(config) else 4  # bytes
         sizes["vLLM's base"] = weight * model.parameters * engine.processes
-    if config.checkpoint.beside_training:
-        sizes["checkpoint"] = 12 * model.trained
+    sizes["checkpoint"] = 12 * model.trained
     return sizes
 
 
@@ -367,7 +364,7 @@ def _generation(config: RunConfig, peak: UpdateMemory, gpu_gib: float) -> tuple[
     The model that checks the engine's logprobs is counted. With precision bf16, one process has its
     weights in both precisions.
     """
-    ranks = config.distributed.ranks
+    ranks = config.distributed.processes
     shards = ranks
     model, local, half = peak.sizes, not config.backend.clustered, _half(config)
     if ranks > 1 and local:

@@ -206,11 +206,9 @@ def _programs(config: RunConfig) -> Iterator[Named]:
 
 
 def _addresses(config: RunConfig) -> Iterator[Named]:
-    """Yield whom a run sends something. Ray and torchrun also execute what they get."""
+    """Yield whom a run sends something. Ray also executes what it gets."""
     engine = config.engine
     yield from ((f"backend.{name}", a) for name, a in config.backend.addresses.items())
-    if config.distributed.address:
-        yield "distributed.address", config.distributed.address
     if isinstance(engine, VLLMServerOptions):
         yield from (("engine.urls", url) for url in engine.urls)
     for name in ("trackio", "wandb"):

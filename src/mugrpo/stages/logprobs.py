@@ -10,6 +10,7 @@ proximal_logprobs           of the proximal policy: once every proximal_period u
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 

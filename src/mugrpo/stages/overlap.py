@@ -40,6 +40,7 @@ def generated_beside(
             "--rollouts.shard_rollouts in a new run"
         )
     rollouts, scores = stage.shards("rollouts"), stage.shards("scores")
+    generated = generation.rollouts if generation else rollouts
     scorer = run.scorer(run.problems, stage.number)
 
     def work(check: Callable[[], None]) -> None:
@@ -47,7 +48,7 @@ def generated_beside(
             if shard in rollouts:
                 scorer.make_shard(rollouts, scores, shard)
         for shard in generation.shards(lambda _: check()) if generation else ():
-            scorer.make_shard(generation.rollouts, scores, shard)
+            scorer.make_shard(generated, scores, shard)
 
     background = sampling.background = Background(work, run.stop.check)
     try:

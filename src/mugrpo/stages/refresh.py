@@ -113,8 +113,8 @@ def verdict(gap: float, precision: str, tolerance: float) -> str | None:
         difference += " on average"
     if not gap <= tolerance:
         raise RunStopped(
-            f"{difference} (tolerance {tolerance:g}); the engine's weights or sampling do not match "
-            "the policy. Fix the engine, or raise --engine.canary_tolerance (with --force)"
+            f"{difference} (tolerance {tolerance:g}); the engine's weights or sampling do not "
+            "match the policy. Fix the engine, or raise --engine.canary_tolerance (with --force)"
         )
     if gap <= _WARNING * tolerance:
         return None

@@ -34,7 +34,7 @@ class RayBackend(BackendOptions):
     """CPUs that each update process reserves, besides its GPU."""
     restarts: int = Field(2, ge=0, json_schema_extra=HARMLESS)
     """How often the update processes are restarted after one of them is lost, from the newest
-    checkpoint: per run, or per stage if they end after each (distributed.rest)."""
+    checkpoint: per run, or per stage if they end after each."""
 
     @property
     def addresses(self) -> Mapping[str, str]:

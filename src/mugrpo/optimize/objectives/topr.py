@@ -37,8 +37,7 @@ def loss(
         mean       exp(mean over j of log r_j)  the response by its geometric mean (as in GSPO)
         token      r_t                          CISPO's weight with the interval [0, 1]
 
-    Equals REINFORCE if every ratio and n are 1; all tapers are
-    the same for responses of one token.
+    Equals REINFORCE if every ratio and n are 1; all tapers are the same for responses of one token.
 
     `logprobs`, `behavior_logprobs` and `mask` (bool) are [B, T], `advantages` [B]. Return the token
     losses, to be minimized, and the tapered tokens as a metric, all [B, T].
@@ -46,8 +45,8 @@ def loss(
     assert logprobs.shape == behavior_logprobs.shape == mask.shape and advantages.ndim == 1
     advantages_B1 = advantages[:, None]
     positive_BT = (advantages_B1 > 0).expand_as(mask)
-    likelihood_BT = _likelihoods(log_ratios(logprobs, behavior_logprobs).detach() * mask, mask, taper)
-    taper_BT = likelihood_BT.clamp(max=0).exp()
+    log_ratio_BT = log_ratios(logprobs, behavior_logprobs).detach() * mask
+    taper_BT = _likelihoods(log_ratio_BT, mask, taper).clamp(max=0).exp()
     weight_BT = (negative_weight * taper_BT).masked_fill(positive_BT, 1.0)
     surrogate_BT = weight_BT * advantages_B1 * finite(logprobs)
     return -surrogate_BT, {"tapered_fraction": (taper_BT < 1) & ~positive_BT & mask}

@@ -246,17 +246,15 @@ class Planner:
         due = {total}
         if options.every:
             due |= set(range(options.every, total + 1, options.every))
-        if options.stage_end:
+        else:
             due |= set(np.cumsum(stages).tolist())
         return sorted(due)
 
     def checkpoint(self, devices: int) -> float:
         """Return the seconds for which training waits at a checkpoint."""
-        setting, machine = self.setting, self.setting.machine
-        size = STATE * setting.update_prices(1).trained
-        if setting.config.checkpoint.beside_training:  # it waits only for a copy
-            return 2 * size / (machine.rates.memory * machine.shares.memory) / max(1, devices)
-        return size / machine.rates.disk + size / machine.rates.checksum
+        machine = self.setting.machine
+        size = STATE * self.setting.update_prices(1).trained
+        return 2 * size / (machine.rates.memory * machine.shares.memory) / max(1, devices)  # a copy
 
     def evaluations(self, devices: int) -> dict[int, float]:
         """Return update -> seconds of its evaluation on held-out problems, suites aside.

@@ -15,7 +15,6 @@ from mugrpo.extensions.lab.plan.lengths import Lengths
 from mugrpo.extensions.lab.plan.machine import Machine
 from mugrpo.extensions.lab.plan.updates import UpdatePrices
 from mugrpo.model.pretrained import model_path
-from mugrpo.rollouts.schedule import Schedule
 
 _HELD_OUT = 256  # problems, if the config does not say how many
 
@@ -57,7 +56,7 @@ class Setting:
 
     def ranks_on(self, devices: int) -> int:
         """Return the ranks that make updates: one for each GPU, or those that the config asks."""
-        return devices if self.machine.kind == "gpu" else self.config.distributed.ranks
+        return devices if self.machine.kind == "gpu" else self.config.distributed.processes
 
     def engine_prices(self, engines: Engines) -> EnginePrices:
         return EnginePrices(
@@ -140,8 +139,7 @@ def with_updates(config: RunConfig, updates: int) -> list[int]:
 
 def as_configured(schedule: ScheduleOptions) -> list[int]:
     """Return the updates of each stage of a config's own schedule."""
-    whole = Schedule(schedule, schedule.problems_per_update, seed=0)
-    return [whole.planned_updates(stage) for stage in range(schedule.stages)]
+    return [schedule.updates(stage) for stage in range(schedule.stages)]
 
 
 def refuse_many(stages: int) -> None:

@@ -25,7 +25,7 @@ _CHANGES = {
     "off (--reference.name off)",
     "optimize": "raise --optimizer.micro_batch_tokens if memory has room, compute in bf16 "
     "(--model.precision) if you do not, or give updates more devices",
-    "checkpoint": "save less often: --checkpoint.stage_end false, or a larger --checkpoint.every",
+    "checkpoint": "save less often: a larger --checkpoint.every",
     "evaluate": "evaluate less often (--evaluation.every) or on fewer problems",
 }
 _TAIL = (
