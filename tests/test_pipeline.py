@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from pathlib import Path
 
 import pytest
 
-from mugrpo.disk.run_dir import RunDir
-from mugrpo.optimize.checkpoint import _remove_old
 from mugrpo.optimize.trainer import Trainer
 from mugrpo.stages import training
 from tests.cases import some
 from tests.runs import (
     Command,
-    State,
     assert_same,
     checkpoints,
     final_weights,
@@ -128,20 +124,6 @@ def test_a_stage_end_without_a_checkpoint_is_made_again_to_the_same_bits(
     assert_same(run_dir, reference)
 
 
-@pytest.mark.long
-def test_without_any_checkpoint_but_the_last_a_run_starts_over_on_the_shards_it_has(
-    reference: Path, tmp_path: Path
-):
-    run_dir, options = tmp_path / "run", ("--checkpoint.every", "0", *NO_STAGE_END)
-    killed(run_dir, "gradient", 5, *options)
-    assert state(run_dir) == State((3, 3), (3, 3), (), "update 4")
-    made = {p: p.stat().st_ino for p in run_dir.glob("stages/*/rollouts/*.parquet")}
-    finished(run_dir, *options)
-    assert checkpoints(run_dir) == [6]
-    assert {p: p.stat().st_ino for p in made} == made
-    assert_same(run_dir, reference)
-
-
 @pytest.mark.parametrize(
     ("place", "nth", "kept"),
     [
@@ -185,33 +167,6 @@ def test_a_run_without_checkpoints_saves_after_some_minutes_of_updates(
     assert_same(run_dir, reference)
 
 
-@pytest.mark.long
-def test_temporary_checkpoints_do_not_take_the_places_of_those_to_keep(
-    reference: Path, tmp_path: Path
-):
-    """2, 4 and 6 are due, 1, 3 and 5 temporary. 3 is needed: its stage began from it."""
-    run_dir = tmp_path / "run"
-    options = (*NOTHING_DUE, "--checkpoint.minutes", "1e-9", "--checkpoint.keep", "2")
-    options = (*options, "--checkpoint.every", "2")
-    killed(run_dir, "gradient", 6, *options)
-    assert state(run_dir).checkpoints == (2, 3, 4, 5)
-    finished(run_dir, *options)
-    assert checkpoints(run_dir) == [3, 4, 6]
-    assert_same(run_dir, reference)
-
-
-def test_a_link_to_another_runs_checkpoint_is_left_alone(tmp_path: Path):
-    """As in the runs of a bakeoff, whose first checkpoints are those of the run it compares on."""
-    theirs, ours = RunDir(tmp_path / "theirs"), RunDir(tmp_path / "ours")
-    for run_dir, update in ((theirs, 2), (ours, 5), (ours, 7)):
-        run_dir.checkpoint(update).mkdir(parents=True)
-        stages = run_dir.checkpoint(update) / "stages.json"
-        stages.write_text(json.dumps({"starts": [0], "temporary": True}))
-    ours.checkpoint(2).symlink_to(theirs.checkpoint(2))
-    _remove_old(ours, 0, ())
-    assert ours.checkpoint_updates() == [2, 7] and theirs.checkpoint_updates() == [2]
-
-
 @pytest.mark.parametrize(
     ("seconds", "saved"), some(1, [(25.0, [3, 6]), (40.0, [2, 4, 6]), (9.0, [6])])
 )
@@ -234,33 +189,3 @@ def test_only_the_minutes_of_updates_that_no_checkpoint_holds_count(
     words = ("train", write_config(tmp_path), "--run-dir", tmp_path / "run", *options)
     assert command(*words).status == 0
     assert at == saved
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("preset", "schedule"),
-    [
-        ("grpo", ("--schedule.batches_per_stage", 3)),
-        ("on-policy", ("--schedule.batches_per_stage", 1, "--schedule.stages", 6)),
-        ("sample-reuse", ("--schedule.batches_per_stage", 1, "--schedule.passes_per_batch", 3)),
-    ],
-)
-def test_at_most_ten_minutes_of_updates_are_lost_with_presets_of_short_stages(
-    tmp_path: Path,
-    command: Command,
-    monkeypatch: pytest.MonkeyPatch,
-    preset: str,
-    schedule: tuple[object, ...],
-):
-    """Six updates of four minutes: the third is the first that is above ten minutes."""
-    step, save, at = Trainer.step, training.save_checkpoint, []
-    monkeypatch.setattr(Trainer, "step", lambda *a: {**step(*a), "time/update": 240.0})
-    monkeypatch.setattr(
-        training,
-        "save_checkpoint",
-        lambda trainer, *a, **k: (at.append(trainer.update), save(trainer, *a, **k)),
-    )
-    options = ("--preset", preset, *schedule, "--checkpoint.every", 0)
-    words = ("train", write_config(tmp_path), "--run-dir", tmp_path / "run", *options)
-    assert command(*words).status in (0, 4)
-    assert at == [3, 6]

@@ -33,11 +33,9 @@ from tests.runs import (
     killed,
     mugrpo,
     read_metrics,
-    shard_path,
     shards,
     start_train,
     state,
-    unfinished,
     write_config,
 )
 from tests.test_mixture_run import MIXTURE
@@ -102,7 +100,7 @@ KINDS = {
 # and score shards by stage, checkpoints, the last line of the metrics, what was being written.
 PLAIN = [
     ("config", 1, State((0, 0), (0, 0), (), "", ("config.json",))),
-    ("half an evaluation", 1, State((0, 0), (0, 0), (), "", ("update-000000",))),
+    ("evaluation sampled", 1, State((0, 0), (0, 0), (), "", ("update-000000",))),
     ("canary", 1, State((0, 0), (0, 0), (), "")),  # an evaluation's
     ("canary", 2, State((0, 0), (0, 0), (), "evaluation 0")),
     ("engine batch", 4, State((1, 0), (0, 0), (), "evaluation 0")),
@@ -127,7 +125,7 @@ PLAIN = [
     ("half a checkpoint", 3, State((3, 3), (3, 3), (2, 3), "update 4", ("update-000004",))),
     ("checkpoint without name", 2, State((3, 0), (3, 0), (2,), "update 3", ("update-000003",))),
     ("checkpoint", 3, State((3, 3), (3, 3), (2, 3, 4), "update 4")),
-    ("half an evaluation", 2, State((3, 0), (3, 0), (2, 3), "update 3", ("update-000003",))),
+    ("evaluation sampled", 2, State((3, 0), (3, 0), (2, 3), "update 3", ("update-000003",))),
     ("stage", 2, State((3, 0), (3, 0), (2, 3), "evaluation 3")),
     ("evaluation without metrics line", 3, State((3, 3), (3, 3), (2, 3, 4, 6), "update 6")),
 ]
@@ -139,7 +137,7 @@ OTHERS = [
     ("proximal", "gradient", 2),
     ("early ends", "metrics line", 5),  # the update's line is written, the stage's end is not
     ("mixture", "rollout shard without manifest", 5),  # in the second round of a stage
-    ("lora", "half an evaluation", 1),
+    ("lora", "evaluation sampled", 1),
     ("lora", "gradient", 6),
     ("lora", "engine batch", 9),
     ("kl", "stage", 2),
@@ -281,20 +279,6 @@ def test_training_goes_on_while_a_checkpoint_is_written(reference: Path, tmp_pat
 
 
 @pytest.mark.long
-def test_a_run_killed_again_while_it_resumes_ends_in_the_same_bits(reference: Path, tmp_path: Path):
-    run_dir = tmp_path / "run"
-    killed(run_dir, "half a metrics line", 5)
-    assert checkpoints(run_dir) == [2, 3, 4]
-    for place in ("removal of unfinished", "cut metrics"):
-        killed(run_dir, place)
-        assert len(read_metrics(run_dir)) == 8  # up to update 4
-    killed(run_dir, "half a checkpoint")
-    assert unfinished(run_dir) == ("update-000006",)
-    finished(run_dir)
-    assert_same(run_dir, reference)
-
-
-@pytest.mark.long
 def test_a_run_of_the_installed_command_is_resumed_by_a_fresh_interpreter(
     reference: Path, tmp_path: Path
 ):
@@ -332,32 +316,6 @@ def test_shards_that_are_done_are_counted_and_each_prompt_is_sampled_once(tmp_pa
             for index, occurrence in schedule.groups(stage)
             for sample in range(4)
         ]
-
-
-@pytest.mark.long
-def test_only_the_shard_that_was_being_written_is_made_again(tmp_path: Path):
-    run_dir = tmp_path / "run"
-    killed(run_dir, "half a rollout shard", 3)
-    (torn,) = run_dir.rglob("*.tmp.*")
-    before = [shard_path(run_dir, 0, shard).stat() for shard in range(2)]
-    again = finished(run_dir)
-    assert f"removed unfinished {torn}" in again.out
-    assert "stage 0: 2/3 shards done, continuing" in again.out
-    after = [shard_path(run_dir, 0, shard).stat() for shard in range(2)]
-    assert [(s.st_ino, s.st_mtime_ns) for s in before] == [(s.st_ino, s.st_mtime_ns) for s in after]
-    assert shard_path(run_dir, 0, 2).exists()
-
-
-@pytest.mark.long
-def test_the_newest_checkpoint_is_found_by_folder_names_alone(reference: Path, tmp_path: Path):
-    run_dir = tmp_path / "run"
-    killed(run_dir, "checkpoint", 2)
-    assert checkpoints(run_dir) == [2, 3]
-    (run_dir / "checkpoints" / "update-000005.tmp.4711").mkdir()
-    (run_dir / "checkpoints" / "update-newest").mkdir()
-    again = finished(run_dir)
-    assert f"resuming from {run_dir}/checkpoints/update-000003\n" in again.out
-    assert_same(run_dir, reference)
 
 
 @pytest.mark.promise("bf16")

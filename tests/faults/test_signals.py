@@ -33,7 +33,7 @@ pytest_plugins = ["tests.run_fixtures"]
             ("gradient", 1, "SIGTERM", State((3, 0), (3, 0), (1,), "update 1")),
             ("gradient", 5, "SIGINT", State((3, 3), (3, 3), (2, 3, 4, 5), "update 5")),
             ("half a checkpoint", 3, "SIGTERM", State((3, 3), (3, 3), (2, 3, 4), "update 4")),
-            ("half an evaluation", 2, "SIGINT", State((3, 0), (3, 0), (2, 3), "update 3")),
+            ("evaluation sampled", 2, "SIGINT", State((3, 0), (3, 0), (2, 3), "update 3")),
         ],
     ),
 )
@@ -66,7 +66,7 @@ def test_an_interrupted_evaluation_leaves_the_one_before_and_names_the_command_t
 ):
     before = contents(run_dir / "evaluations" / "update-000003")
     words = ["evaluate", str(run_dir), "--update", "3"]
-    ended = mugrpo(*words, at="half an evaluation", act="SIGINT")
+    ended = mugrpo(*words, at="evaluation sampled", act="SIGINT")
     stopped(ended, "stopped by SIGINT")
     assert contents(run_dir / "evaluations" / "update-000003").items() >= before.items()
     assert resume_words(ended) == words

@@ -82,12 +82,6 @@ def test_a_problem_has_its_mean_and_a_new_one_lies_on_the_line_through_all(tmp_p
     assert expected.of("c", 1) == pytest.approx(3)
 
 
-def test_if_all_prompts_have_one_length_a_new_one_has_the_mean(tmp_path):
-    expected = ExpectedLengths()
-    expected.learn(shard_of(tmp_path, [("a", 4, 2), ("b", 4, 5)]))
-    assert expected.of("c", 4) == expected.of("c", 9) == 3.5
-
-
 def test_a_damaged_shard_is_skipped(tmp_path):
     shard_of(tmp_path, [("a", 1, 2)])
     shards = shard_of(tmp_path, [("b", 1, 6)], shard=1)

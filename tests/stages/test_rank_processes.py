@@ -385,12 +385,3 @@ def test_more_processes_than_gpus_are_refused_before_anything_starts(
     ended = command("train", config, "--run-dir", tmp_path / "run", "--distributed.processes", "4")
     assert ended.status == 2 and "; set --distributed.processes 2, or name more" in ended.err
     assert not (tmp_path / "run" / "ranks").exists()
-
-
-def test_torchrun_is_refused_for_anything_but_updates(
-    reference: Path, monkeypatch: pytest.MonkeyPatch, command
-):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    ended = command("generate", reference)
-    assert ended.status == 2
-    assert "torchrun is for `mugrpo optimize`" in ended.err

@@ -113,8 +113,8 @@ def test_suites_change_nothing_but_what_is_measured(
 @pytest.mark.parametrize(
     ("place", "nth"),
     [
-        pytest.param("suite sampled", 2, marks=pytest.mark.long),
-        ("suite scored", 3),
+        pytest.param("evaluation sampled", 2, marks=pytest.mark.long),
+        ("evaluation scored", 3),
         pytest.param("suite without metrics line", 2, marks=pytest.mark.long),
     ],
 )
