@@ -27,8 +27,6 @@ from tests.runs import (
 
 pytest_plugins = ["tests.run_fixtures"]
 
-NO_STAGE_END = ("--checkpoint.stage_end", "false")
-
 
 @pytest.mark.promise("phases")
 @pytest.mark.long
@@ -62,7 +60,7 @@ def test_a_phase_that_was_killed_is_finished_by_train(reference: Path, tmp_path:
     assert state(run_dir).scores == (3, 2)  # of 8 responses a shard, 5, 6 and 6 are not cut
     assert mugrpo("score", *words).status == 0
     assert mugrpo("optimize", *words, at="gradient", nth=3).status == -signal.SIGKILL
-    assert checkpoints(run_dir) == [2, 3, 4]
+    assert checkpoints(run_dir) == [2, 4]
     finished(run_dir)
     assert_same(run_dir, reference)
 
@@ -113,12 +111,12 @@ def test_a_stage_end_without_a_checkpoint_is_made_again_to_the_same_bits(
     reference: Path, tmp_path: Path, place: str, nth: int, newest: int
 ):
     run_dir = tmp_path / "run"
-    killed(run_dir, place, nth, *NO_STAGE_END)
+    killed(run_dir, place, nth)
     on_disk = state(run_dir)
     assert on_disk.checkpoints[-1] == newest and 3 not in on_disk.checkpoints
     assert on_disk.rollouts[1] > 0
     kept = shard_path(run_dir, 1, 0).stat()
-    finished(run_dir, *NO_STAGE_END)
+    finished(run_dir)
     assert checkpoints(run_dir) == [2, 4, 6]
     assert shard_path(run_dir, 1, 0).stat() == kept
     assert_same(run_dir, reference)
@@ -127,19 +125,19 @@ def test_a_stage_end_without_a_checkpoint_is_made_again_to_the_same_bits(
 @pytest.mark.parametrize(
     ("place", "nth", "kept"),
     [
-        ("old checkpoint", 1, (3,)),  # 2 is renamed for removal
+        ("old checkpoint", 1, (2,)),  # 1 is renamed for removal
         pytest.param("engine batch", 9, (3,), marks=pytest.mark.long),
-        pytest.param("gradient", 6, (3, 4), marks=pytest.mark.long),
-        pytest.param("half a checkpoint", 4, (3, 4), marks=pytest.mark.long),
+        pytest.param("half a checkpoint", 6, (3, 5), marks=pytest.mark.long),
     ],
 )
 def test_keeping_one_checkpoint_leaves_the_newest_and_the_one_its_stage_began_from(
     reference: Path, tmp_path: Path, place: str, nth: int, kept: tuple[int, ...]
 ):
     run_dir = tmp_path / "run"
-    killed(run_dir, place, nth, "--checkpoint.keep", "1")
+    options = ("--checkpoint.every", 1, "--checkpoint.keep", 1)
+    killed(run_dir, place, nth, *options)
     assert state(run_dir).checkpoints == kept
-    finished(run_dir, "--checkpoint.keep", "1")
+    finished(run_dir, *options)
     assert checkpoints(run_dir) == [3, 6]
     assert sorted(p.name for p in (run_dir / "checkpoints").iterdir()) == [
         "update-000003",
@@ -148,10 +146,7 @@ def test_keeping_one_checkpoint_leaves_the_newest_and_the_one_its_stage_began_fr
     assert_same(run_dir, reference)
 
 
-NOTHING_DUE = (
-    *("--checkpoint.every", "0", "--checkpoint.stage_end", "false"),
-    *("--checkpoint.beside_training", "false"),
-)
+NOTHING_DUE = ("--checkpoint.every", 100)
 
 
 @pytest.mark.parametrize(("minutes", "kept"), some(1, [("1e-9", (3, 5)), ("0", ())]))

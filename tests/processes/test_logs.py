@@ -13,7 +13,7 @@ import pytest
 import mugrpo
 from mugrpo.processes import logs
 from mugrpo.processes.lifetime import DRIVER, driver_name
-from mugrpo.processes.logs import append_only, limited_logs
+from mugrpo.processes.logs import limited_logs
 from tests.runs import write_config
 from tests.waiting import until
 
@@ -33,12 +33,10 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_log_that_grows_too_long_begins_again_while_its_process_prints(tmp_path: Path):
-    """The rank's log is opened for writing, not for appending, as torchrun opens it."""
     rank, short = tmp_path / "ranks" / "0" / "stderr.log", tmp_path / "engine-0.log"
     rank.parent.mkdir(parents=True)
     short.write_text("y" * 4000)
-    with open(rank, "wb") as file:
-        append_only(file.fileno())
+    with open(rank, "ab") as file:
         process = subprocess.Popen(
             [sys.executable, "-c", PRINTS], stdin=subprocess.PIPE, stdout=file, text=True
         )

@@ -157,18 +157,9 @@ def test_warning_signs_have_the_values_worked_out_by_hand(root: Path):
 
 def test_the_limit_of_a_stage_that_ends_by_its_ratio_is_that_of_the_sign(root: Path):
     document = without_sum(json.loads((root / "config.json").read_text()))
-    document["config"]["stage_until"] = {"name": "negative_ratio", "limit": 20.0}
     (root / "config.json").write_text(json.dumps(with_sum(document)))
     write_metrics(root, [update(1, stage=0, **{"ratio/negative/max": 30.0})])
     assert signs(root)["largest ratio, A < 0"] == Sign("largest ratio, A < 0", 30.0, 20.0)
-
-
-def test_a_stage_that_ended_early_moves_the_next_ones(root: Path):
-    """Of 8 updates the first stage made 3, so 4 follow, then 1."""
-    ended = {"kind": "stage_end", "update": 3, "stage": 0}
-    write_metrics(root, [update(1), update(2), update(3), ended])
-    state = Follower(root).state()
-    assert (state.stage, state.bars[1]) == ("stage 1 (of 0 to 2)", Bar("updates", 0, 4))
 
 
 def test_a_file_that_grows_or_is_replaced_is_followed(root: Path):

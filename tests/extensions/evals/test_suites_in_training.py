@@ -128,21 +128,6 @@ def test_a_run_that_is_killed_while_it_measures_ends_the_same(
         assert lines_of(run, kind) == lines_of(measured, kind)
 
 
-@pytest.mark.long
-def test_the_best_checkpoint_is_kept_although_only_the_newest_is(
-    suites: tuple[str, ...], tmp_path: Path
-):
-    """`keep` is 1 and nothing is saved at stage ends, so only `best` asks for updates 2 and 4."""
-    run = tmp_path / "run"
-    options = ("--checkpoint.every", "0", "--checkpoint.keep", "1", "--checkpoint.best", "short")
-    finished(run, *suites, *options)
-    measured = lines_of(run, "suite/short")
-    best = max((2, 4, 6), key=lambda update: (measured[update]["accuracy"], -update))
-    saved = {int(path.name[7:]) for path in (run / "checkpoints").glob("update-*")}
-    assert best in saved and 6 in saved
-    assert len({line["accuracy"] for line in measured.values()}) > 1, "the choice must matter"
-
-
 def test_options_that_contradict_each_other_are_refused():
     use = {"name": "gsm8k"}
     for raw, sentence in (

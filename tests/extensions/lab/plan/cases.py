@@ -72,7 +72,6 @@ def config(**groups: Any) -> RunConfig:
         "preset": "grpo",
         "schedule": schedule,
         "evaluation": {"every": 0},
-        "checkpoint": {"stage_end": True},
         "engine": {"canary_responses": 0},
     }
     for name, group in groups.items():
