@@ -167,18 +167,12 @@ def _add_others(commands: Commands) -> None:
     add = partial(_of_cli, commands)
     repair = "verify checksums; set damaged files aside for `train` to replace"
     add("repair", repair).add_argument("target", type=Path, help="a run's directory")
-    text, watching = "show a run that another process trains, until it ends", "mugrpo.tools.watch"
-    watch = commands.add("watch", text, run=f"{watching}:run_watch")
-    watch.add_argument("target", type=Path, help="a run's directory")
-    once = "print its state once, as text, and exit (as without a terminal)"
-    watch.add_argument("--once", action="store_true", help=once)
-    text = "write an HTML report on one or more runs"
-    report = commands.add("report", text, run=f"{watching}:run_report")
+    report = add("report", "write an HTML report on one or more runs")
     several = "directories of runs; several runs share each chart"
     report.add_argument("targets", type=Path, nargs="+", help=several)
     out = "the file (default: report.html, in the run's directory if there is only one)"
     report.add_argument("--out", type=Path, help=out)
-    every = "write it again every N seconds until the runs end; the open page follows"
+    every = "write it again every N seconds until Ctrl-C; the open page follows"
     report.add_argument("--every", type=int, metavar="N", help=every)
     add("objectives", "list presets, objectives and their parts")
     complete = add("completion", "print a script that completes commands and options in a shell")

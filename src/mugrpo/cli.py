@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -67,8 +68,7 @@ def run_train(options: argparse.Namespace) -> int:
         from mugrpo.pipeline import train
         from mugrpo.tools.summary import LEARNED_NOTHING, standstill, summarize, whereabouts
 
-        with run.progress.watching(run.folder.root):
-            train(run)
+        train(run)
         lines = list(read_metrics(run.folder.metrics))
         run.progress.say(summarize(lines, run.config.preset))
         run.progress.say(whereabouts(run.folder, run.config.schedule.total_updates))
@@ -97,13 +97,12 @@ def run_phase(options: argparse.Namespace) -> None:
             schedule = run.config.schedule
             stage = min(schedule.stage_of(run.folder.newest_update()), schedule.stages - 1)
         check_stage(run, stage)
-        with run.progress.watching(run.folder.root):
-            if options.command == "generate":
-                pipeline.generate(run, stage)
-            elif options.command == "score":
-                pipeline.score(run, stage, again=options.again)
-            else:
-                pipeline.optimize(run, stage, until=options.until)
+        if options.command == "generate":
+            pipeline.generate(run, stage)
+        elif options.command == "score":
+            pipeline.score(run, stage, again=options.again)
+        else:
+            pipeline.optimize(run, stage, until=options.until)
 
 
 def run_evaluate(options: argparse.Namespace) -> None:
@@ -131,6 +130,22 @@ def run_repair(options: argparse.Namespace) -> None:
     damaged = repair(RunDir(options.target), _say)
     rest = f"`mugrpo train {options.target}` goes on and makes what it needs again"
     _say(f"{damaged} damaged; {rest}" if damaged else "no damage found")
+
+
+def run_report(options: argparse.Namespace) -> None:
+    """Write the report; with `--every`, write it again until the user ends it."""
+    from mugrpo.report import write_report
+
+    every, stop = options.every, options.stop
+    if every is not None and every < 1:
+        raise UsageError(f"--every {every}: name at least one second")
+    _say(write_report(options.targets, options.out, every))
+    while every:
+        end = time.monotonic() + every
+        while time.monotonic() < end and not stop.signal_name:
+            time.sleep(0.1)
+        every = None if stop.signal_name else every  # the last page is not loaded again
+        write_report(options.targets, options.out, every)
 
 
 def run_merge(options: argparse.Namespace) -> None:
@@ -186,7 +201,7 @@ def opened(options: argparse.Namespace) -> Iterator[OpenRun]:
     }
     target = options.target
     if DRIVER not in os.environ:  # a rank's driver has asked and read
-        target, wanted = read_target(target, say=_say, **wanted), {}
+        target, wanted = read_target(target, **wanted), {}
         _say(f"{options.target}: loading PyTorch, then the tokenizer")
     from mugrpo.processes.ranks import joined
     from mugrpo.run.opening import open_run

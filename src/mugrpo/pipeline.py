@@ -20,10 +20,11 @@ from typing import Any, Self
 
 from mugrpo.config.stages import SinkOptions
 from mugrpo.disk.errors import Interrupted
-from mugrpo.disk.metrics import MetricsLog
+from mugrpo.disk.metrics import MetricsLog, read_metrics
 from mugrpo.disk.publishing import remove_unfinished
+from mugrpo.run.memory import require_memory
 from mugrpo.run.opening import OpenRun
-from mugrpo.run.room import require_room
+from mugrpo.run.signs import Signs
 from mugrpo.run.sinks import Sinks
 from mugrpo.run.weights import Weights, weights_at
 from mugrpo.stages.evaluate import evaluate as evaluate_policy
@@ -62,7 +63,7 @@ def train(run: OpenRun, on_metrics: OnMetrics | None = None) -> None:
         current = config.schedule.stage_of(update)
         _prepare(run)
         if update < config.schedule.total_updates:
-            require_room(config)
+            require_memory(config)
             preflight(run, work.measures)
         if work.ranks is None:
             run.progress.say(f"loading the model {run.config.model.path}")
@@ -237,8 +238,11 @@ class Work:
         self._on_metrics = on_metrics
         update = run.folder.newest_update()
         path = run.folder.metrics if run.ranks.first else None
-        self._sinks = self._open_sinks(update, required=not run.ranks.driven)
+        self._sinks = self._open_sinks(update)
         self.metrics = MetricsLog(path, update, self._tell)  # never replaced: others hold it
+        self._signs = Signs()
+        for line in read_metrics(path) if path else ():  # they have been said
+            self._signs.see(line["kind"], line["update"], line, say=lambda _: None)
         self.measures = measures_of(run, self.sampling, self.metrics)
 
     def __enter__(self) -> Self:
@@ -321,16 +325,15 @@ class Work:
         self._close_metrics()
         yield
         update = self.run.folder.newest_update()
-        self._sinks = self._open_sinks(update, required=False)
+        self._sinks = self._open_sinks(update)
         self.metrics.reopen(update)
 
-    def _open_sinks(self, update: int, *, required: bool) -> Sinks:
+    def _open_sinks(self, update: int) -> Sinks:
         """Return the sinks of a run that continues after `update`. Only rank 0 has any."""
         run = self.run
         config = run.config.model_dump(mode="json")
         options = run.config.sinks if run.ranks.first else SinkOptions()
-        say = run.progress.say
-        return Sinks(options, run.folder.root, config, update, say, required=required)
+        return Sinks(options, run.folder.root, config, update, run.progress.say)
 
     def _close_metrics(self) -> None:
         self.metrics.close()
@@ -338,5 +341,6 @@ class Work:
 
     def _tell(self, kind: str, update: int, values: dict[str, Any]) -> None:
         self._sinks.log(kind, update, values)
+        self._signs.see(kind, update, values, self.run.progress.say)
         if self._on_metrics:
             self._on_metrics(kind, update, values)

@@ -64,7 +64,6 @@ def test_only_what_changes_no_trained_number_is_harmless():
         "distributed.processes",
         "distributed.cpu_offload",
         "samples.every",
-        "samples.count",
         "sinks.tensorboard",
         "sinks.trackio",
         "sinks.wandb",

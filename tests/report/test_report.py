@@ -5,11 +5,17 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
+from threading import Timer
 
 import pytest
 
+import mugrpo.report
+from mugrpo.cli import main
 from mugrpo.disk.errors import UsageError
 from mugrpo.report import write_report
 from mugrpo.report.readable import visible
@@ -289,3 +295,20 @@ def test_the_refreshes_of_grpo_are_not_compared_with_grpos(tmp_path):
     (tmp_path / "run" / "config.json").write_text(config.replace("mu-grpo", "grpo"))
     summed(tmp_path / "run" / "config.json")
     assert "would have made" not in report(tmp_path / "run").text
+
+
+def test_a_page_that_is_written_again_is_loaded_again_until_ctrl_c(tmp_path: Path):
+    root = tmp_path / "run"
+    write_config(root)
+    Timer(0.5, os.kill, [os.getpid(), signal.SIGINT]).start()
+    seen: list[bool] = []
+
+    def written(targets: list[Path], out: Path | None, every: int | None) -> Path:
+        page = write_report(targets, out, every)
+        seen.append('<meta http-equiv="refresh" content="1">' in page.read_text())
+        return page
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mugrpo.report, "write_report", written)
+        assert main(["report", str(root), "--every", "1"]) == 0
+    assert seen == [True, False]

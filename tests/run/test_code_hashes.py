@@ -10,14 +10,14 @@ import pytest
 
 from mugrpo.config.load import load_config
 from mugrpo.disk.publishing import sha256_of
-from mugrpo.run.provenance import _sums
+from mugrpo.run.provenance import _rewards, _sums
 
 DATA = ["--task.name=dataset", "--task.data=none.jsonl"]
 
 
 def names(*overrides: str) -> dict[str, str]:
     """Return file or module -> hash of the rewards."""
-    return _sums(load_config(None, overrides), "task.rewards")
+    return _sums(_rewards(load_config(None, overrides).task))
 
 
 def alone(file: Path) -> str:

@@ -1,16 +1,13 @@
 from __future__ import annotations
 
 import io
-import re
-from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from mugrpo.run import progress as module
 from mugrpo.run.progress import Progress
-from tests.runs import write_config
-from tests.terminal import into_file, on_terminal, run_command, seen, talk
+from mugrpo.run.signs import Signs
 
 
 class Clock:
@@ -48,15 +45,15 @@ def test_a_phase_is_paused_while_another_runs_beside_it(clock):
 
 
 def test_a_phase_beside_no_other_leaves_nothing_to_print(clock):
-    progress = Progress(Console(file=io.StringIO()))
+    out = io.StringIO()
+    progress = Progress(Console(file=out))
     with progress.aside():
         progress.begin("update 0  evaluate", "rollouts", 2)
         progress.advance(2)
         progress.end()
-    out = io.StringIO()
-    progress.console.file = out
+    written = out.getvalue()
     progress.end()
-    assert out.getvalue() == ""
+    assert out.getvalue() == written
 
 
 @pytest.mark.parametrize(("done", "text"), [(1, "0:04"), (19, "0:04"), (20, "3:16 left")])
@@ -116,49 +113,49 @@ def test_without_a_terminal_a_line_is_printed_after_ten_seconds_and_at_the_end(c
     ]
 
 
-def test_what_python_prints_is_above_the_page_which_leaves_nothing():
-    status, written = on_terminal(talk)
-    assert status == 0 and "8/40 rollouts" in written
-    lines = seen(written)
-    said = ["printed", "a sentence"]
-    assert [line for line in lines if line in said] == said
-    assert sum("UserWarning: a warning" in line for line in lines) == 1 and lines[-1] == "after"
-    (end,) = [line for line in lines if "40/40" in line]
-    assert end.startswith("stage 0 (of 0 to 3)  generate  40/40 rollouts")
-    assert not any("━" in line for line in lines)
-
-
-def without_numbers(text: str) -> str:
-    return re.sub(r"\d+", "0", text)
+def test_a_terminal_has_a_bar_that_leaves_nothing(clock, monkeypatch):
+    monkeypatch.delenv("CI", raising=False)
+    out = io.StringIO()
+    progress = Progress(Console(file=out, force_terminal=True, width=200, _environ={}))
+    progress.begin("stage 0 (of 0 to 3)  generate", "rollouts", 40)
+    progress.advance(8)
+    assert progress._display is not None and "8/40 rollouts" in str(progress._display.tasks)
+    progress.advance(32)
+    progress.end()
+    assert progress._display is None
+    assert "40/40 rollouts" in out.getvalue().splitlines()[-1]
 
 
 @pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {"CI": "true"}])
-def test_where_nothing_can_be_redrawn_the_lines_are_those_of_a_file(
-    tmp_path: Path, environment: dict[str, str]
-):
-    _, written = on_terminal(talk, **environment)
-    assert without_numbers(written) == without_numbers(into_file(talk, tmp_path / "out"))
+def test_where_nothing_can_be_redrawn_there_are_plain_lines(clock, monkeypatch, environment):
+    monkeypatch.setenv("CI", environment.get("CI", ""))
+    console = Console(file=io.StringIO(), force_terminal=True, _environ=environment)
+    progress = Progress(console)
+    progress.begin("stage 0 (of 0 to 3)  generate", "rollouts", 40)
+    assert progress._display is None
 
 
-def test_a_run_on_a_terminal_leaves_the_lines_that_it_leaves_in_a_file(tmp_path: Path):
-    """After Ctrl-C, after the end, and all lines in between; times aside."""
-    config = str(write_config(tmp_path))
-    words = ["train", config, "--run-dir"]
-    redrawn = 1.2  # seconds: long enough that the page is drawn meanwhile
-    for interrupted, status in ((True, 3), (False, 0)):
-        shown, stored = ([*words, str(tmp_path / name)] for name in ("shown", "stored"))
-        ended, written = on_terminal(run_command, shown, interrupted, redrawn, columns=1000)
-        assert ended == status
-        assert "updates" in written and "warning signs" in written
-        lines = [line.replace("/shown", "/stored") for line in seen(written)]
-        expected = into_file(run_command, tmp_path / f"out {status}", stored, interrupted)
-        left = iter(comparable(lines))
-        assert all(line in left for line in comparable(expected.splitlines()))
-        assert len(lines) - len(expected.splitlines()) <= 2  # the test's own lines tear the page
-
-
-def comparable(lines: list[str]) -> list[str]:
-    """Return the lines without times, those of unfinished phases and those of the test."""
-    kept = [line for line in lines if not line.endswith(" left") and " at gradient" not in line]
-    kept = [re.sub(r"would take .*", "", line) for line in kept]
-    return [re.sub(r"  [\d,]+ tokens/s|\d+:\d\d|\d+\.\d s", "", line).rstrip() for line in kept]
+def test_each_sign_is_said_once_by_the_line_that_goes_beyond_its_limit():
+    """Accuracy falls from 0.5 by 0.05, then 0.06; entropy to a fiftieth of the first, then less."""
+    signs, said = Signs(), list[str]()
+    lines: list[tuple[str, int, dict[str, float | None]]] = [
+        ("refresh", 0, {"rollouts": 100, "status/truncated": 10}),
+        ("evaluation", 0, {"accuracy": 0.5}),
+        ("update", 1, {"ratio/negative/max": 100.0, "entropy": 1.0}),
+        ("evaluation", 2, {"accuracy": 0.45}),
+        ("evaluation", 3, {"accuracy": None}),
+        ("update", 3, {"ratio/negative/max": None, "entropy": 0.02}),
+    ]
+    for kind, update, values in lines:
+        signs.see(kind, update, values, said.append)
+    assert said == []
+    for _ in range(2):
+        signs.see("update", 4, {"ratio/negative/max": 100.1, "entropy": 0.0199}, said.append)
+        signs.see("evaluation", 5, {"accuracy": 0.44}, said.append)
+        signs.see("refresh", 6, {"rollouts": 100, "status/truncated": 11}, said.append)
+    assert [sentence.partition(":")[0] for sentence in said] == [
+        "warning sign at update 4",
+        "warning sign at update 4",
+        "warning sign at update 5",
+        "warning sign at update 6",
+    ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pwd
 import shutil
 import socket
 import stat
@@ -14,7 +13,8 @@ import pytest
 
 import mugrpo
 from mugrpo.config.load import load_config
-from mugrpo.run import target
+from mugrpo.disk.errors import Unapproved
+from mugrpo.run.target import named_by, read_target
 from tests.faults.case import CONFIG, GOOD
 from tests.faults.harm import accepted, refused, summed
 from tests.runs import Command, write_config
@@ -103,18 +103,30 @@ def received(folder: Path, kind: str | dict[str, Any]) -> Path:
     return run_dir
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_received_run_runs_nothing_without_a_yes(folder: Path, command: Command, kind: str):
-    run_dir, ran = received(folder, kind), folder / "ran"
-    option = kind.partition(" ")[0]
+def names_what_it_runs(run_dir: Path, *words: str) -> None:
+    """Assert that the run is refused with all of `words`, before its code is imported."""
+    with pytest.raises(Unapproved) as refusal:
+        read_target(run_dir)
+    text = str(refusal.value)
+    assert f"{run_dir} {UNKNOWN}" in text and text.endswith("approve it with --trust")
+    assert all(word in text for word in words), text
+    assert not (run_dir.parent / "ran").exists()
+
+
+def test_every_command_refuses_a_received_run_until_it_is_approved(folder: Path, command: Command):
+    run_dir, ran = received(folder, "task.rewards"), folder / "ran"
     for name, words in COMMANDS.items():
         ended = command(name, run_dir, *words, "--force")
-        refused(ended, f"{run_dir} {UNKNOWN}", option, "approve it with --trust\n")
+        refused(ended, f"{run_dir} {UNKNOWN}", "task.rewards", "approve it with --trust\n")
     assert command("report", run_dir).status == command("repair", run_dir).status == 0
     assert not ran.exists()
-    assert UNKNOWN not in command("train", run_dir, "--trust").err
-    assert ran.exists() or kind == "prompt.chat_template"
-    assert UNKNOWN not in command("train", run_dir).err  # it is remembered
+    assert UNKNOWN not in command("generate", run_dir, "--stage", 0, "--trust").err
+    assert command("score", run_dir, "--stage", 0).status == 0 and ran.exists()  # it is remembered
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_received_run_names_its_code(folder: Path, kind: str):
+    names_what_it_runs(received(folder, kind), kind.partition(" ")[0])
 
 
 @pytest.mark.parametrize(
@@ -128,66 +140,44 @@ def test_a_received_run_runs_nothing_without_a_yes(folder: Path, command: Comman
     ],
     ids=lambda named: next(iter(named)),
 )
-def test_a_received_run_connects_to_nobody_without_a_yes(
-    folder: Path, command: Command, named: dict[str, Any]
-):
-    """A store that torchrun meets at and a Ray cluster can run code here: what they send is pickle.
-
-    A finished run starts no ranks for its stages, but would still meet the other machines.
-    """
-    run_dir = folder / "run"
-    assert command("train", config_in(folder), "--run-dir", run_dir).status == 4  # learns nothing
+def test_a_received_run_connects_to_nobody_without_a_yes(folder: Path, named: dict[str, Any]):
+    """torchrun's store and a Ray cluster can run code here: what they send is pickle."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setblocking(False)
         here = f"127.0.0.1:{server.getsockname()[1]}"
-        stored = json.loads((run_dir / "config.json").read_text())
-        (group, options), *_ = json.loads(json.dumps(named).replace("HERE", here)).items()
-        kept = stored["config"][group] if group != "engine" else {}
-        stored["config"][group] = {**kept, **options}
-        (run_dir / "config.json").write_text(json.dumps(stored))
-        accepted(run_dir)  # it is finished: its checkpoints have a copy
-        for name, words in COMMANDS.items():
-            ended = command(name, run_dir, *words, "--force")
-            refused(ended, f"{run_dir} {UNKNOWN}", f"{group}.", here, "approve it with --trust\n")
+        run_dir = received(folder, json.loads(json.dumps(named).replace("HERE", here)))
+        names_what_it_runs(run_dir, f"{next(iter(named))}.", here)
         with pytest.raises(BlockingIOError):
             server.accept()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_ones_own_run_never_asks(folder: Path, command: Command, kind: str, state: Path):
+def test_ones_own_run_never_asks(folder: Path, command: Command, state: Path):
     """It is begun by a config file, and resumed by its folder, also where it was moved to."""
-    config, named = config_in(folder, "mine.toml"), KINDS[kind]
-    words = [
-        f"--{group}.{name}={json.dumps(value).replace('FOLDER', str(folder))}"
-        for group, options in named.items()
-        for name, value in options.items()
-    ]
-    run_dir = folder / "runs" / "mine"
-    for named in ([config, *words], [run_dir]):
-        assert UNKNOWN not in command("generate", *named).err
+    run_dir, rewards = folder / "runs" / "mine", f"--task.rewards={folder}/their_code.py:judge"
+    for words in ([config_in(folder), rewards, "--run-dir", run_dir], [run_dir]):
+        assert command("generate", *words).status == 0
     shutil.move(run_dir, folder / "moved")
-    assert UNKNOWN not in command("train", folder / "moved").err
+    read_target(folder / "moved")
     assert stat.S_IMODE(state.stat().st_mode) == 0o700 and len(list(state.iterdir())) == 1
 
 
 def test_a_copy_at_another_users_and_a_run_that_claims_the_id_of_ones_own_ask(
-    folder: Path, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    words = [config_in(folder), "--run-dir", folder / "run", "--task.rewards=their_code.py:judge"]
-    assert command("generate", *words).status == 0
-    copy = Path(shutil.copytree(folder / "run", tmp_path / "copy"))
-    assert command("score", copy).status == 0  # the same user
-    (folder / "ran").unlink()
+    run_dir = received(folder, "task.rewards")
+    read_target(run_dir, trust=True)
+    copy = Path(shutil.copytree(run_dir, tmp_path / "copy"))
+    read_target(copy)  # the same user
     stored = json.loads((copy / "config.json").read_text())
     stored["config"]["objective"] = {"name": "file", "path": str(folder / "their_code.py")}
     (copy / "config.json").write_text(json.dumps(stored))
     summed(copy / "config.json")
-    refused(command("score", copy), UNKNOWN, f"objective.path = {folder}/their_code.py")
+    names_what_it_runs(copy, f"objective.path = {folder}/their_code.py")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "other"))
-    refused(command("train", folder / "run"), UNKNOWN, "task.rewards = ")
-    assert not (folder / "ran").exists()
+    names_what_it_runs(run_dir, "task.rewards = ")
 
 
+@pytest.mark.long
 def test_the_arms_of_a_bakeoff_are_runs_like_others(
     folder: Path, command: Command, scored_run: Path, no_report: None, tmp_path: Path
 ):
@@ -195,17 +185,12 @@ def test_the_arms_of_a_bakeoff_are_runs_like_others(
     run_dir = Path(shutil.copytree(scored_run, tmp_path / "run"))
     words = ["bakeoff", run_dir, "--trust", "--objectives"]  # for the run's template
     assert command(*words, "grpo").status == 0
-    method = tmp_path / "method.toml"  # a config, so that it never asks
-    method.write_text(f'objective = {{ name = "file", path = "{folder}/their_code.py" }}\n')
-    assert command("bakeoff", run_dir, "--objectives", method).status == 0
-    (folder / "ran").unlink()
     arm = run_dir / "bakeoff" / "stage-000" / "grpo" / "config.json"
     stored = json.loads(arm.read_text())
     stored["config"]["objective"] = {"name": "file", "path": str(folder / "their_code.py")}
     arm.write_text(json.dumps(stored))
     accepted(arm.parent)
-    refused(command("train", arm.parent), UNKNOWN, "objective.path")
-    assert not (folder / "ran").exists()
+    names_what_it_runs(arm.parent, "objective.path")
 
 
 @pytest.mark.long
@@ -218,34 +203,19 @@ def test_ranks_and_processes_of_ones_own_run_do_not_ask(tmp_path: Path):
     assert ended.status == 0, ended
 
 
-@pytest.fixture(params=["a file in its place", "no home"])
-def no_state(request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return what says that approvals cannot be written."""
-
-    def nobody(_: int) -> None:
-        raise KeyError("uid not found")
-
-    if request.param != "no home":
-        monkeypatch.setenv("XDG_STATE_HOME", str(folder / "p.jsonl"))
-        return f"{folder / 'p.jsonl'}/mugrpo/runs cannot be written to (Not a directory)"
-    monkeypatch.setattr(pwd, "getpwuid", nobody)
-    for name in ("XDG_STATE_HOME", "HOME"):
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-    return "cannot be written to (Not a directory)"
-
-
-def test_without_a_folder_for_approvals_a_yes_holds_for_its_process(
-    folder: Path, command: Command, no_state: str
+@pytest.mark.parametrize("case", ["a file in its place", "no home"])
+def test_without_a_folder_for_approvals_every_command_needs_a_yes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, case: str
 ):
-    run_dir, ran = received(folder, "task.rewards"), folder / "ran"
-    refused(command("score", run_dir), UNKNOWN, "task.rewards")
-    assert not ran.exists()
-    approved = command("train", run_dir, "--trust")
-    assert no_state in approved.out and ran.exists()
-    assert UNKNOWN not in command("train", run_dir).err  # in the same process
-    target._known.clear()
-    refused(command("train", run_dir), UNKNOWN, "task.rewards")
+    run_dir = received(folder, "task.rewards")
+    if case == "no home":
+        for name in ("XDG_STATE_HOME", "HOME"):
+            monkeypatch.delenv(name)
+    else:
+        monkeypatch.setenv("XDG_STATE_HOME", str(folder / "p.jsonl"))
+    names_what_it_runs(run_dir)
+    read_target(run_dir, trust=True)
+    names_what_it_runs(run_dir)
 
 
 def test_the_question_hides_nothing_and_commands_no_terminal(folder: Path, command: Command):
@@ -259,14 +229,9 @@ def test_the_question_hides_nothing_and_commands_no_terminal(folder: Path, comma
     refused(command("train", run_dir), "\\x1b[2Jcode.py")
 
 
-@pytest.mark.parametrize("odd", ["x", "/", "a\0b", "a" * 5000, "a\ud800"])
-def test_a_name_that_no_file_can_have_ends_in_a_sentence(folder: Path, command: Command, odd: str):
-    refused(command("train", received(folder, {"engine": {"name": "vllm", "python": odd}})))
-
-
 def test_every_option_that_runs_or_connects_to_something_is_named():
     def names(*overrides: str) -> list[str]:
-        return [" = ".join(one) for one in target.named_by(load_config(None, overrides))]
+        return [" = ".join(one) for one in named_by(load_config(None, overrides))]
 
     data = ["--task.name=dataset", "--task.data=none.jsonl"]
     assert names() == names(*data) == names("--engine.name=vllm") == []

@@ -15,8 +15,6 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
-from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any, Union
 
 from pydantic import Field
@@ -29,7 +27,6 @@ from mugrpo.config.base import (
     TaskOptions,
     imported,
 )
-from mugrpo.config.options import Options
 from mugrpo.disk.errors import UsageError
 
 _GROUP = "mugrpo.extensions"
@@ -69,27 +66,6 @@ def installed() -> dict[str, Extension]:
                 f"({type(error).__name__}: {error}); fix it, or uninstall its package"
             ) from None
     return found
-
-
-def used_by(options: Options) -> list[Path]:
-    """Return the files or folders of the extensions that `options` and tables in them are from."""
-    values = [value for _, value in options]
-    tables = [entry for value in values for entry in (value if type(value) is tuple else [value])]
-    below = [used_by(table) for table in tables if isinstance(table, Options)]
-    modules = {type(options).__module__, type(getattr(options, "kind", options)).__module__}
-    own = [_home(import_module(module)) for module in modules if not _is_core(module)]
-    return sorted({*own, *(place for places in below for place in places)})
-
-
-def _is_core(module: str) -> bool:
-    ours = module == "builtins" or f"{module}.".startswith("mugrpo.")
-    return ours and not module.startswith(f"{_GROUP}.")
-
-
-def _home(module: ModuleType) -> Path:
-    """Return the folder of a module's package, or the module's file if it has none."""
-    file = Path(module.__file__ or "")
-    return file if module.__package__ in ("", _GROUP) else file.parent
 
 
 def one_of(kind: str, *own: type[Any]) -> Any:

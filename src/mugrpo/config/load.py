@@ -319,6 +319,11 @@ _REMOVED = {
     "optimizer.final_lr_share": "the rate falls to 0, or is constant",
     "optimizer.share_prompts": "prompts are shared if the model can do so and it is cheaper",
     "distributed.reshard_after_forward": "weights are always freed",
+    "evaluation.suites.samples": "use a suite file of your own (docs/evaluation.md)",
+    "evaluation.suites.max_new_tokens": "use a suite file of your own (docs/evaluation.md)",
+    "evaluation.suites.temperature": "suites are sampled at rollouts.temperature",
+    "evaluation.suites.top_p": "suites are sampled from all tokens",
+    "samples.count": "it is 4",
 }
 ELSEWHERE = {name: ours for ours, names in _ELSEWHERE.items() for name in names.split()}
 

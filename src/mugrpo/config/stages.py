@@ -164,14 +164,6 @@ class SuiteUse(Options):
     """A local file with the problems; the suite's data set on the hub if unset."""
     problems: int | None = Field(None, ge=1, json_schema_extra=HARMLESS)
     """Measure on N problems; all if unset."""
-    samples: int | None = Field(None, ge=1, le=LISTED, json_schema_extra=HARMLESS)
-    """Responses per problem; the suite's number if unset."""
-    max_new_tokens: int | None = Field(None, ge=1, le=LISTED, json_schema_extra=HARMLESS)
-    """Longest response in tokens; the suite's if unset."""
-    temperature: float | None = Field(None, ge=1e-3, le=10, json_schema_extra=HARMLESS)
-    """Sampling temperature; rollouts.temperature if unset."""
-    top_p: float = Field(1.0, gt=0, le=1, json_schema_extra=HARMLESS)
-    """Sample from the most likely tokens with this probability."""
 
     @field_validator("name")
     @classmethod
@@ -206,10 +198,8 @@ class SampleOptions(Options):
     """Rollouts kept for people to read, with the ratio and the entropy of every token."""
 
     every: int = Field(16, ge=0, json_schema_extra=HARMLESS)
-    """Keep rollouts of every N-th update, and of a stage's first and last planned update. 0 keeps
-    none."""
-    count: int = Field(4, ge=1, le=LISTED, json_schema_extra=HARMLESS)
-    """Rollouts kept per update, half of them with a negative advantage if there are any."""
+    """Keep four rollouts of every N-th update, and of a stage's first and last planned update. Two
+    have a negative advantage if there are any. 0 keeps none."""
 
 
 class SinkOptions(Options):

@@ -28,13 +28,13 @@ from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.schedule import Schedule, schedule_of
 from mugrpo.rollouts.score import Scorer
 from mugrpo.rollouts.statistics import contradicted
+from mugrpo.run.memory import changed, fitted, left_open
 from mugrpo.run.progress import Progress
 from mugrpo.run.provenance import (
     judge_fingerprint,
     provenance_of,
     settled_config,
 )
-from mugrpo.run.room import changed, left_open, with_room
 from mugrpo.run.target import Target, read_target, remember
 from mugrpo.tasks.base import Task
 
@@ -129,7 +129,7 @@ def open_run(
     progress = progress or Progress(shown=ranks.first)
     if not isinstance(target, Target):
         read = partial(read_target, target, overrides=overrides, run_dir=run_dir)
-        target = read(say=progress.say, trust=trust, asks=not ranks.driven)
+        target = read(trust=trust, asks=not ranks.driven)
     folder, task = target.folder, target.task
     config = _for_this_machine(folder, target.config, progress)
     require_packages(config.lora)
@@ -204,7 +204,7 @@ def _settle(
             set_aside(folder.stage(later))
     if document:  # last: after a kill before this line, the change must be forced again
         publish_json(folder.config, with_sum(document))
-    remember(document or folder.read_config() or {}, config, progress.say)
+    remember(document or folder.read_config() or {}, config)
 
 
 def _require_shards(folder: RunDir, stage: int, force: bool, progress: Progress) -> None:
@@ -265,7 +265,7 @@ def _for_this_machine(folder: RunDir, config: RunConfig, progress: Progress) -> 
                 config = changed(config, group, option, began_with[option])
         return config
     config, why = with_precision(config)
-    config, lowered = with_room(config)
+    config, lowered = fitted(config)
     for sentence in filter(None, (why, lowered)):
         progress.say(sentence)
     return config

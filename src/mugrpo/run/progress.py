@@ -1,36 +1,54 @@
-"""What a person sees during a run: a page that is redrawn on a terminal, plain lines elsewhere."""
+"""The current phase of work: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
 
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.table import Table
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as Display
 from rich.text import Text
 
 from mugrpo.processes.messages import visible
-
-if TYPE_CHECKING:  # it imports more, and only terminals need it
-    from mugrpo.run.follower import Follower
 
 _PLAIN_INTERVAL = 10.0  # seconds between plain lines of one phase
 _TELLING = 0.02  # share of a phase that tells how long the rest takes; the first rollouts are short
 _FEW = 7  # rollouts that tell nothing, however large a share they are
 
 
+@dataclass
+class _Phase:
+    heading: str = ""
+    unit: str = ""
+    total: int = 0
+    done: int = 0
+    before: int = 0  # units that existed when it began
+    tokens: int = 0
+    began: float = field(default_factory=lambda: time.monotonic())
+
+    def pace(self) -> str:
+        """Return the count, tokens/s, and the time left or, while too little is done, taken."""
+        seconds = time.monotonic() - self.began
+        parts = [f"{self.done}/{self.total} {self.unit}"]
+        if self.tokens and seconds > 0:
+            parts.append(f"{self.tokens / seconds:,.0f} tokens/s")
+        fresh, left = self.done - self.before, self.total - self.done
+        few = _FEW if self.unit == "rollouts" else 1
+        told = left and fresh > few and fresh >= _TELLING * (fresh + left)
+        parts.append(f"{clock(seconds / fresh * left)} left" if told else clock(seconds))
+        return "  ".join(parts)
+
+
 class Progress:
     """A display of the current phase of work, and of sentences between phases.
 
     `begin` a phase, `advance` it, `end` it; `say` a sentence. A line is printed at the end of each
-    phase. Meanwhile, a terminal has a page, and elsewhere a line is printed every ten seconds.
-    Times come from the monotonic clock.
+    phase. Meanwhile, a terminal has a bar, and elsewhere a line is printed every ten seconds.
     """
 
     def __init__(self, console: Console | None = None, *, shown: bool = True) -> None:
@@ -39,49 +57,31 @@ class Progress:
         )
         self.behavior_reward: float | None = None
         self.accuracy: float | None = None
-        self._live: Live | None = None
-        self._run: Follower | None = None
-        self._heading, self._unit = "", ""
-        self._total = self._done = self._before = self._tokens = 0
-        self._began = self._printed = time.monotonic()
-
-    @contextmanager
-    def watching(self, run: Path) -> Iterator[None]:
-        """Show the whole run, between its phases too, if this is a terminal."""
-        if on_terminal(self.console):
-            from mugrpo.run.follower import Follower
-
-            self._run = Follower(run)
-        self._show()
-        try:
-            yield
-        finally:
-            self._run = None
-            self.stop()
+        self._display: Display | None = None
+        self._phase, self._printed = _Phase(), time.monotonic()
 
     def begin(self, heading: str, unit: str, total: int, done: int = 0) -> None:
         """Start a phase of `total` units. `done` of them exist already."""
-        self._heading, self._unit, self._total = heading, unit, total
-        self._done = self._before = done
-        self._tokens = 0
-        self._began = self._printed = time.monotonic()
+        self._phase = _Phase(heading, unit, total, done, done)
+        self._printed = time.monotonic()
         self._show()
 
     def advance(self, units: int, tokens: int = 0) -> None:
         """Count `units` more as done, and the `tokens` that they took."""
-        self._done += units
-        self._tokens += tokens
+        self._phase.done += units
+        self._phase.tokens += tokens
         late = time.monotonic() - self._printed > _PLAIN_INTERVAL
-        if not self._live and self._done < self._total and late:
+        if self._display:
+            self._show()
+        elif self._phase.done < self._phase.total and late:
             self._print()
 
     def end(self) -> None:
         """Finish the phase and leave its last line on the screen."""
-        if not self._run:
-            self.stop()
-        if self._total:
+        self.stop()
+        if self._phase.total:
             self._print()
-        self._total = 0
+        self._phase.total = 0
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -89,92 +89,50 @@ class Progress:
 
         This phase's clock stops during the block.
         """
-        phase = (self._heading, self._unit, self._total)
-        counts = (self._done, self._before, self._tokens)
-        began, paused = self._began, time.monotonic()
+        phase, paused = self._phase, time.monotonic()
         yield
-        self._heading, self._unit, self._total = phase
-        self._done, self._before, self._tokens = counts
-        self._began = began + time.monotonic() - paused
-        self._printed = time.monotonic()
+        phase.began += time.monotonic() - paused
+        self._phase, self._printed = phase, time.monotonic()
         self._show()
 
     def stop(self) -> None:
-        """Erase the page, whether or not the phase has ended."""
-        live, self._live = self._live, None
-        if live:
-            live.stop()
+        """Erase the bar, whether or not the phase has ended."""
+        if self._display:
+            self._display.stop()
+        self._display = None
 
     def say(self, sentence: str) -> None:
         """Print `sentence`. Characters that a terminal would obey are shown instead."""
         self.console.print(Text(visible(sentence)))
 
     def line(self) -> str:
-        """Return the current phase in one line: count, tokens/s, time left, reward, accuracy.
-
-        While too little is done to tell the time left, it has the time taken.
-        """
-        parts = [self._heading, self._pace()]
+        """Return the current phase in one line: count, tokens/s, time left, reward, accuracy."""
+        parts = [self._phase.heading, self._phase.pace()]
         if self.behavior_reward is not None:
             parts.append(f"behavior reward {self.behavior_reward:.3f}")
         if self.accuracy is not None:
             parts.append(f"accuracy {self.accuracy:.3f}")
         return "  ".join(parts)
 
-    def _pace(self) -> str:
-        seconds = time.monotonic() - self._began
-        parts = [f"{self._done}/{self._total} {self._unit}"]
-        if self._tokens and seconds > 0:
-            parts.append(f"{self._tokens / seconds:,.0f} tokens/s")
-        fresh, left = self._done - self._before, self._total - self._done
-        few = _FEW if self._unit == "rollouts" else 1
-        told = left and fresh > few and fresh >= _TELLING * (fresh + left)
-        parts.append(f"{clock(seconds / fresh * left)} left" if told else clock(seconds))
-        return "  ".join(parts)
-
     def _show(self) -> None:
-        if not self._live and on_terminal(self.console) and (self._run or self._total):
-            self._live = live_page(self._page, self.console)
-
-    def _page(self) -> RenderableType:
-        from mugrpo.run.follower import Bar, draw, drawn_bar
-
-        parts: list[RenderableType] = []
-        if self._total:
-            bar = Bar("", self._done, self._total)
-            parts += [Text(visible(self.line()), overflow="fold"), drawn_bar(bar)]
-        if self._run:
-            parts.append(draw(self._run.state()))
-        return Group(*parts)
+        """Draw the bar, if the screen can be redrawn. Continuous integration is no terminal."""
+        console, phase = self.console, self._phase
+        if not phase.total or console.quiet or os.environ.get("CI"):
+            return
+        if not console.is_terminal or console.is_dumb_terminal:
+            return
+        if self._display is None:
+            columns = TextColumn("{task.description}", markup=False), BarColumn()
+            self._display = Display(*columns, console=console, transient=True)
+            self._display.add_task("")
+            self._display.start()
+        (task,) = self._display.task_ids
+        line = visible(self.line())
+        self._display.update(task, description=line, total=phase.total, completed=phase.done)
 
     def _print(self) -> None:
         self._printed = time.monotonic()
         self.say(self.line())
-
-
-def live_page(page: Callable[[], RenderableType], console: Console) -> Live:
-    """Return a started display of what `page` returns, redrawn in place until it is stopped."""
-
-    def drawn() -> RenderableType:
-        rows = Table.grid(expand=True)  # its cells wrap, whatever the console's soft_wrap
-        try:
-            rows.add_row(page())
-        except Exception as error:  # a fault here must not end the training
-            rows.add_row(Text(visible(f"the run's state cannot be shown: {error!r}")))
-        return rows
-
-    live = Live(console=console, get_renderable=drawn, refresh_per_second=2, transient=True)
-    live.start(refresh=True)
-    return live
-
-
-def on_terminal(console: Console) -> bool:
-    """Return whether a screen can be redrawn there. Continuous integration is no terminal."""
-    return (
-        console.file.isatty()
-        and console.is_terminal
-        and not (console.is_dumb_terminal or console.quiet or os.environ.get("CI"))
-    )
 
 
 def clock(seconds: float) -> str:

@@ -19,7 +19,7 @@ from uuid import uuid4
 
 import torch
 
-from mugrpo.config.extensions import used_by
+from mugrpo.config.base import TaskOptions
 from mugrpo.config.load import changes, on_resume, with_newer_options
 from mugrpo.config.options import NamedOptions
 from mugrpo.config.rewards import FunctionOptions
@@ -46,23 +46,7 @@ _MUST_AGREE = {
 
 
 HOME = Path(__file__).parents[1]
-_DECIDES = (
-    "config",
-    "disk",
-    "engines",
-    "environments",
-    "model",
-    "optimize",
-    "pipeline.py",
-    "processes",
-    "rewards",
-    "rollouts",
-    "run/opening.py",
-    "run/target.py",
-    "run/weights.py",
-    "stages",
-    "tasks",
-)
+_SHOWS = {"report", "tools"}  # folders of code that decides no number
 
 
 def settled_config(
@@ -86,17 +70,16 @@ def settled_config(
             refused.append(f"{words} changed ({name} does not match)")
     fixed = [name for name in texts if on_resume(name) == "fixed"]
     if fixed or (refused and not force):
-        way_out = (
+        remedy = (
             f"The shards on disk depend on {', '.join(fixed)}: undo that or choose a new --run-dir"
             if fixed
             else "Undo that, choose a new --run-dir, or continue anyway with --force"
         )
-        raise UsageError(f"{folder.root} was started differently: {'; '.join(refused)}. {way_out}")
+        raise UsageError(f"{folder.root} was started differently: {'; '.join(refused)}. {remedy}")
     for text in texts.values():
         progress.say(f"changed since the run began: {text}")
     for name in sorted(provenance.keys() - _MUST_AGREE.keys() - {"git_revision"}):
-        old = stored["provenance"].get(name, provenance[name])  # earlier versions kept fewer
-        if old != provenance[name]:
+        if (old := stored["provenance"].get(name)) != provenance[name]:
             progress.say(
                 f"{name} was {old}, is now {provenance[name]}: the resumed run may differ in the "
                 "last bits"
@@ -141,10 +124,10 @@ def provenance_of(config: RunConfig, *problem_sets: Sequence[Problem]) -> dict[s
         "problems_sha256": problems_sha256(*problem_sets),
         "model_sha256": model_fingerprint(config.model),
         "template_sha256": template and sha256_of(Path(template)),
-        "rewards_sha256": _sums(config, "task.rewards"),
-        "environment_sha256": _sums(config, "environment") or None,
+        "rewards_sha256": _sums(_rewards(config.task)),
+        "environment_sha256": _sums(config.environment.code) or None,
         "objective_sha256": objective and _sum(with_imports(objective, [objective.parent])),
-        "code_sha256": code_sha256(HOME, *used_by(config)),
+        "code_sha256": code_sha256(HOME),
         **{name: metadata.version(name) for name in packages},
         "threads": torch.get_num_threads(),
         "arithmetic": arithmetic(config.model),
@@ -162,56 +145,38 @@ def problems_sha256(*problem_sets: Sequence[Problem]) -> str:
 
 
 @cache
-def code_sha256(home: Path, *extensions: Path) -> str:
-    """Return a hash of the code that decides a run's numbers: below `home`, and of extensions.
-
-    Comments, docstrings and layout do not count, and neither does code that only shows numbers.
-    """
-    files = [file for place in _DECIDES for file in (home / place).rglob("*.py")]
-    files += [home / place for place in _DECIDES if place.endswith(".py")]
-    named = {file.relative_to(home).as_posix(): file for file in files}
-    for place in extensions:
-        for file in place.rglob("*.py") if place.is_dir() else [place]:
-            named[f"{place.stem}/{file.relative_to(place).as_posix()}"] = file
+def code_sha256(home: Path) -> str:
+    """Return a hash of the code below `home`, without what only shows numbers."""
     code = hashlib.sha256()
-    for name, file in sorted(named.items()):
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        for node in ast.walk(tree):
-            if isinstance(body := getattr(node, "body", None), list):
-                body[:] = [child for child in body if not _is_text(child)]
-        code.update(f"{name}\0{ast.dump(tree)}\0".encode())
+    for file in sorted(home.rglob("*.py")):
+        if (name := file.relative_to(home)).parts[0] not in _SHOWS:
+            code.update(f"{name.as_posix()}\0{sha256_of(file)}\0".encode())
     return code.hexdigest()
 
 
-def _is_text(node: ast.AST) -> bool:
-    """Return whether a statement is a lone string: a docstring."""
-    lone = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    return lone and isinstance(node.value.value, str)  # type: ignore[attr-defined]
+def _rewards(task: TaskOptions) -> list[str]:
+    """Return the rewards of `task` that are functions, as it names them."""
+    rewards = [reward for one in datasets_in(task) for reward in one.rewards]
+    return [reward.function for reward in rewards if isinstance(reward, FunctionOptions)]
 
 
-def _sums(config: RunConfig, option: str) -> dict[str, str]:
-    """Return file or module -> hash for the code that `option` names.
+def _sums(code: Sequence[str]) -> dict[str, str]:
+    """Return file or module -> hash for code that options name, as `file.py:name` or `module:name`.
 
     A hash covers a file with the modules beside it that it imports.
     """
-    if option == "environment":
-        code = list(config.environment.code)
-    else:
-        sets = datasets_in(config.task)
-        rewards = [r for one in sets for r in one.rewards if isinstance(r, FunctionOptions)]
-        code = [reward.function for reward in rewards]
-    places = [(one, one.rpartition(":")[0]) for one in code if not one.startswith("<")]
+    named = {one: one.rpartition(":")[0] for one in code if not one.startswith("<")}
     # One worker loads all of them in order, so that each can import from the folders of all.
     folders = [
-        Path(place).resolve().parent if place.endswith(".py") else Path.cwd() for _, place in places
+        Path(name).resolve().parent if name.endswith(".py") else Path.cwd()
+        for name in named.values()
     ]
     sums = {}
-    for one, place in places:
-        if place.endswith(".py"):
-            if Path(place).is_file():
-                sums[place] = _sum(with_imports(Path(place).resolve(), folders))
-        else:
-            sums[one] = _sum(_module_files(place, folders))
+    for one, name in named.items():
+        if not name.endswith(".py"):
+            sums[one] = _sum(_module_files(name, folders))
+        elif Path(name).is_file():
+            sums[name] = _sum(with_imports(Path(name).resolve(), folders))
     return sums
 
 
@@ -287,7 +252,7 @@ def judge_fingerprint(config: RunConfig, problems: Sequence[Problem]) -> str:
     task = config.task
     judge = {
         **_judging(task),
-        "files": sorted(_sums(config, "task.rewards").values()),
+        "files": sorted(_sums(_rewards(task)).values()),
         "truncated": config.rewards.truncated,
         "overlong": [config.rewards.overlong_buffer, config.rollouts.max_new_tokens],
         "references": [[problem.id, problem.answer, problem.columns] for problem in problems],
@@ -306,10 +271,8 @@ def _judging(task: NamedOptions) -> dict[str, Any]:
 
 
 def _git_revision(folder: Path) -> str | None:
-    """Return the commit that `folder` is checked out at, or None if git does not track its files.
-
-    Another project's checkout may have the folder in it, as a part of a virtual environment.
-    """
+    """Return the commit that `folder` is checked out at, or None if git does not track it."""
+    # `ls-files` fails in a virtual environment inside of somebody's own project.
     asked = ["ls-files", "--error-unmatch", "__init__.py"], ["rev-parse", "HEAD"]
     run = partial(subprocess.run, env=passed_on(), capture_output=True, text=True, check=True)
     try:

@@ -16,7 +16,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from mugrpo.config.engines import VLLMOptions, VLLMServerOptions
 from mugrpo.config.load import apply_overrides, build_config, load_config
 from mugrpo.config.rewards import FunctionOptions
 from mugrpo.config.run import RunConfig
-from mugrpo.config.tasks import DatasetOptions, datasets_in
+from mugrpo.config.tasks import datasets_in
 from mugrpo.disk.errors import Unapproved, UsageError
 from mugrpo.disk.records import Problem
 from mugrpo.disk.run_dir import RunDir
@@ -49,7 +50,6 @@ def read_target(
     *,
     overrides: Sequence[str] = (),
     run_dir: Path | str | None = None,
-    say: Callable[[str], None],
     trust: bool = False,
     asks: bool = True,
 ) -> Target:
@@ -60,7 +60,7 @@ def read_target(
     """
     folder, config, stored = _folder_and_config(Path(target), overrides, run_dir)
     if asks and stored:
-        require_known(*stored, target, say, trust=trust)
+        require_known(*stored, target, trust=trust)
     refuse_no_folder(model_path(config.model))
     task = make_task(config.task)
     return Target(folder, config, task, problems_of(task, config))
@@ -120,110 +120,79 @@ def _folder_and_config(
 
 Named = tuple[str, str]  # an option, and what it names
 
-_known: set[Path] = set()  # to this process alone, as the folder cannot be written to
-
 
 def require_known(
-    stored: Mapping[str, Any],
-    config: RunConfig,
-    root: object,
-    say: Callable[[str], None],
-    *,
-    trust: bool,
+    stored: Mapping[str, Any], config: RunConfig, root: object, *, trust: bool
 ) -> None:
     """Raise Unapproved if the run at `root` names something and is not known here.
 
     `stored` is its config.json, `config` the config in it. `trust` makes it known.
     """
-    record = _record(stored.get("id"), named_by(config))
     if trust:
-        remember(stored, config, say)
-    elif named_by(config) and record not in _known and not os.path.exists(record):
-        listed = "; ".join(f"{option} = {text}" for option, text in named_by(config))
+        remember(stored, config)
+    elif (named := named_by(config)) and not _record(stored, named).exists():
+        listed = "; ".join(f"{option} = {text}" for option, text in named)
         raise Unapproved(
             f"{root} was not begun by you on this machine, and names what runs or is connected "
             f"to: {listed}. Look at it, then approve it with --trust"
         )
 
 
-def remember(stored: Mapping[str, Any], config: RunConfig, say: Callable[[str], None]) -> None:
-    """Make known the run with the config.json `stored`, which holds `config`.
-
-    `say` gets a sentence if only this process can know it.
-    """
-    record = _record(stored.get("id"), named_by(config))
-    if not named_by(config) or record in _known or os.path.exists(record):
-        return
-    try:
-        record.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        record.touch()
-    except OSError as error:
-        _known.add(record)
-        say(
-            f"{record.parent} cannot be written to ({error.strerror}), so that this run's "
-            "directory will ask for --trust; name another folder in XDG_STATE_HOME"
-        )
+def remember(stored: Mapping[str, Any], config: RunConfig) -> None:
+    """Make known the run with the config.json `stored`, which holds `config`, if it can be."""
+    if named := named_by(config):
+        with suppress(OSError):  # then its folder asks for --trust
+            record = _record(stored, named)
+            record.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            record.touch()
 
 
 def named_by(config: RunConfig) -> list[Named]:
     """Return the code, commands and addresses that `config` names, each with its option."""
-    return list(dict.fromkeys([*_code(config), *_programs(config), *_addresses(config)]))
+    return list(dict.fromkeys(_named(config)))
 
 
-def _code(config: RunConfig) -> Iterator[Named]:
-    if config.objective_file:
-        yield "objective.path", str(config.objective_file)
-    if config.prompt.chat_template:
-        yield "prompt.chat_template", config.prompt.chat_template
-    yield from (("environment", code) for code in config.environment.code)
-    for data_set in datasets_in(config.task):
-        yield from _rewards(data_set)
+def _named(config: RunConfig) -> Iterator[Named]:
+    """Yield code and commands, then whom a run sends something.
+
+    Ray also executes what it gets; vLLM imports classes that its arguments name.
+    """
+    engine, environment = config.engine, config.environment
+    named: list[tuple[str, Any]] = [
+        ("objective.path", config.objective_file),
+        ("prompt.chat_template", config.prompt.chat_template),
+        *(("environment", code) for code in environment.code),
+    ]
+    for reward in (reward for one in datasets_in(config.task) for reward in one.rewards):
+        if isinstance(reward, FunctionOptions) and not reward.function.startswith("<"):
+            named.append(("task.rewards", reward.function))
+        named += [(f"task.rewards.{name}", to) for name, to in reward.addresses.items()]
     for use in config.evaluation.suites:
         if use.name.endswith(".toml"):  # it may name rewards of its own
-            yield "evaluation.suites", use.name
-
-
-def _rewards(options: DatasetOptions) -> Iterator[Named]:
-    for reward in options.rewards:
-        if isinstance(reward, FunctionOptions) and not reward.function.startswith("<"):
-            yield "task.rewards", reward.function
-        yield from ((f"task.rewards.{name}", a) for name, a in reward.addresses.items())
-
-
-def _programs(config: RunConfig) -> Iterator[Named]:
-    engine, environment = config.engine, config.environment
+            named.append(("evaluation.suites", use.name))
     if isinstance(engine, VLLMOptions):
-        if engine.python:
-            yield "engine.python", engine.python
-        if engine.arguments:  # some of them name classes, which vLLM imports
-            yield "engine.arguments", _words(engine.arguments)
-    if environment.python:
-        yield "environment.python", environment.python
-    if environment.kind:
-        yield "environment.name", f"{environment.name}"
-    if environment.kwargs:  # an environment may do anything with them
-        yield "environment.kwargs", _words(environment.kwargs)
-
-
-def _addresses(config: RunConfig) -> Iterator[Named]:
-    """Yield whom a run sends something. Ray also executes what it gets."""
-    engine = config.engine
-    yield from ((f"backend.{name}", a) for name, a in config.backend.addresses.items())
+        named += [("engine.python", engine.python), ("engine.arguments", engine.arguments)]
+    named += [
+        ("environment.python", environment.python),
+        ("environment.name", environment.kind and environment.name),
+        ("environment.kwargs", environment.kwargs),
+        *((f"backend.{name}", to) for name, to in config.backend.addresses.items()),
+    ]
     if isinstance(engine, VLLMServerOptions):
-        yield from (("engine.urls", url) for url in engine.urls)
-    for name in ("trackio", "wandb"):
-        if project := getattr(config.sinks, name):
-            yield f"sinks.{name}", project
+        named += [("engine.urls", url) for url in engine.urls]
+    named += [(f"sinks.{name}", getattr(config.sinks, name)) for name in ("trackio", "wandb")]
+    yield from ((option, _words(value)) for option, value in named if value)
 
 
 def _words(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
+    if isinstance(value, str | Path):
+        return str(value)
+    return json.dumps(value, sort_keys=True, default=str)
 
 
-def _record(run: object, named: list[Named]) -> Path:
-    try:
-        state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    except RuntimeError:  # a user without a home, as in some containers
-        state = Path(os.devnull)
-    name = hashlib.sha256(json.dumps([run, named], default=str).encode()).hexdigest()
-    return state / "mugrpo" / "runs" / name
+def _record(stored: Mapping[str, Any], named: list[Named]) -> Path:
+    """Return the file that exists if the run is known."""
+    home = Path(os.environ.get("HOME") or os.devnull)  # some containers' users have none
+    state = Path(os.environ.get("XDG_STATE_HOME") or home / ".local" / "state")
+    text = json.dumps([stored.get("id"), named], default=str)
+    return state / "mugrpo" / "runs" / hashlib.sha256(text.encode()).hexdigest()

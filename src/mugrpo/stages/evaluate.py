@@ -29,6 +29,7 @@ from mugrpo.stages.refresh import refreshed
 from mugrpo.stages.sampling import Sampling, samplers_of
 
 _STAGE = "evaluation"  # its name in the seeds of its rollouts
+SAMPLES = 4  # kept of an update or evaluation, for people to read
 _GREEDY = 0.01  # every engine can sample at it; vLLM refuses less
 
 
@@ -65,7 +66,7 @@ def evaluate(run: OpenRun, sampling: Sampling, update: int) -> dict[str, Any]:
                 dialogues=sampling.dialogues(),
             )
         measured = evaluated(folder, [problem.source for problem in run.eval_problems])
-        shown = _shown(run, folder, samples * run.config.samples.count)
+        shown = _shown(run, folder, samples * SAMPLES)
     if run.config.samples.every:
         document = {"update": update, "samples": shown}
         publish_json(run.folder.samples(update, "evaluation"), with_sum(document))

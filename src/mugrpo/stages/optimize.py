@@ -13,6 +13,7 @@ from mugrpo.disk.publishing import publish_json, with_sum
 from mugrpo.optimize.diagnostics import SampleCollector
 from mugrpo.optimize.experience import Experience
 from mugrpo.run.opening import OpenRun
+from mugrpo.stages.evaluate import SAMPLES
 from mugrpo.stages.logprobs import Compute, StageReader
 from mugrpo.stages.stage import Stage
 from mugrpo.stages.training import Training
@@ -91,12 +92,7 @@ def keep_samples(
     run: OpenRun, stage: Stage, update: int, experience: Experience, watch: SampleCollector
 ) -> None:
     """Publish a few of an update's rollouts with what the objective did to each token."""
-    samples = watch.chosen(
-        experience.rollouts,
-        experience.scores,
-        run.config.samples.count,
-        run.prompts.tokenizer,
-    )
+    samples = watch.chosen(experience.rollouts, experience.scores, SAMPLES, run.prompts.tokenizer)
     ids = {sample["problem_id"] for sample in samples}
     references = {problem.id: problem.answer for problem in run.problems if problem.id in ids}
     for sample in samples:

@@ -80,10 +80,5 @@ def _used(config: RunConfig, use: SuiteUse) -> Suite:
         raise UsageError(f"evaluation.suites: {use.name} is a group; name its suites ({names})")
     if use.data is not None:
         suite = with_data(suite, use.data)
-    return suite.adjusted(
-        problems=use.problems,
-        samples=use.samples,
-        max_new_tokens=use.max_new_tokens,
-        temperature=use.temperature or config.rollouts.temperature,
-        top_p=use.top_p,
-    )
+    temperature = config.rollouts.temperature  # so that the number is the one that training raises
+    return suite.adjusted(problems=use.problems, temperature=temperature, top_p=1.0)

@@ -86,7 +86,7 @@ def measure(
     mine = [_with_data(suite, data).adjusted(**chosen) for suite in suites]
     configs = [_config(base, suite, overrides) for suite in mine]
     if found.stored:
-        require_known(*found.stored, target, progress.say, trust=trust)
+        require_known(*found.stored, target, trust=trust)
     results = []
     with _locked(found, progress), ExitStack() as opened:
         runs = [
@@ -195,7 +195,6 @@ def _metrics(
         config.model_dump(mode="json"),
         update,
         progress.say,
-        required=False,
     )
     log = MetricsLog(folder.metrics, update, sinks.log)
     try:

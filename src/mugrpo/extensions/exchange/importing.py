@@ -136,7 +136,7 @@ def _begin(stage: Stage, provenance: Raw, say: Callable[[str], None]) -> str:
     document = config_document(stage.config.model_dump(mode="json"), provenance, stage.folder)
     publish_json(stage.folder.config, with_sum(document))
     stage.folder.metrics.write_bytes(encoded([line]))
-    remember(document, stage.config, say)
+    remember(document, stage.config)
     return described(refresh, stage.config.rollouts.max_new_tokens)
 
 

@@ -178,7 +178,7 @@ def _begin(run: OpenRun, stage: int, folder: Path, config: RunConfig) -> None:
         publish_json(new.origin, with_sum(origin))
         before = (line for line in read_metrics(run_dir.metrics) if line["update"] <= first)
         new.metrics.write_bytes(encoded(before))
-    remember(document, build_config(resolved, "bakeoff"), run.progress.say)  # as it is stored
+    remember(document, build_config(resolved, "bakeoff"))  # as it is stored
 
 
 def _lasting(run_dir: RunDir, last: int) -> list[int]:

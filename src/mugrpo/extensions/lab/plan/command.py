@@ -46,8 +46,6 @@ def add_plan(commands: Commands) -> None:
     plan.add_argument("--price-per-gpu-hour", type=float, metavar="PRICE", help=price)
     form = "a directory with the model's config.json (default: model.path)"
     plan.add_argument("--form", type=Path, metavar="DIR", help=form)
-    memory = "estimate the memory of each GPU and of the host (imports PyTorch)"
-    plan.add_argument("--memory", action="store_true", help=memory)
 
 
 def run_plan(options: argparse.Namespace) -> None:
@@ -66,8 +64,6 @@ def run_plan(options: argparse.Namespace) -> None:
     plans = Planner(setting).compared(own, schedules)
     say(f"\n{table(plans, options.price_per_gpu_hour, own)}\n")
     say("\n".join([*advice(plans, own), *_assumed(setting)]))
-    if options.memory:
-        _say_memory(options, setting, say)
 
 
 def _setting(options: argparse.Namespace) -> Setting:
@@ -123,17 +119,3 @@ def _assumed(setting: Setting) -> list[str]:
     if setting.varied == 1.0:
         lines.append("The rewards of every group are taken to differ (--gradient-share).")
     return lines
-
-
-def _say_memory(options: argparse.Namespace, setting: Setting, say: Say) -> None:
-    from mugrpo.run.room import memory_table
-
-    lines, fault = memory_table(
-        setting.config,
-        form=options.form,
-        prompt_tokens=options.prompt_tokens or _PROMPT,
-        gpu_gib=setting.machine.memory_gib,
-    )
-    say("\n".join(["", *lines]))
-    if fault:
-        raise UsageError(fault)

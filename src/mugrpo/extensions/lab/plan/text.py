@@ -101,8 +101,7 @@ def size_lines(setting: Setting) -> list[str]:
         f"disk          {plain(_ROLLOUT_BYTES * tokens / GIB)} GiB of rollouts, and {kept} "
         f"checkpoints of {plain(saved / GIB)} GiB",
         f"memory        {plain(setting.state_bytes() / shards / GIB)} GiB of each of "
-        f"{ranks} ranks for weights, gradients and moments; activations come on top "
-        "(`--memory` estimates them)",
+        f"{ranks} ranks for weights, gradients and moments; activations come on top",
         f"              {_cache(setting)}",
         f"              host: {plain(saved / GIB)} GiB for a checkpoint that is written beside "
         "training",
