@@ -26,7 +26,7 @@ def test_a_resolved_config_survives_json(preset):
 
     That includes the values in which it differs from its preset.
     """
-    others = ["--veto.name=off", "--reduction=constant", "--step.name=ess"]
+    others = ["--veto.name=off", "--reduction=constant"]
     config = load_config(None, [f"--preset={preset}", "--task.terms=5", *others])
     stored = config.model_dump(mode="json")
     assert build_config(stored, "test") == config
