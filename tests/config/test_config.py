@@ -167,7 +167,6 @@ def test_an_unknown_option_far_from_all_others_points_to_the_help(refusal):
         ("veto.kappa=-0.1", "greater than or equal to 0"),
         ("veto.scope=prefix", "'suffix'"),
         ("reduction=median", "'token_mean'"),
-        ("advantage.eps=0", "greater than 0"),
         ("task.terms=129", "less than or equal to 128"),
         ("schedule.stages=many", "integer"),
         ("seed=-1", "greater than or equal to 0"),

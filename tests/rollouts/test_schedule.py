@@ -195,7 +195,7 @@ def test_stages_that_double_by_hand():
     plan = schedule(problems=12, stages=3, batches_per_stage=3, growth=2.0, problems_per_update=4)
     options = plan.options
     assert options.total_updates == 21
-    assert [plan.batches(stage) for stage in range(3)] == [3, 6, 12]
+    assert [options.batches(stage) for stage in range(3)] == [3, 6, 12]
     assert [options.first_update(stage) for stage in range(4)] == [0, 3, 9, 21]
     assert [options.stage_of(update) for update in (0, 2, 3, 8, 9, 20, 21)] == [0, 0, 1, 1, 2, 2, 3]
     assert [options.staleness(update) for update in (2, 3, 8, 9, 20)] == [2, 0, 5, 0, 11]

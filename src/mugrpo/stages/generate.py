@@ -60,8 +60,7 @@ class Generation:
         self.rollouts = stage.shards("rollouts")
         parts, lacking = stage_shards(stage), missing(stage)
         groups = [[(run.problems[index], k) for index, k in part] for part in parts]
-        expected, name = sampling.expected_lengths(stage.number), str(stage.number)
-        size = run.config.schedule.group_size
+        name, size = str(stage.number), run.config.schedule.group_size
         # The canary gets the same responses, whichever shards are missing.
         self.refresh = Refresh(run, sampling, stage.first_update, groups[0], name)
         self._samplers = samplers_of(
@@ -71,7 +70,6 @@ class Generation:
             size,
             stage.first_update,
             dialogues=sampling.dialogues(),
-            expected=expected,
         )
         self._missing = [(number, groups[number]) for number in lacking]
         self._pieces = pieces_of(stage.groups, len(parts[0]), len(self._samplers))

@@ -15,12 +15,11 @@ from numpy.typing import NDArray
 
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.records import Rollout
-from mugrpo.disk.shards import ShardSet
 from mugrpo.engines import make_engines
 from mugrpo.engines.base import Engine
 from mugrpo.model.hardware import give_back_if_tight, out_of_memory_explained
 from mugrpo.rollouts.messages import MessageEncoder
-from mugrpo.rollouts.sampler import ExpectedLengths, Sampler
+from mugrpo.rollouts.sampler import Sampler
 from mugrpo.rollouts.turns import Dialogue
 from mugrpo.run.opening import OpenRun
 from mugrpo.run.weights import Weights
@@ -56,7 +55,6 @@ def samplers_of(
     temperature: float | None = None,
     top_p: float = 1.0,
     dialogues: Sequence[Dialogue | None] = (),
-    expected: ExpectedLengths | None = None,
 ) -> list[Sampler]:
     """Return samplers of `size` responses to each problem, seeded as those of `stage`.
 
@@ -75,7 +73,6 @@ def samplers_of(
             top_p=top_p,
             max_new_tokens=run.config.rollouts.max_new_tokens,
             policy_step=update,
-            expected=expected,
         )
         for engine, dialogue in zip_longest(engines, dialogues)
     ]
@@ -142,7 +139,6 @@ class Sampling:
         self._used = False  # since they have rested
         self._refreshed: int | None = None  # the update whose weights the engines got last
         self.spent: dict[str, float] = {}  # seconds of that refresh, by its parts
-        self._lengths = (0, ExpectedLengths())  # learned from the stages before this one
 
     def start(self) -> list[Engine]:
         """Return the engines. Start them if they are not running."""
@@ -229,16 +225,6 @@ class Sampling:
         finally:
             if weights.policy is None:
                 weights.release()
-
-    def expected_lengths(self, stage: int) -> ExpectedLengths:
-        """Return the response lengths to expect in `stage`, learned from the stages before it."""
-        learned, expected = self._lengths
-        if learned > stage:
-            learned, expected = 0, ExpectedLengths()
-        for earlier in range(learned, stage):
-            expected.learn(ShardSet(self._run.folder.shards(earlier, "rollouts"), "rollouts"))
-        self._lengths = (stage, expected)
-        return expected
 
     def rest(self) -> None:
         """Leave the machine to the updates, unless engines generate beside them."""
