@@ -19,6 +19,7 @@ from mugrpo.rollouts.schedule import rollout_seed
 from mugrpo.rollouts.turns import Conversation, Dialogue, Turns
 
 Draw = tuple[Problem, int]  # a problem and its occurrence: one group to sample
+Key = tuple[str, int, int]  # problem, occurrence and sample of a rollout
 PieceName = tuple[int, int]  # a shard, and the number of the piece of it
 Piece = tuple[PieceName, Sequence[Draw]]
 
@@ -123,14 +124,10 @@ class Sampler:
                 return False
             name, groups = piece
             running.append(_Running(name, begun))
-            for problem, occurrence in groups:
-                prompt_ids = self.encode(problem)
-                for sample in range(self.group_size):
-                    key = (problem.id, occurrence, sample)
-                    request = Request(prompt_ids, rollout_seed(self.seed, self.stage, *key))
-                    turns.begin(begun, problem, request)
-                    running[-1].keys.append(key)
-                    begun += 1
+            for problem, key, request in self._requests(groups):
+                turns.begin(begun, problem, request)
+                running[-1].keys.append(key)
+                begun += 1
             return True
 
         began = time.monotonic()
@@ -196,6 +193,13 @@ class Sampler:
         engine = self.engine
         return isinstance(engine, StreamingEngine) and engine.streams and not engine.exact
 
+    def _requests(self, groups: Sequence[Draw]) -> Iterator[tuple[Problem, Key, Request]]:
+        for problem, occurrence in groups:
+            prompt_ids = self.encode(problem)
+            for sample in range(self.group_size):
+                key = (problem.id, occurrence, sample)
+                yield problem, key, Request(prompt_ids, rollout_seed(self.seed, self.stage, *key))
+
 
 class _OneTurn:
     """Responses without turns, as `Turns` has them: a conversation's first turn is its last."""
@@ -234,7 +238,7 @@ class _Response:
     request: Request
     completion: Completion
 
-    def rollout(self, key: tuple[str, int, int], temperature: float, policy_step: int) -> Rollout:
+    def rollout(self, key: Key, temperature: float, policy_step: int) -> Rollout:
         """See `Conversation.rollout`."""
         problem_id, occurrence, sample = key
         return Rollout(
@@ -257,7 +261,7 @@ class _Running:
 
     name: PieceName
     first: int  # number of its first conversation
-    keys: list[tuple[str, int, int]] = field(default_factory=list)  # (problem, occurrence, sample)
+    keys: list[Key] = field(default_factory=list)
     ended: dict[int, Conversation | _Response] = field(default_factory=dict)  # by number
     slots: int = 0
 
