@@ -63,18 +63,6 @@ def needed_once(stage: Stage) -> list[str]:
     return [name for name in stage.config.needs if name in ONCE_A_STAGE]
 
 
-def require_logprobs(stage: Stage, ranks: int) -> None:
-    """Raise UsageError if several ranks would have to compute logprobs, which they cannot."""
-    made = set(stage.shards("rollouts").numbers())
-    for name in needed_once(stage) if ranks > 1 else ():
-        if made - set(stage.shards(name).numbers()):
-            raise UsageError(
-                f"the updates need {name}, which several ranks cannot compute; start the run "
-                f"with `mugrpo train {stage.folder.root} --distributed.processes N`, or use one "
-                "process"
-            )
-
-
 def _of_these(rollouts: ShardSet, kept: ShardSet, shard: int, update: int) -> bool:
     """Return whether `kept` has the logprobs of exactly these rollouts after `update` updates."""
     if shard not in kept:

@@ -58,6 +58,7 @@ def _try_prompts(run: OpenRun, tell: bool) -> None:
 def _try_rewards(run: OpenRun, tell: bool) -> None:
     held_out = run.eval_problems if run.config.evaluation.every else ()
     count = _SHOWN if tell else 1
+    refusal = UsageError if run.folder.is_untouched() else RunStopped
     problems = [*_first(run.problems, count), *_first(held_out, count)]
     for problem, score in zip(problems, _scores(run, problems), strict=True):
         made_up = _made_up(run, problem)
@@ -67,19 +68,16 @@ def _try_rewards(run: OpenRun, tell: bool) -> None:
             reward = "none" if score.reward is None else f"{score.reward:g}"
             run.progress.say(f"reward      {reward} ({score.status}) for {completion}")
         if score.status is Status.WRONG and _verifier(run, problem):
-            raise (UsageError if run.folder.is_untouched() else RunStopped)(
+            raise refusal(
                 f"the rewards find the reference answer wrong: {completion}; choose another "
                 "reward, or take the answer out of what the data has with task.answer_pattern"
             )
         broken = score.status in (Status.ERROR, Status.UNFINISHED)  # None may be right here
         if broken and run.config.rewards.failure_limit < 1:
-            failed = f"the rewards failed on {completion}: {score.parts['reason']}"
-            if run.folder.is_untouched():
-                raise UsageError(
-                    f"{failed}. Fix this before anything is generated; a function may return None "
-                    "for a completion that it cannot judge"
-                )
-            raise RunStopped(f"{failed}. The run goes on once they judge it again")
+            raise refusal(
+                f"the rewards failed on {completion}: {score.parts['reason']}; fix that first, or "
+                "return None for a completion that a function cannot judge"
+            )
         if score.status.failed:
             run.progress.say(
                 f"warning: {completion} got no reward ({score.status}); the run stops if a larger "
