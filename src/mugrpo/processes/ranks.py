@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import io
 import math
 import os
 import re
@@ -48,31 +47,19 @@ class Ranks:
         return self.size == 1 and not self.driven
 
     def all(self, value: T) -> list[T]:
-        """Return the values of all ranks, in rank order.
-
-        They are numbers, text, tensors and containers of them: the ranks' sockets can be reached by
-        others, so what arrives is read without executing anything, unlike `all_gather_object`.
-        """
-        if self.size == 1:
-            return [value]
-        own = _bytes_of(value)
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        dist.all_gather(sizes, torch.tensor([len(own)]))
-        room = max(int(size) for size in sizes)
-        padded = [torch.empty(room, dtype=torch.uint8) for _ in sizes]
-        dist.all_gather(padded, torch.nn.functional.pad(own, (0, room - len(own))))
-        return [_value_in(one[: int(size)]) for one, size in zip(padded, sizes, strict=True)]
+        """Return the values of all ranks, in rank order. They must be picklable."""
+        values: list[Any] = [value] * self.size
+        if self.size > 1:
+            dist.all_gather_object(values, value)
+        return values
 
     def from_first(self, value: T | None) -> T:
         """Return the first rank's value, see `all`. Other ranks may pass None."""
-        if self.size == 1:
-            return value  # type: ignore[return-value]
-        sent = _bytes_of(value) if self.first else torch.empty(0, dtype=torch.uint8)
-        size = torch.tensor([len(sent)])
-        dist.broadcast(size, src=0)
-        received = sent if self.first else torch.empty(int(size), dtype=torch.uint8)
-        dist.broadcast(received, src=0)
-        return _value_in(received)  # type: ignore[no-any-return]
+        values: list[Any] = [value]
+        if self.size > 1:
+            dist.broadcast_object_list(values, src=0)
+        received: T = values[0]
+        return received
 
     def any(self, condition: bool) -> bool:
         """Return whether `condition` holds on any rank."""
@@ -94,16 +81,6 @@ class Ranks:
 
 
 ALONE = Ranks()
-
-
-def _bytes_of(value: Any) -> torch.Tensor:
-    file = io.BytesIO()
-    torch.save(value, file)
-    return torch.frombuffer(bytearray(file.getbuffer()), dtype=torch.uint8)
-
-
-def _value_in(received: torch.Tensor) -> Any:
-    return torch.load(io.BytesIO(received.numpy().tobytes()), weights_only=True)
 
 
 @contextmanager
@@ -158,13 +135,9 @@ def within_a_machine(folder: str) -> dict[str, str]:
 
 def said_by_ranks(logs: Iterable[Path]) -> str | None:
     """Return the last error message in the ranks' logs, or None if no rank wrote one."""
-    sentences = [
-        s
-        for log in logs
-        if log.is_file()
-        for s in _SENTENCE.findall(log.read_text(errors="replace"))
-    ]
-    return visible(str(sentences[-1])) if sentences else None
+    texts = [log.read_text(errors="replace") for log in logs if log.is_file()]
+    sentences = [sentence for text in texts for sentence in _SENTENCE.findall(text)]
+    return visible(sentences[-1]) if sentences else None
 
 
 def show_log(log: Path, shown: int) -> int:

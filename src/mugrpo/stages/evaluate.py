@@ -110,7 +110,7 @@ def measure(
         groups, left = (sum(len(draws) for _, draws in some) for some in (wanted, missing))
         run.progress.begin(title, "responses", groups * size, (groups - left) * size)
         pieces = pieces_of(groups, len(wanted[0][1]), len(samplers))
-        with out_of_memory_explained("generation", run.config.engine.way_out_of_memory):
+        with out_of_memory_explained("generation", run.config.engine.memory_remedy):
             for shard, sampled in sampled_shards(samplers, missing, counted(run), pieces=pieces):
                 sampled.publish(rollouts, shard, policy_step=update, top_p=top_p)
                 passing("evaluation sampled")

@@ -89,7 +89,7 @@ class Generation:
             on_decoded(some)
 
         try:
-            with out_of_memory_explained("generation", config.engine.way_out_of_memory):
+            with out_of_memory_explained("generation", config.engine.memory_remedy):
                 for number, sampled in sampled_shards(
                     self._samplers, self._missing, decoded, pieces=self._pieces
                 ):

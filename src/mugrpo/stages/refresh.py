@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mugrpo.config.engines import CANARY_RESPONSES
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.publishing import passing
 from mugrpo.disk.records import Rollout
@@ -82,11 +83,11 @@ class Refresh:
         self._spent["canary"] += time.monotonic() - began
 
     def _sampled(self, groups: Sequence[Draw], stage: str) -> list[Rollout]:
-        """Return a short response from each engine to each of the canary's groups."""
-        run, options = self._run, self._run.config.engine
+        """Return a short response from each engine to each of the first groups."""
+        run, remedy = self._run, self._run.config.engine.memory_remedy
         samplers = samplers_of(run, self.engines, stage, 1, self._update)
-        draws = groups[: options.canary_responses]
-        with out_of_memory_explained("generation", options.way_out_of_memory):
+        draws = groups[:CANARY_RESPONSES]
+        with out_of_memory_explained("generation", remedy):
             sampled = at_once(
                 lambda s: s.sample(draws, lambda _: run.stop.check(), longest=_LONGEST), samplers
             )
@@ -114,7 +115,7 @@ def verdict(gap: float, precision: str, tolerance: float) -> str | None:
     if not gap <= tolerance:
         raise RunStopped(
             f"{difference} (tolerance {tolerance:g}); the engine's weights or sampling do not "
-            "match the policy. Fix the engine, or raise --engine.canary_tolerance (with --force)"
+            "match the policy; fix the engine"
         )
     if gap <= _WARNING * tolerance:
         return None

@@ -20,16 +20,15 @@ from mugrpo.extensions.code.sandbox import (
 from mugrpo.processes import http
 from mugrpo.rewards.verdict import Unfinished
 
-_LONGEST_ANSWER = 256 << 20  # bytes
 _SPARE = 10.0  # seconds that the server may take beyond those of the program
 
 
 class SandboxFusion:
     """Runs programs on the server at `url`."""
 
-    def __init__(self, url: str, seconds: int, memory: int) -> None:
+    def __init__(self, url: str, seconds: int) -> None:
         self._url = url
-        self._limits = Limits(seconds, memory)
+        self._limits = Limits(seconds)
         self._name = url
         self.name = f"SandboxFusion at {self._name}"
 
@@ -58,13 +57,7 @@ class SandboxFusion:
             "run_timeout": patience,
         }
         try:
-            answer = http.ask(
-                self._url,
-                "/run_code",
-                question,
-                seconds=patience + _SPARE,
-                longest=_LONGEST_ANSWER,
-            )
+            answer = http.ask(self._url, "/run_code", question, seconds=patience + _SPARE)
         except (http.Refused, http.Unanswered) as error:
             raise SandboxError(f"{self._name} {error}") from None
         if not isinstance(answer, dict):

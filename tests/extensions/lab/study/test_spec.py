@@ -121,7 +121,7 @@ def test_cells_share_a_first_stage_if_seed_model_sampler_and_problems_are_the_sa
         (
             "veto.kappa = 0.5",
             "vetto.kappa = 0.5",
-            r"veto, low: there is no option vetto; did you mean veto",
+            r"veto, low: there is no option vetto.kappa; did you mean veto.kappa",
         ),
         ('"GRPO!"', '"Veto?"', r"axes\.method has a value 'Veto\?' .* rename it"),
         ('"GRPO!"', '"!"', r"axes\.method has a value '!' .* rename it"),
