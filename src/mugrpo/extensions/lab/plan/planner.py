@@ -61,7 +61,7 @@ class Planner:
         self.config, self.shape, self.machine = config, shape, machine
         self.lengths, self.varied = lengths, varied
         gpus = machine.kind == "gpu"
-        self.ranks = machine.devices if gpus else config.distributed.ranks
+        self.ranks = machine.devices if gpus else config.distributed.processes
         self.updates = UpdatePrices(shape, machine, config, self.ranks)
         self.engines = self._engines()
         self.prices = EnginePrices(

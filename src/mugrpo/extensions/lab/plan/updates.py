@@ -46,12 +46,12 @@ class UpdatePrices:
         parts = rounds(
             rollouts,
             options.micro_batch_tokens,
-            share=options.share_prompts,
+            share=True,
             ranks=self.ranks,
             price=price_of(shape),
         )
         flop, price = self._of_token()
-        works = [work([rollouts[i] for i in p], price, share=options.share_prompts) for p in parts]
+        works = [work([rollouts[i] for i in p], price, share=True) for p in parts]
         longest = works[:: self.ranks]
         seconds = sum(max(flop * one / self._operations, self._gathering) for one in longest)
         seconds += overheads.micro_batch * len(longest) + overheads.update + self.adamw
@@ -61,7 +61,7 @@ class UpdatePrices:
     def logprobs(self, prompts: Whole, responses: Whole) -> float:
         """Return the seconds of one policy's logprobs of the groups: a forward pass."""
         rollouts = as_rollouts(prompts, responses)
-        whole = work(rollouts, price_of(self.shape), share=self.config.optimizer.share_prompts)
+        whole = work(rollouts, price_of(self.shape), share=True)
         flop = 2.0 * self.shape.linear_parameters * whole
         return flop / (self._operations * self.ranks)
 
