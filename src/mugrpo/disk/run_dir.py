@@ -39,7 +39,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from threading import Lock
 from typing import IO, Any, Protocol
@@ -67,7 +66,6 @@ class Pending(Protocol):
     """A checkpoint that is being written beside other work."""
 
     update: int
-    starts: tuple[int, ...]  # `Schedule.starts`
     folder: Path  # where it is written, before it is published
 
     def ready(self) -> None:
@@ -88,7 +86,6 @@ class Unsaved:
     """
 
     update: int
-    starts: tuple[int, ...]  # `Schedule.starts`
     folder: Path
 
 
@@ -167,18 +164,6 @@ class RunDir:
             with self._changing:  # generation may wait in another thread than training
                 if done and self.pending is pending:
                     self.pending = None
-
-    def stage_starts(self, update: int) -> tuple[int, ...]:
-        """Return `Schedule.starts` after `update` updates, or (0,) if no checkpoint stores them."""
-        for held in (self.pending, self.unsaved):
-            if held and held.update == update:
-                return held.starts
-        try:
-            starts = tuple(int(start) for start in self._stages(update)["starts"])
-        except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError):
-            starts = ()
-        rising = all(one < other for one, other in pairwise(starts))
-        return starts if starts[:1] == (0,) and rising else (0,)
 
     def is_temporary(self, update: int) -> bool:
         """Return whether a checkpoint is only there until there is a newer one."""

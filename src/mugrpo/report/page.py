@@ -84,37 +84,6 @@ POLICY = (
     ),
 )
 
-BOUND = (
-    Panel(
-        "Terms of the bound",
-        "means over groups with reward variance: L, (1\u2212s)/s·TV(π, β), TV(πₖ, β)",
-        "reward",
-        [
-            Series("bound/surrogate", "surrogate L", "thick", hue=0),
-            Series("bound/weighted_tv", "weighted TV", "dashed", hue=1),
-            Series("bound/tv_proximal", "TV proximal", "dotted", hue=2),
-        ],
-        log=False,
-    ),
-    Panel(
-        "Lower bounds on the improvement",
-        "on J(π) \u2212 J(πₖ): L minus the other terms, or (as stated) minus twice them",
-        "reward",
-        [
-            Series("bound/factor_one", "factor 1", "thick", hue=0),
-            Series("bound/stated", "as stated", "dashed", hue=1),
-        ],
-        log=False,
-    ),
-    Panel(
-        "Variance weight",
-        "mean of (1\u2212s)/s over groups with reward variance",
-        "weight",
-        [Series("variance_weight")],
-        low=0,
-    ),
-)
-
 OPTIMIZATION = (
     Panel("Loss", "of the update", "loss", [Series("loss")], log=False),
     Panel("Gradient norm", "before clipping", "norm", [Series("grad_norm")], low=0),
@@ -162,10 +131,8 @@ def _sections(runs: Sequence[RunData]) -> list[Markup | None]:
     alone = len(runs) == 1
     title = runs[0].name if alone else f"{len(runs)} runs compared"
     notes = [note if alone else f"{run.name}: {note}" for run in runs for note in run.notes]
-    bound = part("grid", [update_figure(runs, panel) for panel in BOUND])
     others = [update_figure(runs, panel) for panel in (*OPTIMIZATION, *GROUPS)]
     budget = _TOKENS_SHOWN // len(runs)
-    words = "Its terms, two forms of it, and the variance weight"
     foot = "Drawn from the run's files alone. β is the behavior policy, π the policy."
     return [
         part("header", "mugrpo report", title),
@@ -182,7 +149,6 @@ def _sections(runs: Sequence[RunData]) -> list[Markup | None]:
         ),
         part("section", "By stage", part("grid", list(stage_figures(runs)))),
         part("section", "Policy and behavior policy", part("grid", _policy(runs))),
-        part("section", "The policy-improvement bound", part("fold", words, bound) if bound else 0),
         part("section", "Optimization", part("grid", others)),
         part(
             "section",

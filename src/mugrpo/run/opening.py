@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +61,10 @@ class OpenRun:
     stop: StopFlag
     ranks: Ranks = ALONE
 
+    @cached_property
     def schedule(self) -> Schedule:
-        """Return the schedule as of the newest checkpoint, with the stages that ended early."""
-        starts = self.folder.stage_starts(self.folder.newest_update())
-        return schedule_of(self.config, self.problems, starts)
+        """The groups that each stage draws."""
+        return schedule_of(self.config, self.problems)
 
     def state(self, update: int, stage: int | None) -> TrainerState:
         """Return what reward functions learn about responses of the policy after `update`."""
@@ -128,24 +128,23 @@ def open_run(
     data, model or code (unless `force`), if a run's directory names code and was not begun here
     (unless `trust`, see `run.trust`), and as `load_config` and `require_packages` do.
     """
-    progress = progress or Progress(shown=ranks.shown)
+    progress = progress or Progress(shown=ranks.first)
     if not isinstance(target, Target):
-        asks = not ranks.driven or ranks.by_hand
         read = partial(read_target, target, overrides=overrides, run_dir=run_dir)
-        target = read(trust=trust, asks=asks)
+        target = read(trust=trust, asks=not ranks.driven)
     folder, task = target.folder, target.task
     config = _for_this_machine(folder, target.config, progress)
     require_packages(config.lora)
     prompts = prompt_encoder(config)
     problems, eval_problems = (_fitting(prompts, side, progress) for side in target.problems)
     newest = _common_update(folder, ranks, progress)
-    schedule = schedule_of(config, problems, folder.stage_starts(newest))
+    schedule_of(config, problems)  # raises if there are too few
     _refuse_overrun(folder, newest, config.schedule.total_updates)
     locks = ranks.first and not ranks.driven
     with _locked(folder, progress) if locks else nullcontext():
         if locks:
             provenance = provenance_of(config, problems, eval_problems)
-            _settle(folder, config, provenance, force, progress, schedule.stage_of(newest))
+            _settle(folder, config, provenance, force, progress, config.schedule.stage_of(newest))
         try:
             yield OpenRun(
                 folder,

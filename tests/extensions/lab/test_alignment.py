@@ -34,7 +34,6 @@ CONFIG = """
     every = 0
     [checkpoint]
     every = 2
-    stage_end = true
 """
 
 

@@ -122,19 +122,6 @@ def test_a_run_trains_to_the_same_bits_after_a_bakeoff(
 
 
 @pytest.mark.long
-def test_methods_on_a_stage_that_ended_early_make_the_updates_it_was_planned_for(
-    early: Path, tmp_path: Path, command: Command
-):
-    """The second of the stages 0-3, 3-5, 5-8: up to update 5 its own method repeats the run."""
-    run_dir = Path(shutil.copytree(early, tmp_path / "run"))
-    assert command("bakeoff", run_dir, "--stage", 1, "--objectives", OWN).status == 0
-    arm = home(run_dir, 1) / OWN
-    assert checkpoints(arm) == [2, 3, 4, 6, 7]
-    assert updates(arm)[:5] == updates(run_dir)[:5]
-    assert final_weights(arm, 4) == final_weights(run_dir, 4)
-
-
-@pytest.mark.long
 def test_dynamic_sampling_gives_methods_the_groups_that_it_chose(tmp_path: Path, command: Command):
     run_dir, names = tmp_path / "run", f"{OWN},dapo"
     finished(run_dir, "--sampling.name", "dynamic", "--optimizer.lr", "3e-4")

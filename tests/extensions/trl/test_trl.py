@@ -24,7 +24,7 @@ from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.trainer import Trainer
 from tests.builders import verdict
 from tests.cases import some, table
-from tests.optimize.test_weights import REFUSED
+from tests.extensions.test_token_weights import REFUSED
 from tests.runs import MODEL, ROOT
 from tests.updates import config_of
 
