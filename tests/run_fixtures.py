@@ -28,8 +28,8 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fifth_update(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was killed in its fifth update. Tests copy it."""
     run_dir = tmp_path_factory.mktemp("killed") / "run"
-    killed(run_dir, "gradient", 5)
-    assert state(run_dir) == State((3, 3), (3, 3), (2, 4), "update 4")
+    killed(run_dir, "gradient", 5, "--checkpoint.every", 1)
+    assert state(run_dir) == State((3, 3), (3, 3), (1, 2, 3, 4), "update 4")
     return run_dir
 
 
