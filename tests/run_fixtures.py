@@ -18,9 +18,9 @@ from tests.runs import MODEL, Command, Ended, State, finished, killed, state
 
 @pytest.fixture(scope="session")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An uninterrupted run. Tests only read it."""
+    """An uninterrupted run with a checkpoint of every update. Tests only read it."""
     run_dir = tmp_path_factory.mktemp("reference") / "run"
-    finished(run_dir)
+    finished(run_dir, "--checkpoint.every", 1)
     return run_dir
 
 
