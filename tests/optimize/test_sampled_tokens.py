@@ -88,11 +88,12 @@ def expected_loss(
 @table(
     ("name", "reduction", "veto"),
     [
-        ("grpo", "token_mean", False),
         ("grpo", "sequence_mean", True),
         ("minpro", "token_mean", False),
+        ("grpo", "token_mean", False),
         ("gspo", "sequence_mean", False),
     ],
+    first=2,
 )
 @table("share", [True, False], first=1)
 def test_gradients_are_those_of_single_tokens(policy, turns, name, reduction, veto, share):
