@@ -107,7 +107,7 @@ def test_only_the_model_is_handed_over(tmp_path: Path, reference: Path):
     assert not any(name.startswith(("optimizer", "trainer", "stages", "sha256")) for name in names)
     kept = reference / "checkpoints" / "update-000004" / "model.safetensors"
     assert (folder / "model.safetensors").resolve() == kept.resolve()
-    policy.update = 5
+    policy.update = 7  # no checkpoint has it
     written = Path(hand_over(RunDir(copy), RunConfig(), policy, policy.update))
     assert not folder.exists() and not (written / "model.safetensors").is_symlink()
     assert (written / "model.safetensors").read_bytes() == kept.read_bytes()
@@ -139,8 +139,8 @@ def test_vllm_in_bf16_gets_rounded_weights_where_memory_has_room_for_them(
     assert all(torch.equal(ours[name], theirs[name].bfloat16()) for name in ours)
     server = {"name": "vllm_server", "urls": ["http://other:8000"]}
     away = RunConfig.model_validate({"engine": server, "model": {"precision": "bf16"}})
-    policy.update = 5
-    assert Path(hand_over(RunDir(run_dir), away, policy, 5)).parent == run_dir / "handed_over"
+    policy.update = 7  # no checkpoint has it
+    assert Path(hand_over(RunDir(run_dir), away, policy, 7)).parent == run_dir / "handed_over"
     assert not memory_folder(run_dir).exists()  # nobody reads weights of other updates
 
 
