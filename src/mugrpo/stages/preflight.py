@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from mugrpo.config.base import RewardOption
-from mugrpo.config.rewards import deciding
 from mugrpo.config.tasks import asks_environment, datasets_in
 from mugrpo.disk.errors import BrokenReward, RunStopped, UsageError
 from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
@@ -95,7 +94,7 @@ def _verifier(run: OpenRun, problem: Problem) -> RewardOption | None:
     task = run.config.task
     sources = {getattr(one, "source", None): one for one in datasets_in(task)}
     options = sources.get(problem.source)
-    return next(iter(deciding(options.rewards)), None) if options else None
+    return next((one for one in options.rewards if one.verifies), None) if options else None
 
 
 def _first(problems: Sequence[Problem], count: int) -> list[Problem]:
