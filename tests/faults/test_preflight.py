@@ -11,14 +11,9 @@ from mugrpo.tools.summary import LEARNED_NOTHING
 from tests.builders import chain_tokenizer
 from tests.cases import some
 from tests.faults.case import Case, chains
-from tests.faults.harm import refused, stopped
-from tests.runs import state
+from tests.faults.harm import stopped
 
 pytest_plugins = ["tests.run_fixtures"]
-
-PARAMETERS = 533_376  # of the embedded model
-TOKENIZER = 1374  # bytes of its tokenizer.json
-CHECKPOINT = 12 * PARAMETERS + TOKENIZER  # weights and two moments in fp32
 
 
 def judge(case: Case, body: str) -> tuple[str, str]:
@@ -26,12 +21,6 @@ def judge(case: Case, body: str) -> tuple[str, str]:
     file = case.folder / "mine.py"
     file.write_text(f"def judge(completions, answer, **columns):\n    {body}\n")
     return "--task.rewards", f"{file}:judge"
-
-
-def refused_at_the_start(case: Case, *options: object, parts: tuple[str, ...]) -> None:
-    """Check that training is refused before a model is loaded or a rollout is made."""
-    refused(case.train(*options), *parts)
-    assert case.loads == [] and state(case.run_dir).rollouts == (0, 0)
 
 
 @pytest.mark.long
