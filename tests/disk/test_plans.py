@@ -27,15 +27,3 @@ def test_a_plan_comes_back_as_it_was_written(tmp_path):
     assert table["row"].tolist() == [3, 0, 2, 7, 3, 4]
 
 
-@table("groups", [None, 2, [2, 0], [2, "1"]])
-def test_the_manifest_of_a_plan_needs_the_groups_of_each_shard(tmp_path, groups):
-    plan = ShardSet(tmp_path / "plan", "plan")
-    write_plan(plan, [[Place(0, 0)], [Place(1, 0)]], groups=[2, 1])
-    stored = json.loads(plan.manifest.read_text())
-    del stored["shards"]["0"]["groups"]
-    if groups is not None:
-        stored["shards"]["0"]["groups"] = groups
-    plan.manifest.write_text(json.dumps(stored))
-    summed(plan.manifest)
-    with pytest.raises(RunStopped, match=r"is unreadable .*`mugrpo repair` sets it aside"):
-        ShardSet(plan.folder, "plan")

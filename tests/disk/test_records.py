@@ -20,8 +20,3 @@ def test_a_score_has_no_reward_exactly_if_its_status_gives_none(status):
         Score(status, refused)
 
 
-def test_a_timeout_that_an_earlier_version_stored_is_an_error_without_a_reward():
-    row = {"status": "timeout", "reward": None, "parts": '{"reason": "slow"}'}
-    assert score_from_row(row) == Score(Status.ERROR, None, {"reason": "slow"})
-    with pytest.raises(ValueError, match="'late' is not a valid Status"):
-        Status("late")

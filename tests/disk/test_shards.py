@@ -328,24 +328,3 @@ def test_a_rollout_that_contradicts_itself_is_refused_and_nothing_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-@table(
-    ("name", "value"),
-    [
-        ("rows", "7"),
-        ("rows", 0),
-        ("bytes", None),
-        ("sha256", 5),
-        ("tokens", [1]),
-        ("canary_gap", "none"),
-        ("refresh_parts", {"load": "1 s"}),
-    ],
-)
-def test_a_manifest_with_an_entry_of_another_form_is_unreadable(tmp_path, name, value):
-    shards = ShardSet(tmp_path / "rollouts", "rollouts")
-    write_rollouts(shards, 0, [made(0)])
-    stored = json.loads(shards.manifest.read_text())
-    stored["shards"]["0"][name] = value
-    shards.manifest.write_text(json.dumps(stored))
-    summed(shards.manifest)
-    with pytest.raises(RunStopped, match=f"{name} (is|are) .*`mugrpo repair` sets it aside"):
-        ShardSet(shards.folder, "rollouts")

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from mugrpo.config.stages import ScheduleOptions
 from mugrpo.disk.errors import RunStopped, UsageError
-from mugrpo.disk.metrics import PHASES, MetricsTail, seconds_of
+from mugrpo.disk.metrics import PHASES, read_metrics, seconds_of
 from mugrpo.disk.publishing import read_summed
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.seal import REPAIR
@@ -187,17 +187,17 @@ def _read_run(root: Path, name: str, document: dict[str, Any]) -> RunData:
 def lines_by_kind(run_dir: RunDir, notes: list[str]) -> dict[str, list[Line]]:
     """Return the metrics lines by kind, without those that cannot be read, which are noted."""
     lines: dict[str, dict[int, Line]] = {kind: {} for kind in KINDS}
-    tail = MetricsTail(run_dir.metrics)
+    unreadable: list[str] = []
     try:
-        for line in tail.read():
+        for line in read_metrics(run_dir.metrics, unreadable):
             if line["kind"] == REPAIR:
                 notes.append(f"lines before update {line['update']} were lost, says a repair")
             if line["kind"] in KINDS or line["kind"].startswith(SUITE):
                 lines.setdefault(line["kind"], {})[line["update"]] = line
     except OSError as error:
         notes.append(f"{error}; this report uses the lines before it")
-    if tail.unreadable:
-        notes.append(f"{tail.unreadable} lines of {run_dir.metrics} cannot be read")
+    if unreadable:
+        notes.append(f"{len(unreadable)} lines of {run_dir.metrics} cannot be read")
     return {kind: [by_update[u] for u in sorted(by_update)] for kind, by_update in lines.items()}
 
 

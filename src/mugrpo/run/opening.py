@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -124,13 +124,12 @@ def open_run(
 
     Raises UsageError if the folder is not a run, is locked, or was started with another config,
     data, model or code (unless `force`), if a run's directory names code and was not begun here
-    (unless `trust`, see `run.trust`), and as `load_config` and `require_packages` do.
+    (unless `trust`, see `run.target`), and as `load_config` and `require_packages` do.
     """
     progress = progress or Progress(shown=ranks.shown)
     if not isinstance(target, Target):
         asks = not ranks.driven or ranks.by_hand
-        read = partial(read_target, target, overrides=overrides, run_dir=run_dir)
-        target = read(trust=trust, asks=asks)
+        target = read_target(target, overrides=overrides, run_dir=run_dir, trust=trust, asks=asks)
     folder, task = target.folder, target.task
     config = _for_this_machine(folder, target.config, progress)
     require_packages(config.lora)
@@ -138,10 +137,16 @@ def open_run(
     problems, eval_problems = (_fitting(prompts, side, progress) for side in target.problems)
     newest = _common_update(folder, ranks, progress)
     schedule = schedule_of(config, problems, folder.stage_starts(newest))
-    _refuse_overrun(folder, newest, config.schedule.total_updates)
-    locks = ranks.first and not ranks.driven
-    with _locked(folder, progress) if locks else nullcontext():
-        if locks:
+    if newest > (total := config.schedule.total_updates):
+        raise UsageError(
+            f"{folder.root} already has {newest} updates, more than the {total} of its schedule; "
+            "raise schedule.stages, or choose a new --run-dir"
+        )
+    with ExitStack() as stack:
+        if ranks.first and not ranks.driven:
+            for notice in stack.enter_context(folder.locked()):
+                progress.say(notice)
+            stack.enter_context(limited_logs(folder.rank_logs().parent))
             provenance = provenance_of(config, problems, eval_problems)
             _settle(folder, config, provenance, force, progress, schedule.stage_of(newest))
         try:
@@ -164,24 +169,6 @@ def open_run(
             folder.settle()
 
 
-@contextmanager
-def _locked(folder: RunDir, progress: Progress) -> Iterator[None]:
-    """Lock the run, limit the logs of what it starts, and tell notices of an earlier crash."""
-    with folder.locked() as notices, limited_logs(folder.rank_logs().parent):
-        for notice in notices:
-            progress.say(notice)
-        yield
-
-
-def _refuse_overrun(folder: RunDir, newest: int, total: int) -> None:
-    """Raise UsageError if the run has more updates than its schedule."""
-    if newest > total:
-        raise UsageError(
-            f"{folder.root} already has {newest} updates, more than the {total} of its schedule; "
-            "raise schedule.stages, or choose a new --run-dir"
-        )
-
-
 def _settle(
     folder: RunDir,
     config: RunConfig,
@@ -197,38 +184,23 @@ def _settle(
     the newest checkpoint knows it. From here on the run is known to this user.
     """
     require_metrics(folder)
-    _require_evaluations(folder)
+    for update in contradicted(folder, unsealed_lines(folder)):
+        raise RunStopped(
+            f"{folder.metrics}: the evaluation after update {update} is not what its shards say; "
+            f"`mugrpo repair {folder.root}` removes the line, and `mugrpo evaluate` makes it again"
+        )
     document, forced = settled_config(folder, config, provenance, force, progress)
-    _require_shards(folder, stage, force, progress)
+    # A shard may have been changed, or made and scored again by what does not repeat its bits.
+    if changed_shard := next(changed_shards(folder, stage), None):
+        if not force:
+            raise RunStopped(f"{changed_shard}; undo that, or go on with the new one with --force")
+        progress.say(changed_shard)
     for later in folder.stages() if forced else ():
         if later > stage:
             set_aside(folder.stage(later))
     if document:  # last: after a kill before this line, the change must be forced again
         publish_json(folder.config, with_sum(document))
     remember(document or folder.read_config() or {}, config)
-
-
-def _require_shards(folder: RunDir, stage: int, force: bool, progress: Progress) -> None:
-    """Raise RunStopped if the stage that goes on was trained on other shards, unless `force`.
-
-    They may have been changed, or made and scored again by what does not repeat its bits.
-    """
-    if (changed := next(changed_shards(folder, stage), None)) is None:
-        return
-    newest = folder.checkpoint(folder.checkpoint_updates()[-1]).name
-    sentence = f"{changed} is not the one that {newest} was trained on"
-    if not force:
-        raise RunStopped(f"{sentence}; undo that, or go on with the new one with --force")
-    progress.say(sentence)
-
-
-def _require_evaluations(folder: RunDir) -> None:
-    """Raise RunStopped if an evaluation's line says something else than its shards."""
-    for update in contradicted(folder, unsealed_lines(folder)):
-        raise RunStopped(
-            f"{folder.metrics}: the evaluation after update {update} is not what its shards say; "
-            f"`mugrpo repair {folder.root}` removes the line, and `mugrpo evaluate` makes it again"
-        )
 
 
 def _common_update(folder: RunDir, ranks: Ranks, progress: Progress) -> int:

@@ -15,7 +15,6 @@ from mugrpo.config.load import changes, with_newer_options
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import publish_file
-from mugrpo.disk.run_dir import RunDir
 from mugrpo.extensions.lab.study.spec import Cell
 from mugrpo.report.read import (
     Line,
@@ -200,7 +199,7 @@ def _curve(run: RunData) -> list[Row]:
 
 def _alignment(run_dir: Path) -> Row:
     """Return the cosines at the last checkpoint within the first stage, if they were measured."""
-    file = RunDir(run_dir).alignment(0) / "alignment.json"
+    file = run_dir / "alignment" / "stage-000" / "alignment.json"
     if not file.exists():
         return {}
     row = max(json.loads(file.read_text()), key=lambda row: row["staleness"])
