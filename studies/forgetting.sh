@@ -12,8 +12,7 @@ work=${WORK:-runs/forgetting}
 data=() train=()
 if [ -n "${DATA:-}" ]; then
   data=(--data "gsm8k=$DATA/gsm8k_test.jsonl,svamp=$DATA/svamp.jsonl")
-  train=(--task.data "$DATA/gsm8k_train.jsonl" --task.subset none --task.prompt_column problem
-    --task.answer_pattern none)
+  train=(--task.data "$DATA/gsm8k_train.jsonl" --task.subset none --task.prompt_column problem)
 fi
 measure() {
   mugrpo benchmark "$@" --suite gsm8k,svamp "${data[@]}" --problems 100 --samples 2 --max-new-tokens 256
@@ -21,7 +20,7 @@ measure() {
 mugrpo train configs/smollm2_addition.toml --run-dir "$work/addition" --evaluation.every 24
 measure "$work/addition"
 mugrpo train configs/gsm8k.toml --run-dir "$work/gsm8k" "${train[@]}" \
-  --schedule.stages 2 --schedule.growth 1 --task.train_problems 2000
+  --schedule.stages 2 --schedule.growth 1
 measure "$work/gsm8k" --update 16
 mugrpo benchmark compare "$work/addition@0" "$work/addition"
 mugrpo benchmark compare "$work/addition@0" "$work/gsm8k"

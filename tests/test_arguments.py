@@ -104,8 +104,8 @@ def completed(line: str) -> list[str]:
         ("mugrpo train mine.toml --run", ["--run-dir"]),
         ("mugrpo train mine.toml --optimizer.lr", ["--optimizer.lr", "--optimizer.lr_schedule"]),
         (
-            "mugrpo bakeoff runs/a --task.wo",
-            [f"--task.workers.{leaf}" for leaf in WorkerOptions.model_fields],
+            "mugrpo bakeoff runs/a --wo",
+            [f"--workers.{leaf}" for leaf in WorkerOptions.model_fields],
         ),
         ("mugrpo train mine.toml --engine.name vllm", ["vllm", "vllm_server"]),
         ("mugrpo train mine.toml --preset mu", ["mu-grpo"]),
@@ -153,9 +153,9 @@ def test_help_says_which_choices_have_an_option():
     found = owners_in(options_text(every=True))
     for group, members in RunConfig.choices().items():
         for choice, options in members.items():
-            for leaf in set(options.model_fields) - {"name", "workers"}:  # workers is a group
+            for leaf in set(options.model_fields) - {"name"}:
                 assert f"{group}.name {choice}" in found[f"{group}.{leaf}"], (group, choice, leaf)
     assert found["engine.processes"] == {f"engine.name {n}" for n in ("continuous", "hf", "vllm")}
     assert found["correction.level"] == {"correction.name truncated", "correction.name masked"}
-    assert found["task.workers.count"] == {"task.name dataset", "task.name reasoning-gym"}
+    assert found["task.config"] == {"task.name reasoning-gym"}
     assert "seed" not in found and "optimizer.lr" not in found

@@ -172,7 +172,7 @@ def test_the_example_of_own_problems_trains_an_embedded_model(
         (tmp_path / file).write_text((OWN_PROBLEMS / file).read_text())
     (tmp_path / "sum.jinja").write_text(SUM)
     monkeypatch.chdir(tmp_path)
-    words = ["--run-dir", "run", *EMBEDDED.split(), "--task.workers.count", "1"]
+    words = ["--run-dir", "run", *EMBEDDED.split(), "--workers.count", "1"]
     assert main(["train", "mine.toml", *words]) == 0
     lines = read_metrics(Path("run"))
     first, second = (line for line in lines if line["kind"] == "refresh")

@@ -136,7 +136,7 @@ def test_the_smallest_recipe_makes_two_updates(
 
     def judged(_: Dataset, answers: Iterable[Answer]) -> Iterator[Score]:
         for answer, number in zip(answers, turn, strict=False):
-            assert answer.problem.answer.isdigit()  # what answer_pattern takes from the column
+            assert answer.problem.answer.isdigit()  # what follows #### in the column
             assert "1?\nThink step by step." in str(answer.problem.prompt)
             right = number % 4 == 0  # the first is a trial before the run
             yield Score(Status.RIGHT, 1.0) if right else Score(Status.WRONG, 0.0)

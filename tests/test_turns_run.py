@@ -33,7 +33,8 @@ rewards = ["environment"]
 eval_share = 0.15
 [environment]
 name = "{folder}/asks.py:asks"
-workers = 1
+[workers]
+count = 1
 """
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mugrpo.config.base import imported
-from mugrpo.config.describe import Option, Table, describe, shown, tables
+from mugrpo.config.describe import Option, Table, shown, tables
 from mugrpo.config.extensions import installed
 from mugrpo.config.load import leaves
 from mugrpo.config.run import PRESETS, RunConfig
@@ -177,8 +177,6 @@ def _add_others(commands: Commands) -> None:
     every = "write it again every N seconds until Ctrl-C; the open page follows"
     report.add_argument("--every", type=int, metavar="N", help=every)
     add("objectives", "list presets, objectives and their parts")
-    complete = add("completion", "print a script that completes commands and options in a shell")
-    complete.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")
     add("schema", "print the JSON schema of a config file, for editors")
     convert = add("convert", "convert a packaged model to a model directory")
     convert.add_argument("name", help="smollm2: SmolLM2-135M-Instruct, from a PyPI package")
@@ -220,26 +218,6 @@ def commands(root: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser
     """Return command -> parser."""
     [named] = [a for a in root._actions if isinstance(a, argparse._SubParsersAction)]
     return dict(named.choices)
-
-
-def completion(shell: str) -> str:
-    """Return the script by which `shell` completes commands, arguments and a run's options."""
-    import shtab
-
-    root = parser()
-    values = {f"{group}.name": [*members] for group, members in RunConfig.choices().items()}
-    values["preset"] = [*PRESETS]
-    meanings = {option.name: option.meaning for option in describe() if "[]" not in option.name}
-    for command in commands(root).values():
-        for action in command._actions:
-            if action.type is Path:
-                action.complete = shtab.FILE  # type: ignore[attr-defined]
-        if command.get_default("takes_overrides"):
-            for name, meaning in meanings.items():
-                about = meaning.partition(". ")[0].replace("%", "%%")
-                command.add_argument(f"--{name}", choices=values.get(name), help=about)
-    script: str = shtab.complete(root, shell)
-    return script
 
 
 def options_text(*, every: bool) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from mugrpo.arguments import completion, parser, resume_command
+from mugrpo.arguments import parser, resume_command
 from mugrpo.config.base import imported
 from mugrpo.disk.errors import RunStopped, Unapproved, UsageError
 from mugrpo.disk.run_dir import RunDir
@@ -152,7 +152,7 @@ def run_report(options: argparse.Namespace) -> None:
 def run_merge(options: argparse.Namespace) -> None:
     from mugrpo.tools.merge import merge
 
-    _say(merge(options.target, options.out, options.base, force=options.force, say=_say))
+    _say(merge(options.target, options.out, options.base, force=options.force))
 
 
 def run_objectives(options: argparse.Namespace) -> None:
@@ -183,10 +183,6 @@ def run_doctor(_options: argparse.Namespace) -> None:
     from mugrpo.tools.doctor import examine
 
     examine(_say)
-
-
-def run_completion(options: argparse.Namespace) -> None:
-    _say(completion(options.shell))
 
 
 @contextmanager

@@ -42,5 +42,5 @@ def required() -> dict[str, dict[str, Any]]:
         "dataset": {"data": "none.jsonl"},
         "file": {"path": "none.py"},
         "mixture": {"sources": [{"source": "a", "data": "none.jsonl"}]},
-        "reasoning-gym": {"dataset": "chain_sum"},
+        "reasoning-gym": {"data": "chain_sum"},
     }

@@ -366,7 +366,8 @@ def test_a_config_that_is_a_pipe_is_refused(tmp_path: Path):
         ("--veto.name=nothing", "negative_advantage"),  # the choices
         ("--veto.name=off --veto.kappa=0.1", "an option if veto.name = 'negative_advantage'"),
         ("--engine=3", "it should be a table of options"),
-        ("--task.workers.count=1", "an option if task.name = 'dataset'"),
+        ("--task.split=test", "an option if task.name = 'dataset'"),
+        ("--task.workers.count=1", "task.workers no longer exists; use the table [workers]"),
         ("--task.name=dataset", "task.data must be given"),
     ],
 )

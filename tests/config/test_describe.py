@@ -64,7 +64,7 @@ def test_every_option_is_listed_once_for_each_choice_that_has_it(required):
         ("objective.ratio_clip", ["grpo", "cispo", "decoupled_ppo", "minpro", "pnpo"]),
         ("correction.level", ["truncated", "masked"]),
         ("engine.processes", ["continuous", "hf", "vllm"]),
-        ("task.workers.count", ["dataset", "reasoning-gym"]),
+        ("task.system_prompt", ["dataset", "reasoning-gym"]),
         ("seed", [""]),
     ],
 )
@@ -113,7 +113,7 @@ def test_every_option_has_a_description_of_sentences():
 
 def test_every_table_says_what_it_is():
     listed = list(tables({"": RunConfig}))[1:]
-    assert {"model", "engine", "task.workers", "task.rewards[]"} <= {table.name for table in listed}
+    assert {"model", "engine", "workers", "task.rewards[]"} <= {table.name for table in listed}
     assert all(len(table.meaning) >= 10 and table.meaning.endswith(".") for table in listed)
 
 

@@ -36,7 +36,6 @@ def test_a_resolved_config_survives_json(preset):
 def test_only_what_changes_no_trained_number_is_harmless():
     names = {o.name for o in describe() if on_resume(o.name) == "harmless"}
     assert names == {
-        "environment.workers",
         "overlap",
         "backend.address",
         "backend.engine_cpus",
@@ -73,6 +72,6 @@ def test_only_what_changes_no_trained_number_is_harmless():
         "sinks.tensorboard",
         "sinks.trackio",
         "sinks.wandb",
-        "task.workers.count",
+        "workers.count",
     }
     assert on_resume("no.such.option") == "forced"

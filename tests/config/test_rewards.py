@@ -27,9 +27,7 @@ def chosen(value: object) -> tuple[RewardOption, ...]:
 def test_rewards_are_chosen_by_table_name_or_place():
     assert chosen("math") == (MathOptions(),)
     assert chosen("my/rewards.py:f") == (FunctionOptions(function="my/rewards.py:f"),)
-    assert chosen({"name": "math", "strict": False, "weight": 2}) == (
-        MathOptions(strict=False, weight=2.0),
-    )
+    assert chosen({"name": "math", "weight": 2}) == (MathOptions(weight=2.0),)
     assert chosen(("exact", {"function": "a.b:f", "weight": 0.5})) == (
         ExactOptions(),
         FunctionOptions(function="a.b:f", weight=0.5),

@@ -32,13 +32,7 @@ def test_the_proximal_period_is_the_objectives_or_1(words, period):
 @table(
     ("words", "sentence"),
     [
-        ("environment.kwargs={size=3}", "environment.kwargs has no effect without"),
-        ("environment.max_turns=3", "environment.max_turns has no effect without"),
         ('environment.tools=["calc:add"]', "environment.tools needs prompt.form = 'chat'"),
-        (
-            'environment.tools=["calc:add","more:add"] prompt.form=chat',
-            "environment.tools has add twice",
-        ),
         ("environment.name=game", 'write "module:name" or "path/to/file.py:name"'),
         (
             'task.name=dataset task.data=x.jsonl task.rewards=["environment"]',

@@ -87,7 +87,6 @@ def test_bad_calls_are_told_to_the_model_in_trls_words():
         call("do", what="raise no such thing"),
         call("reset"),
         call("_hidden"),
-        {"type": "code", "name": "do"},
         {"type": "function"},
         call("do", what="surrogate"),
         call("do", what="last"),
@@ -100,14 +99,13 @@ def test_bad_calls_are_told_to_the_model_in_trls_words():
         ("do", "{'error': 'no such thing'}"),
         ("reset", "{'error': 'Tool reset not found.'}"),
         ("_hidden", "{'error': 'Tool _hidden not found.'}"),
-        ("do", "{'error': 'Unsupported tool call type: code'}"),
-        ("unknown", "{'error': 'The tool call has no function with a name.'}"),
+        ("unknown", "{'error': \"'function'\"}"),
         ("do", "?!"),  # half a character, which no tokenizer reads
         ("do", "raise,surrogate,last"),
     ]
     found.end(0)
     [(_, last)] = found.replies(0)
-    assert (last.reward, last.logged) == (3.0, {"tools/calls": 9, "tools/failures": 7})
+    assert (last.reward, last.logged) == (3.0, {"tools/calls": 8, "tools/failures": 6})
 
 
 @table(("last", "reward"), [("none", None), ("true", 1.0), ("four", 1.0)])
@@ -196,16 +194,11 @@ def test_tools_alone():
 @table(
     ("code", "options", "own_reward", "sentence"),
     [
-        (lambda: None, {}, False, "has no method `reset`"),
-        (games.higher, {"kwargs": {"size": 1}}, False, "cannot be called with messages and"),
-        (
-            games.higher,
-            {"tools": (f"{GAMES}:double",)},
-            False,
-            "does not go with",
-        ),
+        (games.Resetless, {}, False, "needs a method `reset`"),
+        (games.Bare, {}, False, "a method that a model can call"),
+        (games.higher, {"kwargs": {"size": 1}}, False, "nor can it be called with messages and"),
+        (games.higher, {"tools": (f"{GAMES}:double",)}, False, "without environment.tools"),
         (games.Seeded, {}, True, "has no `get_reward`, which the reward environment asks for"),
-        (games.Counter, {"tools": (f"{GAMES}:add",)}, False, "has a method add beside the tool"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(code, options, own_reward, sentence):

@@ -20,7 +20,9 @@ name = "dataset"
 data = "DATA"
 eval_share = 0.2
 rewards = { name = "regex", pattern = "=([0-9])$" }
-workers = { count = 1 }
+
+[workers]
+count = 1
 
 [schedule]
 stages = 1

@@ -59,7 +59,7 @@ def test_a_reference_that_a_verifier_finds_wrong_is_refused(
     other = lambda _, problem: f"={(int(problem.answer) + 1) % 10}"  # noqa: E731
     monkeypatch.setattr(preflight, "_made_up", other)
     ended = case.command(phase, *case.words())
-    refused(ended, "find the reference answer wrong", "answer_pattern")
+    refused(ended, "find the reference answer wrong", "store the answer alone")
     case.starts()
 
 

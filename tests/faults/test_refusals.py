@@ -122,7 +122,7 @@ def test_a_part_that_cannot_work_is_refused_before_the_first_rollout(
 RUN = [
     ("--optimizer.lr 2e-3", "optimizer.lr: 0.001 -> 0.002"),
     ("--preset cispo --force", "was started with preset mu-grpo"),
-    ("--task.seed 1", "the problems changed"),
+    ("--task.terms 7", "the problems changed"),
     ("--rollouts.shard_rollouts 24 --force", "rollouts.shard_rollouts: 8 -> 24"),
     ("--schedule.stages 1 --force", "schedule.stages"),
     ("--run-dir other", "--run-dir"),

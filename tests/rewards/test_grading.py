@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,16 +46,16 @@ def answer(text: str, reference: str = "12", **columns: object) -> Answer:
 
 
 @table(
-    ("own", "right_at", "status", "reward"),
+    ("own", "status", "reward"),
     [
-        (0.75, 1.0, Status.RIGHT, 1.0 + 2 * 0.75),
-        (-0.5, 1.0, Status.WRONG, 0.0),
-        (None, 1.0, Status.RIGHT, 1.0),  # the function's alone
+        (0.75, Status.RIGHT, 1.0 + 2 * 0.75),
+        (-0.5, Status.WRONG, 0.0),
+        (None, Status.RIGHT, 1.0),  # the function's alone
     ],
 )
-def test_the_environments_reward_is_summed_with_a_functions(own, right_at, status, reward):
+def test_the_environments_reward_is_summed_with_a_functions(own, status, reward):
     rewards = (EnvironmentReward(weight=2.0), function("length"))
-    found = kept(rewards, ONE, right_at).scores([replace(answer("x"), environment_reward=own)])
+    found = kept(rewards, ONE).scores([replace(answer("x"), environment_reward=own)])
     (score,) = found
     assert (score.status, score.reward) == (status, reward)
     assert score.parts == {"environment": own, "length": 1.0}
@@ -74,10 +73,10 @@ def test_no_reward_from_the_environment_alone_is_no_reward():
 GRADERS: dict[tuple[object, ...], Grader] = {}
 
 
-def kept(rewards: tuple[RewardOption, ...], workers: WorkerOptions, right_at: float) -> Grader:
-    options = (rewards, workers, right_at)
+def kept(rewards: tuple[RewardOption, ...], workers: WorkerOptions) -> Grader:
+    options = (rewards, workers)
     if options not in GRADERS:
-        GRADERS[options] = Grader(rewards, workers, right_at=right_at)
+        GRADERS[options] = Grader(rewards, workers)
     return GRADERS[options]
 
 
@@ -93,9 +92,8 @@ def scores(
     rewards: tuple[RewardOption, ...],
     *texts: str,
     workers: WorkerOptions = ONE,
-    right_at: float = 1.0,
 ) -> list[Score]:
-    return list(kept(rewards, workers, right_at).scores(map(answer, texts)))
+    return list(kept(rewards, workers).scores(map(answer, texts)))
 
 
 def test_one_verifier():
@@ -158,9 +156,9 @@ def test_a_reference_that_one_verifier_cannot_read_fails_what_depends_on_it(rewa
     assert refused == ({} if outcome else {"$": reason})
 
 
-def test_functions_alone_are_right_from_the_reward_right_at():
+def test_functions_alone_are_right_from_a_reward_of_1():
     rewards = (function("half", weight=2.0), function("length", weight=0.25))
-    assert scores(rewards, "halfhalf", "abc", right_at=2.0) == [
+    assert scores(rewards, "halfhalf", "abc") == [
         Score(Status.RIGHT, 3.0, {"half": 0.5, "length": 8.0}),
         Score(Status.WRONG, 0.75, {"half": None, "length": 3.0}),
     ]
@@ -239,7 +237,7 @@ def test_functions_get_the_messages_of_all_turns(tmp_path):
     file.write_text(f"def same(completions): return [float(c == {said!r}) for c in completions]")
     problem = Problem("p1", tuple(TURNS), "12")
     said_it = Answer(problem, "It is 12.", [5], FinishReason.STOP, messages=said)
-    [score] = kept((function("same", file=file),), ONE, 1.0).scores([said_it])
+    [score] = kept((function("same", file=file),), ONE).scores([said_it])
     assert score.reward == 1.0
 
 
@@ -276,16 +274,14 @@ def test_a_file_can_import_its_neighbors_and_a_module_is_found_in_the_current_di
         ("raise boom", Status.ERROR, "obeys: ValueError: boom"),
         ("signal 9", Status.ERROR, "the worker died (SIGKILL)"),
         ("loop", Status.UNFINISHED, "not finished after 2 seconds of computing"),
-        ("sleep 60 1", Status.UNFINISHED, "not finished within 3 seconds"),
+        ("sleep 60 1", Status.UNFINISHED, "not finished within 6 seconds"),
         ("bomb", Status.UNFINISHED, "obeys: MemoryError"),
         ("deep", Status.UNFINISHED, "obeys: RecursionError: maximum recursion depth exceeded"),
     ],
 )
 def test_a_reward_that_fails_has_no_reward_and_one_that_cannot_finish_has_0(text, status, reason):
     rewards = (ExactOptions(), function("obeys"))
-    # A bomb takes a while to fill the memory, and longer if the machine is busy.
-    patience = 3.0 if text.startswith("sleep") else 60.0
-    workers = WorkerOptions(count=1, timeout=2.0, patience=patience, memory_mb=512)
+    workers = WorkerOptions(count=1, timeout=0.5 if "sleep" in text else 2.0, memory_mb=512)
     assert scores(rewards, text, "12", workers=workers) == [
         Score(status, 0.0 if status is Status.UNFINISHED else None, {"reason": reason}),
         Score(Status.RIGHT, 13.0, {"exact": 1.0, "obeys": 12.0, "answer": "12"}),
@@ -312,8 +308,8 @@ def test_a_reference_that_is_not_mathematics_is_an_error():
         ("[1e308]", "`returns` returned 1e+308 as reward 0 of 1 (problem p1); a reward must be a"),
         ("[-1.001e9]", "a reward must be a number between -1e+09 and 1e+09, or None"),
         ("[np.zeros(2)]", "as reward 0 of 1 (problem p1)"),
-        ("[]", "got 0 rewards for 1 completions from `returns`"),
-        ("[1] * 7", "got 7 rewards for 1 completions from `returns`"),
+        ("[]", "`returns` returned [], not a list of 1 rewards"),
+        ("[1] * 7", "not a list of 1 rewards"),
         ("'1'", "`returns` returned '1', not a list of 1 rewards"),
         ("None", "`returns` returned None, not a list of 1 rewards"),
         ("1.0", "`returns` returned 1.0, not a list of 1 rewards"),
@@ -327,7 +323,7 @@ def test_a_function_that_breaks_its_contract_stops_the_run(text, sentence):
 
 def test_the_index_in_the_message_is_that_in_the_batch():
     workers = WorkerOptions(count=1, batch_size=8)
-    with pytest.raises(RunStopped, match="got 7 rewards for 8 completions from `returns`"):
+    with pytest.raises(RunStopped, match="not a list of 8 rewards"):
         scores((function("returns"),), "[1] * 7", *"1234567", workers=workers)
     with pytest.raises(RunStopped, match="returned nan as reward 2 of 3"):
         scores((function("returns"),), "[1, None, float('nan')]", "b", "c", workers=workers)
@@ -336,27 +332,6 @@ def test_the_index_in_the_message_is_that_in_the_batch():
 @table(("text", "reward"), [("[True]", 1.0), ("[np.bool_(False)]", 0.0)])
 def test_booleans_are_rewards_as_in_trl(text, reward):
     assert [score.reward for score in scores((function("returns"),), text)] == [reward]
-
-
-@table(
-    ("signature", "columns", "reference", "taken"),
-    [
-        ("completions, solution", {"level": 2}, "12", "solution"),
-        ("completions, answer", {"level": 2}, "", "answer"),  # no answer_column
-        ("completions, *, solution, **columns", {"level": 2}, "12", "solution"),
-        ("completions, solution=None", {"level": 2}, "12", None),
-        ("completions, answer", {"level": 2, "answer": "12"}, "", None),
-    ],
-)
-def test_an_argument_that_is_no_column_is_refused_with_the_columns(
-    tmp_path, signature, columns, reference, taken
-):
-    file = tmp_path / "takes.py"
-    file.write_text(f"def judge({signature}): return [1.0]\n")
-    with Grader((function("judge", file=file),), ONE) as grader:
-        expected = pytest.raises(RunStopped, match=f"takes '{taken}', .* 'level'")
-        with expected if taken else nullcontext():
-            list(grader.scores([answer("12", reference, **columns)]))
 
 
 @table("text", ["[np.float32(0.5)]", "(0.5,)", "np.array([0.5])", "[np.array(0.5)]"])
@@ -372,8 +347,7 @@ def nothing_taken():
 @table(
     ("content", "name", "sentence"),
     [
-        ("", "f", "rewards.py has no f"),
-        ("f = 3", "f", "f is of type int, not a function"),
+        ("f = 3", "f", "rewards.py has no function f"),
         ("def f(:", "f", "rewards.py cannot be imported: SyntaxError: invalid syntax"),
         ("import torche", "f", "ModuleNotFoundError: No module named 'torche'"),
         ("raise SystemExit(1)", "f", "rewards.py cannot be imported: SystemExit: 1"),
@@ -473,7 +447,7 @@ def test_a_file_does_not_bring_others_in_the_place_of_the_modules_that_are_named
 def test_a_function_may_judge_a_batch_with_a_model_of_its_own_and_no_limits(tmp_path):
     file = tmp_path / "model.py"
     file.write_text(MODEL)
-    options = WorkerOptions(count=1, batch_size=3, timeout=0, patience=0, memory_mb=0)
+    options = WorkerOptions(count=1, batch_size=3, timeout=0, memory_mb=0)
     with Grader((function("judged", file=file),), options) as grader:
         rewards = [score.reward for score in grader.scores(map(answer, ["a", "bb", "ccc", "dddd"]))]
     assert rewards == [300.5, 301.0, 301.5, 102.0]  # half the length, and 100 for each in the batch

@@ -18,6 +18,7 @@ from mugrpo.config.rewards import ExactOptions, FunctionOptions
 from mugrpo.disk.errors import RunStopped
 from mugrpo.processes.child import LONGEST_LOG
 from mugrpo.processes.messages import to_json
+from mugrpo.processes.workers import Limits
 from mugrpo.rewards import grading
 from mugrpo.rewards.grading import Pool
 from tests.cases import some, table
@@ -27,9 +28,13 @@ HERE = Path(__file__).parent
 OBEYS = FunctionOptions(function=f"{HERE / 'misbehaving.py'}:obeys").model_dump()
 
 
-def pool(count: int = 1, timeout: float = 5.0, **options: float) -> Pool:
-    limits = {"timeout": timeout, "memory_mb": 512, **options}
-    return Pool([OBEYS], WorkerOptions.model_validate({"count": count, **limits}))
+def pool(
+    count: int = 1, timeout: float = 5.0, patience: float = 60.0, memory_mb: int = 512
+) -> Pool:
+    """Return a pool whose two deadlines are apart by another factor than 12."""
+    made = Pool([OBEYS], WorkerOptions(count=count, timeout=timeout, memory_mb=memory_mb))
+    made._limits = Limits(patience, timeout, memory_mb)
+    return made
 
 
 def item(text: str) -> str:
@@ -112,8 +117,10 @@ def test_a_deadline_of_0_is_none():
 
 
 def test_only_reward_functions_wait_so_verifiers_have_no_deadline_but_of_computing():
-    judging = Pool([ExactOptions().model_dump()], WorkerOptions(patience=1.0))
-    assert (judging._limits.seconds, pool(patience=1.0)._limits.seconds) == (0, 1.0)
+    judging, waiting = (
+        Pool([one], WorkerOptions(timeout=2.0)) for one in (ExactOptions().model_dump(), OBEYS)
+    )
+    assert (judging._limits.seconds, waiting._limits.seconds) == (0, 24.0)
 
 
 @table(

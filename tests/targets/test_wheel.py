@@ -155,7 +155,6 @@ USES: dict[str, list[str] | str] = {
     "trackio": ["demo", *TINY, "--sinks.trackio=test"],
     "view": "import textual.app",
     "wandb": ["demo", *TINY, "--sinks.wandb=test"],
-    "wasm": "from mugrpo.extensions.code.wasm import Wasm; Wasm(None, 5, 1 << 28)",
 }
 
 

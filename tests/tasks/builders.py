@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from mugrpo.config.base import WorkerOptions
 from mugrpo.config.tasks import DatasetOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Problem
@@ -16,7 +17,9 @@ Sides = tuple[list[Problem], list[Problem]]
 
 
 def task(data: str, **options: Any) -> Dataset:
-    return Dataset(DatasetOptions(data=data, **{"rewards": "exact", **options}))
+    return Dataset(
+        DatasetOptions(data=data, **{"rewards": "exact", **options}), WorkerOptions(count=1)
+    )
 
 
 def sides(data: str, **options: Any) -> Sides:

@@ -13,13 +13,10 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 
-from mugrpo.config.rewards import ExactOptions, NumericOptions, PlainOptions
 from mugrpo.config.tasks import DatasetOptions
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.records import Problem
+from mugrpo.disk.records import Answer, FinishReason, Problem
 from mugrpo.extensions.code.cases import read_tests
-from mugrpo.tasks import dataset as dataset_module
-from mugrpo.tasks.dataset import sentences
 from tests.cases import table
 from tests.tasks.builders import all_problems, chat, refusal, row, task
 
@@ -61,12 +58,9 @@ def test_without_an_id_column_the_id_is_a_hash_of_prompt_and_answer(jsonl):
         (10**20, "1" + "0" * 20),
     ],
 )
-def test_answers_and_ids_are_text_or_numbers_without_exponent_or_zeros_at_the_end(
-    jsonl, value, text
-):
-    (problem,) = all_problems(jsonl(row("3+2=", value, id=value)), id_column="id")
-    assert (problem.id, problem.answer) == (text, text)
-    assert problem.columns == {"answer": value, "id": value}
+def test_answers_are_text_or_numbers_without_exponent_or_zeros_at_the_end(jsonl, value, text):
+    (problem,) = all_problems(jsonl(row("3+2=", value)))
+    assert (problem.answer, problem.columns) == (text, {"answer": value})
 
 
 @table(
@@ -74,21 +68,16 @@ def test_answers_and_ids_are_text_or_numbers_without_exponent_or_zeros_at_the_en
     [
         (None, "null"),
         (True, "true"),
-        ("", '""'),
         ("  ", '"  "'),
         ([1], "[1]"),
         ({"a": 1}, '{"a": 1}'),
         (math.nan, "NaN"),  # JSON's NaN and Infinity, as Python and pandas write them
-        (math.inf, "Infinity"),
-        (-math.inf, "-Infinity"),
     ],
 )
-@table("column", ["solution", "id"])
-def test_other_answers_and_ids_are_refused_with_file_line_and_column(jsonl, column, value, shown):
-    good = {"prompt": "1", "solution": "1", "id": "a"}
-    data = jsonl(good, {**good, "id": "b", column: value})
-    assert refusal(data, answer_column="solution", id_column="id").startswith(
-        f"{data}, line 2: column {column!r} is {shown}; it must be text or a finite number"
+def test_other_answers_are_refused_with_file_line_and_column(jsonl, value, shown):
+    data = jsonl(row("1"), row("2", value))
+    assert refusal(data).startswith(
+        f"{data}, line 2: column 'answer' is {shown}; it must be text or a finite number"
     )
 
 
@@ -136,13 +125,6 @@ def test_the_function_of_livecodebenchs_tests_is_in_the_column_beside_them(jsonl
     assert case.job == {"call": "add", "arguments": [3, 4]}
 
 
-def test_with_a_pattern_what_it_finds_must_have_the_number(jsonl):
-    options = {"rewards": "numeric", "answer_pattern": "= (.+)"}
-    good, bad = (jsonl(row("1", text), name=f"{text[0]}.jsonl") for text in ("x = 7", "7 = x"))
-    assert [p.answer for p in all_problems(good, **options)] == ["7"]
-    assert f"{bad}, line 1: column 'answer' is \"x\"" in refusal(bad, **options)
-
-
 def test_if_numbers_are_compared_an_answer_column_is_required(jsonl):
     with pytest.raises(ValueError, match="numeric needs an answer_column to compare with"):
         DatasetOptions(data="p.jsonl", rewards="numeric", answer_column=None)
@@ -162,7 +144,7 @@ def test_references_that_math_cannot_use_are_named_before_any_work(jsonl, tmp_pa
     assert str(refused.value) == (
         f'the rewards cannot use 2 of 4 reference answers; the first: "$" ({data}, line 2): '
         "math: ValueError: no grader can read the reference answer '$': it is empty, or has more "
-        "than 1000 characters; fix the data, choose another reward, or set task.answer_pattern"
+        "than 1000 characters; fix the data, or choose another reward"
     )
 
 
@@ -170,24 +152,6 @@ def test_no_answer_column_leaves_the_reference_empty(jsonl):
     data = jsonl({"prompt": "3+2=", "n": 1})
     (problem,) = all_problems(data, answer_column=None, rewards="module:judge")
     assert (problem.answer, problem.columns) == ("", {"n": 1})
-
-
-def test_a_pattern_takes_the_answer_out_of_a_longer_text(jsonl):
-    data = jsonl(row("1+1", "One and one.\n#### 2 "), row("3+2", "#### 5"))
-    problems = all_problems(data, answer_pattern="#### (.+)")
-    assert [p.answer for p in problems] == ["2", "5"]
-    assert problems[0].columns == {"answer": "One and one.\n#### 2 "}
-    data = jsonl(row("1+1", "#### 2"), row("3+2", "five"))
-    assert refusal(data, answer_pattern="#### (.+)") == (
-        f"{data}, line 2: task.answer_pattern = '#### (.+)' matches nothing in \"five\""
-    )
-
-
-def test_a_pattern_that_tries_too_many_ways_to_match_is_refused(jsonl, monkeypatch):
-    """(a+)+$ splits n letters in 2^(n-1) ways before it gives up."""
-    monkeypatch.setattr(dataset_module, "_SECONDS", 1)
-    data = jsonl(row("1", "a" * 60 + "b"), row("2", "a"))
-    assert "takes more than 1 s of CPU time" in refusal(data, answer_pattern="(a+)+$")
 
 
 @table(
@@ -221,10 +185,8 @@ def test_a_missing_column_is_refused_with_those_there_are_and_the_nearest(
         (["hi"], 'message 0 of the prompt is "hi"; it must be'),
         ([*chat("hi"), {"role": "user"}], 'message 1 of the prompt is {"role": "user"}'),
         ([{"role": "user", "content": ["hi"]}], "message 0 of the prompt is {"),
-        ([{"role": "human", "content": "hi"}], "message 0 of the prompt has role 'human'"),
-        ([{"content": "hi"}], "has role None; it must be one of system, user, assistant, tool,"),
+        ([{"role": "human", "content": "hi"}], "one of system, user, assistant, tool,"),
         (chat("hi", "hello"), "the prompt ends with the turn of the assistant"),
-        ([*chat("hi"), {"role": "system", "content": "Think."}], "turn of the system"),
         ([{"role": "developer", "content": "Think."}], "turn of the developer"),
     ],
 )
@@ -238,22 +200,6 @@ def test_a_conversation_may_end_with_what_a_tool_said(jsonl):
     messages = [*chat("3+2?", "add(3, 2)"), {"role": "tool", "content": "5"}]
     (problem,) = all_problems(jsonl(row(messages)))
     assert problem.prompt == tuple(messages)
-
-
-def test_half_a_surrogate_pair_is_refused_with_its_place(jsonl):
-    """JSON may hold half a pair, "\\ud83d", which no tokenizer takes."""
-    half, more = "1+1\ud83d=", "is half a surrogate pair ('\\ud83d'), which is not text"
-    cases = {
-        "prompt": row(half),
-        "message": row(chat("hi", "hello", half)),
-        "answer": row("1+1=", half),
-        "id": row("1+1=", id=half),
-    }
-    for name, bad in cases.items():
-        data = jsonl(row("1", id="a"), {"id": "b", **bad}, name=f"{name}.jsonl")
-        assert refusal(data, id_column="id") == f"{data}, line 2: character 3 {more}; fix the data"
-    whole = jsonl(row("\ud83d\ude00", "\ud83d\ude00"))
-    assert [(p.prompt, p.answer) for p in all_problems(whole)] == [("\U0001f600", "\U0001f600")]
 
 
 CALLS = (
@@ -319,66 +265,56 @@ def test_dotted_paths_lead_into_tables_and_text_that_writes_one(jsonl):
     )
 
 
-# ---- references that no response can match ----
-
-ARROW, SENTENCE = "(?s)<answer>(.+?)</answer>", r"(?i)answer[*\s]*(?:is|:)[*:\s]*(.+?)\.?\s*$"
+# ---- references ----
 
 
 @table(
-    ("answer", "rewards", "option", "value", "found"),
+    ("answer", "rewards", "reference"),
     [
-        ("3 + 9 = <<3+9=12>>12.\n#### 12", "math", "answer_pattern", "#### (.+)", "12"),
-        ("3 + 9 = <<3+9=12>>12.\n#### 12", "plain", "answer_pattern", "#### (.+)", "12"),
-        ("3 + 9 = <<3+9=12>>12.\n#### 12", "exact", "answer_pattern", "#### (.+)", "12"),
-        ("####12", "math", "answer_pattern", r"####\s*(.+)", "12"),
-        ("The answer is: 180.", "math", "answer_pattern", SENTENCE, "180"),
-        ("Since 2x = 360, the answer is $180$", "plain", "answer_pattern", SENTENCE, "$180$"),
-        ("**Final Answer:** -4", "math", "answer_pattern", SENTENCE, "-4"),
-        ("<think>4?</think><answer>4</answer>", "math", "answer_pattern", ARROW, "4"),
-        ("<think>4?</think> 4", "math", "answer_pattern", "(?s)</think>(.+)", "4"),
-        ('{"answer": 4}', "math", "answer_column", "answer.answer", "4"),
-        ("{'unit': 'm', 'value': 4.0}", "plain", "answer_column", "answer.value", "4"),
-        ('["4"]', "math", "answer_column", "answer.0", "4"),
+        ("3 + 9 = <<3+9=12>>12.\n#### 12", "math", "12"),
+        ("####12", "exact", "12"),
+        ("The answer is: 180.", "math", "The answer is: 180."),
+        ("[1, 2]", "math", "[1, 2]"),
+        ("[1,2)", "plain", "[1,2)"),
+        (r"So the answer is \boxed{5}.", "plain", r"So the answer is \boxed{5}."),
+        ("She has 5.\n#### 12", "numeric", "12"),
+        ('{"answer": 4}', "exact", '{"answer": 4}'),
+        ("[\"assert f() == '#### 1'\"]", "code", "[\"assert f() == '#### 1'\"]"),
     ],
 )
-def test_a_reference_that_no_response_matches_is_refused_with_what_takes_the_answer_out(
-    jsonl, answer, rewards, option, value, found
+def test_a_reference_is_what_follows_the_last_mark_of_gsm8k_or_the_cell(
+    jsonl, answer, rewards, reference
 ):
-    data = jsonl(row("1", answer))
-    text = refusal(data, rewards=rewards)
-    assert text.startswith(f"{data}, line 1: column 'answer' is ") and "no response" in text
-    shown = f"'{value}'" if option == "answer_pattern" else value
-    assert text.endswith(f"--task.{option} {shown}")
-    assert [p.answer for p in all_problems(data, rewards=rewards, **{option: value})] == [found]
+    assert [p.answer for p in all_problems(jsonl(row("1", answer)), rewards=rewards)] == [reference]
 
 
 @table(
-    ("answer", "rewards"),
+    ("answer", "option"),
     [
-        *((text, reward) for reward in ("math", "plain") for text in (
-            "the Great Wall", "Alice and Bob", "no real solutions", "20,000 Leagues Under the Sea",
-            "[1, 2]", "[1,2)", r"\text{(B)}", r"So the answer is \boxed{5}.", "2:30 p.m.",
-        )),
-        ("She has 5.\n#### 12", "numeric"),  # the last number is the answer
-        ("Answer: 12", "exact"),  # the prompt may ask for it in this form
-        ('{"answer": 4}', "exact"),
+        ('{"answer": 4}', "answer.answer"),
+        ("{'unit': 'm', 'value': 4.0}", "answer.unit"),
+        ('["4"]', "answer.0"),
     ],
-)  # fmt: skip
-def test_a_reference_that_a_response_may_match_is_accepted(jsonl, answer, rewards):
-    assert [p.answer for p in all_problems(jsonl(row("1", answer)), rewards=rewards)] == [answer]
+)
+def test_json_with_an_answer_inside_is_refused_with_an_entry_to_name(jsonl, answer, option):
+    data = jsonl(row("1", answer))
+    assert refusal(data, rewards="math").endswith(f"--task.answer_column {option}")
+    assert all_problems(data, rewards="math", answer_column=option)
 
 
-def test_sentences_as_references_are_refused_if_most_are_and_told_otherwise():
-    prose = ["There are 180 apples.", "Since 2x = 360, x is 180."]
-    answers = ["180", "yes", "x is even", "June 20"]
-    assert sentences([*prose, *answers], (PlainOptions(),)) == prose
-    assert sentences(prose, (ExactOptions(), NumericOptions())) == []
-
-
-def test_only_the_beginning_of_a_long_value_is_shown(jsonl):
-    data = jsonl(row(["x" * 500]))
-    # 57 characters of the value: a quote and 56 x
-    assert f'message 0 of the prompt is "{"x" * 56}...;' in refusal(data)
+@table(
+    "answer", ["The answer is: 180.", "<think>4?</think><answer>180</answer>", "**Answer:** 180"]
+)
+def test_a_reference_that_says_its_answer_is_read_as_a_response_is(jsonl, tmp_path, answer):
+    loaded = task(jsonl(row("1", answer)), rewards="plain", eval_share=0.0)
+    (problem,) = loaded.train_problems()
+    texts = (r"\boxed{180}", r"\boxed{181}", "<answer>180</answer>")
+    answers = [Answer(problem, text, [], FinishReason.STOP) for text in texts]
+    try:
+        assert loaded.prepare(tmp_path / "rewards.log") == []
+        assert [score.reward for score in loaded.score(answers)] == [1.0, 0.0, 1.0]
+    finally:
+        loaded.close()
 
 
 # ---- template and system prompt ----
@@ -415,27 +351,18 @@ def test_in_a_conversation_the_template_is_the_last_users_and_a_system_prompt_of
     assert with_own.prompt == ({"role": "system", "content": "Think."}, *turns)
 
 
-def test_a_template_needs_a_user_message_in_every_conversation(jsonl):
-    data = jsonl(row([{"role": "tool", "content": "3+2"}]))
-    assert refusal(data, prompt_template="{prompt}=") == (
-        f"{data}, line 1: the prompt has no user message to apply task.prompt_template to"
-    )
-
-
 # ---- duplicates ----
 
 
-def test_the_first_ids_that_come_twice_are_named_with_their_places(jsonl):
+def test_rows_that_repeat_an_id_or_a_problem_are_left_out_and_counted(jsonl, tmp_path):
     data = jsonl(*(row(str(n), id=n % 2) for n in range(7)))
-    assert refusal(data, id_column="id") == (
-        f"{data} has the same id twice: '0' ({data}, line 3), '1' ({data}, line 4), "
-        f"'0' ({data}, line 5) and 2 more; fix the data, or keep the first of each with "
-        "--task.duplicates drop"
-    )
-    kept = all_problems(data, id_column="id", duplicates="drop")
+    kept = all_problems(data, id_column="id")
     assert [(p.id, p.prompt) for p in kept] == [("0", "0"), ("1", "1")]
-
-
-def test_the_same_prompt_and_answer_twice_is_a_duplicate_and_another_answer_is_not(jsonl):
-    assert "has the same problem twice: " in refusal(jsonl(row("3+2="), row("3+2=")))
-    assert len(all_problems(jsonl(row("3+2=", "5"), row("3+2=", "five")))) == 2
+    data = jsonl(row("3+2=", "5"), row("3+2=", "five"), row("3+2=", "5"))
+    loaded = task(data, eval_share=0.0)
+    assert len(loaded.train_problems()) == 2
+    assert loaded.prepare(tmp_path / "rewards.log") == [
+        "1 rows repeat the problem or id of an earlier one and are left out (the first: "
+        f"{data}, line 3)"
+    ]
+    loaded.close()

@@ -11,6 +11,7 @@ from safetensors import safe_open
 
 from mugrpo.config.run import ModelOptions
 from mugrpo.config.tasks import ChainOptions, LettersOptions
+from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
 from mugrpo.engines.base import Request
 from mugrpo.model.policy import load_policy
@@ -28,7 +29,13 @@ from tests.builders import encoded, generated
 from tests.cases import table
 
 PROBLEM = Problem("3+2-1=", "3+2-1=", "4")
-CHAIN, SORTING = Chain(ChainOptions()), Letters(LettersOptions())
+
+
+def chain(**options: int) -> Chain:
+    return Chain(ChainOptions(**options))
+
+
+CHAIN, SORTING = chain(), Letters(LettersOptions())
 
 
 def verdict(task: EmbeddedTask, problem: Problem, response: str) -> Score:
@@ -67,54 +74,37 @@ def test_verdicts_by_hand(response, status, reward):
     assert (score.status, score.reward) == (status, reward)
 
 
-def test_answers_are_the_sum_modulo_ten():
-    chain = Chain(ChainOptions(terms=6, max_digit=9, train_problems=50, eval_problems=50))
-    for problem in [*chain.train_problems(), *chain.eval_problems()]:
+def test_train_and_eval_problems_are_distinct_and_disjoint():
+    train = [problem.prompt for problem in CHAIN.train_problems()]
+    evaluation = [problem.prompt for problem in CHAIN.eval_problems()]
+    assert len(set(train)) == len(train) == 4096
+    assert len(set(evaluation)) == len(evaluation) == 512
+    assert all(map(held_out, evaluation)) and not any(map(held_out, train))
+    for problem in CHAIN.eval_problems():
         assert problem.answer == str(eval(problem.prompt.rstrip("=")) % 10)
 
 
-def test_train_and_eval_problems_are_distinct_and_disjoint():
-    chain = Chain(ChainOptions())
-    train = [problem.prompt for problem in chain.train_problems()]
-    evaluation = [problem.prompt for problem in chain.eval_problems()]
-    assert len(set(train)) == len(train) == 4096
-    assert len(set(evaluation)) == len(evaluation) == 512
-    assert not set(train) & set(evaluation)
-    assert all(map(held_out, evaluation)) and not any(map(held_out, train))
-    ids = [p.id for p in (*chain.train_problems(), *chain.eval_problems())]
-    assert len(set(ids)) == len(ids)
+def test_problems_are_the_same_at_every_call():
+    assert list(CHAIN.train_problems()) == list(chain().train_problems())
+    assert list(chain(train_problems=10).train_problems()) == list(CHAIN.train_problems())[:10]
 
 
-def test_no_seed_trains_on_what_another_holds_out():
-    train = {p.prompt for s in range(3) for p in Chain(ChainOptions(seed=s)).train_problems()}
-    evaluation = {p.prompt for s in range(3) for p in Chain(ChainOptions(seed=s)).eval_problems()}
-    assert not train & evaluation
-
-
-def test_problems_are_the_same_at_every_call_and_follow_from_the_seed():
-    first, again = Chain(ChainOptions()), Chain(ChainOptions())
-    assert list(first.train_problems()) == list(again.train_problems())
-    assert list(first.train_problems()) == list(first.train_problems())
-    assert list(first.eval_problems()) == list(again.eval_problems())
-    assert list(first.train_problems()) != list(Chain(ChainOptions(seed=1)).train_problems())
-    few = Chain(ChainOptions(train_problems=10)).train_problems()
-    assert list(few) == list(first.train_problems())[:10]
-
-
-@table(("terms", "max_digit", "count"), [(2, 9, 60), (5, 1, 12), (8, 3, 100), (20, 2, 7)])
-def test_terms_digits_and_count_are_as_the_options_say(terms, max_digit, count):
-    options = ChainOptions(terms=terms, max_digit=max_digit, train_problems=count, eval_problems=1)
-    problems = Chain(options).train_problems()
+@table(("terms", "count"), [(2, 10), (8, 100), (20, 7)])
+def test_terms_digits_and_count_are_as_the_options_say(terms, count):
+    problems = chain(terms=terms, train_problems=count).train_problems()
     assert len(problems) == count
-    digits = {int(d) for p in problems for d in re.findall(r"\d", p.prompt)}
-    assert digits == set(range(1, max_digit + 1))
     for problem in problems:
-        assert re.fullmatch(rf"\d([+-]\d){{{terms - 1}}}=", problem.prompt)
+        assert re.fullmatch(rf"[1-3]([+-][1-3]){{{terms - 1}}}=", problem.prompt)
+
+
+def test_more_problems_than_there_are_is_refused():
+    with pytest.raises(UsageError, match="there are about"):
+        chain(terms=2, train_problems=100).train_problems()
 
 
 @table(("minus", "signs"), [(True, set("+-")), (False, set("+"))])
 def test_terms_are_subtracted_only_if_the_option_says_so(minus: bool, signs: set[str]):
-    task = Chain(ChainOptions(minus=minus, train_problems=50))
+    task = chain(minus=minus, train_problems=50)
     prompts = "".join(problem.prompt for problem in task.train_problems())
     assert set(re.findall(r"[+-]", prompts)) == signs
 
@@ -135,32 +125,23 @@ def test_verdicts_on_letters_by_hand(response, status, reward):
     assert (score.status, score.reward) == (status, reward)
 
 
-def test_answers_are_the_sorted_letters():
-    letters = Letters(LettersOptions(train_problems=200, eval_problems=200))
-    for problem in [*letters.train_problems(), *letters.eval_problems()]:
+def test_letters_are_distinct_split_by_hash_and_sorted():
+    train, evaluation = SORTING.train_problems(), SORTING.eval_problems()
+    assert len({p.prompt for p in train}) == 4096 and len({p.prompt for p in evaluation}) == 512
+    assert all(held_out(p.prompt) for p in evaluation)
+    assert not any(held_out(p.prompt) for p in train)
+    assert {len(p.prompt) - 1 for p in train} == set(range(8, 17))
+    assert set("".join(p.prompt for p in train)) == {*LETTERS, END}
+    for problem in evaluation:
         assert problem.prompt.endswith(END)
         assert problem.answer == "".join(sorted(problem.prompt[:-1]))
-        assert verdict(SORTING, problem, problem.answer).reward == 1.0
-
-
-def test_letters_are_distinct_split_by_hash_and_of_the_lengths_asked_for():
-    letters = Letters(LettersOptions(shortest=5, longest=7, train_problems=300, eval_problems=100))
-    train, evaluation = (
-        [p.prompt for p in side] for side in (letters.train_problems(), letters.eval_problems())
-    )
-    assert len(set(train)) == 300 and len(set(evaluation)) == 100
-    assert all(map(held_out, evaluation)) and not any(map(held_out, train))
-    assert {len(p) - 1 for p in train} == {5, 6, 7}
-    assert set("".join(train)) == {*LETTERS, END}
-    assert train == [p.prompt for p in letters.train_problems()]
 
 
 # --- The shipped weights --------------------------------------------------------------------------
 
 
 def test_the_embedded_model_is_right_about_27_times_in_100_at_temperature_1(embedded_policy):
-    chain = Chain(ChainOptions())
-    problems = chain.eval_problems()
+    problems = CHAIN.eval_problems()
     requests = [Request(encoded(embedded_policy, p.prompt), i) for i, p in enumerate(problems)]
     completions = generated(embedded_policy, requests, batch_size=256)
     texts = [embedded_policy.tokenizer.decode(c.ids, skip_special_tokens=True) for c in completions]

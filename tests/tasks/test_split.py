@@ -34,21 +34,14 @@ def test_the_share_is_within_three_standard_deviations_and_the_lowest_hashes_are
     prompts = [f"{a}+{b}=" for a in range(50) for b in range(40)]
     data = jsonl(*map(row, prompts))
     place = shares(prompts)
-    train, held_out = sides(data, eval_share=0.1, eval_problems=None)
+    train, held_out = sides(data, eval_share=0.1, eval_problems=1000)
     # of 2000: 200 expected, standard deviation sqrt(2000 x 0.1 x 0.9) = 13.4
     assert abs(len(held_out) - 200) <= 3 * math.sqrt(2000 * 0.1 * 0.9)
     assert [p.prompt for p in held_out] == sorted(
         (p for p in prompts if place[p] < 0.1), key=place.get
     )
     assert [p.prompt for p in train] == [p for p in prompts if place[p] >= 0.1]
-    fewer_train, fewer = sides(data, eval_share=0.1, eval_problems=7, train_problems=11)
-    assert fewer == held_out[:7] and fewer_train == train[:11]
-
-
-def test_a_larger_share_holds_out_what_a_smaller_one_does_and_more(jsonl):
-    data = jsonl(*(row(f"{n}=") for n in range(300)))
-    held_out = [{p.id for p in sides(data, eval_share=s)[1]} for s in (0.05, 0.1, 0.5)]
-    assert held_out[0] < held_out[1] < held_out[2]
+    assert sides(data, eval_share=0.1, eval_problems=7)[1] == held_out[:7]
 
 
 def test_the_split_depends_neither_on_order_nor_ids_nor_answers_nor_file(jsonl):
@@ -97,11 +90,6 @@ def test_of_a_small_data_set_at_least_the_lowest_hash_is_held_out(jsonl):
     train, held_out = sides(jsonl(*map(row, prompts)), eval_share=1e-9)
     assert [p.prompt for p in held_out] == ["1+3="]
     assert [p.prompt for p in train] == ["1+1=", "1+2=", "2+3="]
-
-
-def test_no_share_holds_nothing_out(jsonl):
-    train, held_out = sides(jsonl(row("1"), row("2")), eval_share=0.0)
-    assert (len(train), held_out) == (2, [])
 
 
 # ---- held-out problems from another file or split ----
@@ -154,15 +142,3 @@ def test_a_file_may_hold_out_the_problems_for_a_data_set_of_the_hub(monkeypatch,
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: [row("1=")])
     train, held_out = sides("a/b", eval_data=jsonl(row("2=")), **{option: "x"})
     assert [p.prompt for p in train + held_out] == ["1=", "2="]
-
-
-def test_the_rows_of_the_held_out_file_are_checked_too(jsonl):
-    eval_data = jsonl(row("1"), row(None), name="e.jsonl")
-    assert refusal(jsonl(row("2")), eval_data=eval_data).startswith(
-        f"{eval_data}, line 2: the prompt"
-    )
-
-
-def test_two_readings_give_the_same_problems_in_the_same_order(jsonl):
-    data = jsonl(*(row(f"{n}=", level=n) for n in range(50)))
-    assert sides(data, eval_share=0.3) == sides(data, eval_share=0.3)

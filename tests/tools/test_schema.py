@@ -112,7 +112,7 @@ def test_schema_and_loader_accept(text: str):
         DATA + "rewards = 3",
         DATA + "rewards = {pattern = 'x'}",
         DATA + "rewards = [{name = 'math', tolerance = 1}]",
-        DATA + "[task.workers]\ncores = 1",
+        DATA + "[workers]\ncores = 1",
     ],
 )
 def test_schema_and_loader_refuse(text: str):

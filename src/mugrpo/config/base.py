@@ -14,7 +14,14 @@ from typing import Annotated, Any, ClassVar, Protocol
 from pydantic import AfterValidator, Field
 
 from mugrpo.config.cores import cores
-from mugrpo.config.options import HARMLESS, LISTED, PROCESSES, NamedOptions, Options
+from mugrpo.config.options import (
+    HARMLESS,
+    LISTED,
+    PROCESSES,
+    NamedOptions,
+    Options,
+    PathOrName,
+)
 
 
 def _has_a_place(template: str) -> str:
@@ -46,9 +53,32 @@ def imported(place: str) -> Any:
 
 
 class TaskOptions(MadeOptions):
-    """A task. Its factory returns a `tasks.base.Task`."""
+    """A task. Its factory takes `WorkerOptions`, too, and returns a `tasks.base.Task`."""
 
     packages: ClassVar[tuple[str, ...]] = ()  # whose versions decide its problems
+
+
+class GeneratedOptions(TaskOptions):
+    """A task that generates its problems."""
+
+    train_problems: int = Field(4096, ge=1, le=LISTED)
+    """Distinct problems to train on."""
+    eval_problems: int = Field(512, ge=1, le=LISTED)
+    """Distinct held-out problems; of a data set, at most N, those with the lowest hashes."""
+
+
+class TextOptions(TaskOptions):
+    """A task whose problems are text, which a model reads in words of the user's."""
+
+    data: PathOrName
+    """A JSONL (.jsonl), parquet or CSV file, or the id of a data set on the hub; of reasoning-gym,
+    the name of a data set, such as "chain_sum"."""
+    eval_problems: int = Field(256, ge=1, le=LISTED)
+    """Distinct held-out problems; of a data set, at most N, those with the lowest hashes."""
+    system_prompt: str | None = None
+    """A system message for every conversation without one. It needs prompt.form = "chat"."""
+    prompt_template: Template = "{prompt}"
+    """The text of the last user message. {prompt} stands for the text in the data."""
 
 
 class RewardOption(MadeOptions):
@@ -100,17 +130,21 @@ class BoxReader(RewardOption):
         return reference if r"\boxed" in reference else rf"\boxed{{{reference}}}"
 
 
+_WAITING = 12  # times the limit on computing: 60 s by default for a model that judges elsewhere
+
+
 class WorkerOptions(Options):
-    """The worker processes that judge answers. The run kills one that takes too long."""
+    """The worker processes that judge answers, and those that environments live in.
+
+    The run kills one that takes too much.
+    """
 
     count: int = Field(0, ge=0, le=PROCESSES, json_schema_extra=HARMLESS)
     """Worker processes. 0 starts one per core."""
     timeout: float = Field(5.0, ge=0)
     """Kill a worker process that computes for this many seconds on a call, summed over its threads.
-    Waiting for anything, a core too, does not count. 0 sets no limit."""
-    patience: float = Field(60.0, ge=0)
-    """Kill a worker process that has not finished a call of reward functions this many seconds
-    after its dispatch, whatever it waits for. 0 sets no limit, nor one for loading functions."""
+    Functions, programs and environments may wait: they have 12 times as long by the clock. 0 sets
+    no limit, nor one for loading functions."""
     memory_mb: int = Field(2048, ge=0)
     """Memory in MiB that a process may take with all that it starts, shared memory included. 0 sets
     no limit, as CUDA needs it."""
@@ -120,6 +154,11 @@ class WorkerOptions(Options):
     @property
     def processes(self) -> int:
         return self.count or len(cores())
+
+    @property
+    def waiting(self) -> float:
+        """Return the seconds by the clock that a call may take if it waits, 0 for no limit."""
+        return _WAITING * self.timeout
 
 
 class Part(NamedOptions):

@@ -9,6 +9,7 @@ option that does not exist, the error says which one was probably meant.
 from __future__ import annotations
 
 import copy
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -282,6 +283,26 @@ _ELSEWHERE = {
 }
 # What is used in place of options that are gone.
 _REMOVED = {
+    "task.workers": "use the table [workers]",
+    "task.seed": "leave it out",
+    "task.max_digit": "it is 3",
+    "task.shortest": "it is 8",
+    "task.longest": "it is 16",
+    "task.dataset": "use task.data",
+    "task.answer_pattern": "store the answer alone; what follows the last #### is taken",
+    "task.duplicates": "rows that repeat a problem are always dropped",
+    "task.right_at": "it is 1; scale the reward, or its weight",
+    "task.rewards[].strict": "math is always strict",
+    "task.rewards[].ignore_case": "use a function of your own",
+    "task.rewards[].patience": "it is 4 times the reward's timeout",
+    "task.rewards[].memory_mb": "it is 512",
+    "task.rewards[].sandbox": "a url chooses SandboxFusion, otherwise it is bubblewrap",
+    "task.rewards[].wasm": "use bubblewrap, or a SandboxFusion server (url)",
+    "rewards.unfinished": "unfinished responses always get 0",
+    "workers.patience": "it is 12 times workers.timeout",
+    "environment.timeout": "use workers.timeout",
+    "environment.workers": "use workers.count",
+    "environment.memory_mb": "use workers.memory_mb",
     "difficulty": "filter the data by solve rate, or use sampling.name = 'dynamic'",
     "replay": "use schedule.passes_per_batch to train on a stage's rollouts again",
     "machine": "use `mugrpo plan --machine NAME`",
@@ -316,8 +337,9 @@ def unknown(name: str, inner: Sequence[str], root: type[Options]) -> str:
 
     `inner` are the dotted names of the options in it if it is a table.
     """
+    listed = re.sub(r"\.\d+", "[]", re.sub(r"^task\.sources\.\d+", "task", name))
     for removed, instead in _REMOVED.items():
-        if f"{name}.".startswith(f"{removed}."):
+        if f"{listed}.".startswith(f"{removed}."):
             return f"{name} no longer exists; {instead}"
     group, _, leaf = name.rpartition(".")
     in_group = root.choices().get(group, {})
@@ -325,63 +347,42 @@ def unknown(name: str, inner: Sequence[str], root: type[Options]) -> str:
     if owners:
         return f"{name} is an option if {group}.name = {' or '.join(owners)}"
     known = list(dict.fromkeys(option.name for option in describe(root)))
-    near = _near(name, known, root)
-    if root is RunConfig:  # in a table that does not exist, each option tells by itself
-        meant = {
-            one: _elsewhere(one) or (None if near else _near(one, known, root)) for one in inner
-        }
-        hints = [
-            f"there is no option {o}; did you mean {ours}?" for o, ours in meant.items() if ours
-        ]
-        if hints:
-            return "; ".join(hints)
-    if near:
-        hint = f"did you mean {near}?"
-    elif group and (beside := _beside(group, known)):
+    meant = {one: _meant(one, known, root) for one in inner or [name]}
+    hints = [
+        f"there is no option {one}; did you mean {ours}?" for one, ours in meant.items() if ours
+    ]
+    if hints:
+        return "; ".join(hints)
+    hint = f"choose among {', '.join(known)}"
+    if group and (beside := _beside(group, known)):
         hint = f"{group} has {', '.join(beside)}"
     elif root is RunConfig:
         hint = "`mugrpo train --help all` lists all options"
-    else:
-        hint = f"choose among {', '.join(known)}"
     return f"there is no option {name}; {hint}"
 
 
-def _elsewhere(name: str) -> str | None:
-    """Return our option for the longest end of `name` that another program has, or None."""
-    parts = name.split(".")
-    ends = (".".join(parts[first:]) for first in range(len(parts)))
-    return next((ELSEWHERE[end] for end in ends if end in ELSEWHERE), None)
+def _meant(name: str, known: Sequence[str], root: type[Options]) -> str | None:
+    """Return the option that `name` was probably meant for, or None.
 
-
-def _near(name: str, known: list[str], root: type[Options]) -> str | None:
-    """Return the option or group that `name` was probably meant for, or None.
-
-    A slip within the section comes first, then the same meaning elsewhere, then the same name in
-    another section, and at last what merely looks similar. The choice of each group is called
-    `name`, which therefore says nothing.
+    A slip within the section comes first, then the longest end of `name` that is another program's
+    option, then the same name in another section, and at last what looks similar.
     """
     section, _, leaf = name.rpartition(".")
-    by_leaf: dict[str, list[str]] = {}
-    for option in known:
-        by_leaf.setdefault(option.rpartition(".")[2], []).append(option)
+    parts = name.split(".")
+    ends = (".".join(parts[first:]) for first in range(len(parts)))
+    elsewhere = (ELSEWHERE[end] for end in ends if end in ELSEWHERE and root is RunConfig)
     beside = _beside(section, known)
-    others = [option for option in known if option not in beside.values()]
-    groups = {option.partition(".")[0] for option in known} - {name.partition(".")[0]}
-    by_leaf.pop("name", None)
-    same = by_leaf.get(leaf, [])
+    same = [option for option in known if option.rpartition(".")[2] == leaf]
     found = [
         *(beside[one] for one in get_close_matches(leaf, beside, 1, 0.85)),
-        *([_elsewhere(name)] if root is RunConfig else ()),
+        *elsewhere,
         *(same if len(same) == 1 else ()),
         *(beside[one] for one in get_close_matches(leaf, beside, 1, 0.7)),
-        *get_close_matches(name, others, 1, 0.75) * (leaf != "name"),
-        *get_close_matches(name.partition(".")[0], groups, 1, 0.7),
-        *(by_leaf[one][0] for one in get_close_matches(leaf, by_leaf, 1, 0.7)),
+        *get_close_matches(name, [one for one in known if one not in beside.values()], 1, 0.75),
     ]
-    return next(filter(None, found), None)
+    return next(iter(found), None)
 
 
-def _beside(section: str, known: list[str]) -> dict[str, str]:
+def _beside(section: str, known: Sequence[str]) -> dict[str, str]:
     """Return the options of a section by their names in it."""
-    pairs = ((option.rpartition("."), option) for option in known)
-    return {leaf: option for (of, _, leaf), option in pairs if of == section}
+    return {name.rpartition(".")[2]: name for name in known if name.rpartition(".")[0] == section}

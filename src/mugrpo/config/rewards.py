@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from mugrpo.config.base import BoxReader, EnvironmentKind, RewardOption
-from mugrpo.config.cores import cores
 from mugrpo.config.extensions import environment_kinds, one_of
 from mugrpo.config.options import (
     HARMLESS,
-    PROCESSES,
     Code,
     Options,
     PathOrName,
@@ -36,13 +34,10 @@ Pattern = Annotated[str, AfterValidator(_compiles)]
 
 
 class MathOptions(BoxReader):
-    """1 if math-verify finds the answer equal to the reference, else 0."""
+    """1 if math-verify, with rules around it, finds the answer equal to the reference, else 0."""
 
     name: Literal["math"] = "math"
     factory: ClassVar[str] = "mugrpo.rewards.verifiers:math"
-    strict: bool = True
-    """Compare boxes, words, units and intervals by rule (docs/verification.md), and reject loose
-    matches of math-verify: x=7=12 for 12, {1,2} for (1,2), act for cat."""
 
 
 class PlainOptions(BoxReader):
@@ -57,8 +52,6 @@ class ExactOptions(RewardOption):
 
     name: Literal["exact"] = "exact"
     factory: ClassVar[str] = "mugrpo.rewards.verifiers:exactly"
-    ignore_case: bool = False
-    """Ignore the difference between upper and lower case."""
 
 
 class NumericOptions(RewardOption):
@@ -190,9 +183,6 @@ class RewardOptions(Options):
     truncated: Literal["zero", "masked", "scored"] = "zero"
     """Give a truncated response reward 0 without judging it, leave it out of its group and of the
     loss, or judge it like any other."""
-    unfinished: Literal["zero", "masked"] = "zero"
-    """Give a response on which the judge runs out of time, memory or stack reward 0, or leave it
-    out of its group and of the loss."""
     overlong_buffer: float = Field(0.0, ge=0, le=1)
     """Final share of max_new_tokens, over which a penalty on the reward grows from 0 to 1 (DAPO's
     soft overlong punishment). 0 turns it off."""
@@ -202,11 +192,8 @@ class RewardOptions(Options):
 
     def counts(self, status: Status) -> bool:
         """Return whether a response counts in its group's statistics and in the loss."""
-        masked = {
-            Status.TRUNCATED: self.truncated == "masked",
-            Status.UNFINISHED: self.unfinished == "masked",
-        }
-        return status.rewarded and not masked.get(status, False)
+        masked = status is Status.TRUNCATED and self.truncated == "masked"
+        return status.rewarded and not masked
 
 
 class EnvironmentOptions(Options):
@@ -227,13 +214,6 @@ class EnvironmentOptions(Options):
     docstrings are what the chat template tells the model."""
     max_turns: int = Field(16, ge=1)
     """Turns that the model has at most."""
-    timeout: float = Field(60.0, gt=0)
-    """Seconds that an environment may take for an answer, whatever it waits for. Then its worker
-    process is killed."""
-    workers: int = Field(0, ge=0, le=PROCESSES, json_schema_extra=HARMLESS)
-    """Worker processes, each with the environments of many rollouts. 0 starts one per core."""
-    memory_mb: int = Field(2048, ge=0)
-    """Memory in MiB that a worker process may take with all that it starts. 0 sets no limit."""
 
     @property
     def given(self) -> bool:
@@ -251,12 +231,8 @@ class EnvironmentOptions(Options):
         here = self.name is not None and self.kind is None
         return [*([self.name] if here and self.name else []), *self.tools]
 
-    @property
-    def processes(self) -> int:
-        return self.workers or len(cores())
-
     def faults(self, form: str, own_reward: bool) -> Iterator[str]:
-        """Yield a message for each combination that does not work, with the way out.
+        """Yield a message for each combination that does not work, with the remedy.
 
         `form` is prompt.form, and `own_reward` whether the environment's own reward is asked for.
         """
@@ -265,8 +241,6 @@ class EnvironmentOptions(Options):
                 "the reward environment is the one that an environment gives; name one with "
                 "environment.name"
             )
-        if self.kwargs and self.name is None:
-            yield "environment.kwargs has no effect without environment.name, which takes them"
         if self.tools and form != "chat":
             yield (
                 "environment.tools needs prompt.form = 'chat', as a chat template tells the model "
@@ -274,13 +248,3 @@ class EnvironmentOptions(Options):
             )
         if self.kind is not None:
             yield from self.kind.faults(self, form)
-        elif self.python is not None:
-            yield "environment.python has no effect: environments of your own run in mugrpo's"
-        names = [tool.rpartition(":")[2] for tool in self.tools]
-        if twice := {name for name in names if names.count(name) > 1}:
-            yield f"environment.tools has {min(twice)} twice; a model calls tools by their names"
-        if not self.given and self.max_turns != type(self).model_fields["max_turns"].default:
-            yield (
-                "environment.max_turns has no effect without environment.name or "
-                "environment.tools; name one of them"
-            )

@@ -16,6 +16,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from mugrpo.config import engines, objectives, stages, tasks
+from mugrpo.config.base import WorkerOptions
 from mugrpo.config.options import FIXED, HARMLESS, LISTED, Options, PathOrName, absolute, tuples
 from mugrpo.config.rewards import EnvironmentOptions, RewardOptions
 from mugrpo.config.stages import CheckpointOptions, EvaluationOptions, SampleOptions, SinkOptions
@@ -152,6 +153,7 @@ class RunConfig(Options):
     engine: engines.Engine = engines.ContinuousOptions()
     """What samples the responses."""
     rewards: RewardOptions = RewardOptions()
+    workers: WorkerOptions = WorkerOptions()
     advantage: objectives.Advantage = objectives.GroupAdvantage()
     """How rewards become advantages."""
     objective: objectives.Objective = objectives.GRPOOptions()

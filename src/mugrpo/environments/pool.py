@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mugrpo.config.base import imported
+from mugrpo.config.base import WorkerOptions, imported
 from mugrpo.config.rewards import EnvironmentOptions
 from mugrpo.config.run import RunConfig
 from mugrpo.config.tasks import asks_environment
@@ -50,13 +50,18 @@ class EnvironmentPool(WorkerPool):
     """
 
     def __init__(
-        self, options: EnvironmentOptions, *, own_reward: bool = False, log: Path | None = None
+        self,
+        options: EnvironmentOptions,
+        workers: WorkerOptions,
+        *,
+        own_reward: bool = False,
+        log: Path | None = None,
     ) -> None:
         super().__init__(
             "mugrpo.environments.worker",
             {"environment": options.model_dump(), "own_reward": own_reward},
-            Limits(options.timeout, 0.0, options.memory_mb),
-            options.processes,
+            Limits(workers.waiting, 0.0, workers.memory_mb),
+            workers.processes,
             what="environment",
             log=log,
         )
@@ -137,7 +142,7 @@ class EnvironmentPool(WorkerPool):
             yield rollout, text
 
     def _is_answer(self, job: _Rollout, message: dict[str, Any]) -> bool:
-        return isinstance(told := message.get("reply"), dict) and _is_reply(told)
+        return isinstance(message.get("reply"), dict)
 
     def _hear(self, worker: Worker, job: _Rollout, message: dict[str, Any]) -> None:
         """Pass on a reply, or compare it with the one that it repeats."""
@@ -177,48 +182,19 @@ class EnvironmentPool(WorkerPool):
             min(self._workers, key=lambda one: len(one.jobs)).jobs.append(rollout)
 
 
-def _is_reply(told: dict[str, Any]) -> bool:
-    """Return whether `told` has the form of a reply. An environment could send others."""
-    match told:
-        case {
-            "messages": list(messages),
-            "done": bool(),
-            "reward": float() | None,
-            "failure": str() | None,
-            "unfinished": bool(),
-            "logged": dict(logged),
-        }:
-            numbers = all(isinstance(value, int | float) for value in logged.values())
-            return numbers and len(told) == 6 and all(map(_is_message, messages))
-    return False
-
-
-def _is_message(message: Any) -> bool:
-    match message:
-        case {"role": "user" | "tool", "content": str()}:
-            return True
-    return False
-
-
-def environments_for(
-    options: EnvironmentOptions, *, own_reward: bool = False, log: Path | None = None
-) -> Environments:
-    """Return the environments that `options` describe, which must name some.
+def environments_of(config: RunConfig, *, log: Path | None = None) -> Environments:
+    """Return the environments of a run's config, which must name some.
 
     They are loaded when they are first asked for anything, and raise UsageError then if that fails,
-    or if `own_reward` is set and they give no reward. What they print goes to `log`, up to a
-    limit, or to stderr.
+    or if the run asks for their own reward and they give none. What they print goes to `log`, up to
+    a limit, or to stderr.
     """
+    options = config.environment
     assert options.given, "no environment is named"
     make = imported(options.kind.factory) if options.kind else EnvironmentPool
-    environments: Environments = make(options, own_reward=own_reward, log=log)
-    return environments
-
-
-def environments_of(config: RunConfig, *, log: Path | None = None) -> Environments:
-    """Return the environments of a run's config, which must name some."""
     own_reward = asks_environment(config.task)
-    return environments_for(config.environment, own_reward=own_reward, log=log)
+    environments: Environments = make(options, config.workers, own_reward=own_reward, log=log)
+    return environments
 
 
 def tools_of(config: RunConfig) -> Sequence[Mapping[str, Any]]:

@@ -12,7 +12,7 @@ import inspect
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -35,20 +35,6 @@ _NOT_TOOLS = ("reset", "get_reward")
 _ADDED = ("seed", "log_metric")  # given to functions that name them
 
 
-class Session(Protocol):
-    """What answers one rollout after another. `begin` forgets the one before.
-
-    An exception is a failure of the rollout. Raises BrokenContractError for a fault that no other
-    attempt can mend.
-    """
-
-    def begin(self, seed: int, row: Mapping[str, Any]) -> Reply: ...
-
-    def step(self, message: Mapping[str, Any]) -> Reply: ...
-
-    def end(self) -> Reply: ...
-
-
 class Tooled:
     """A session with tools: `functions` and the methods of `environment`, if there is one.
 
@@ -59,7 +45,7 @@ class Tooled:
     def __init__(
         self, label: str, environment: Any, functions: Tools, runner: asyncio.Runner
     ) -> None:
-        self._label, self._environment, self._runner = label, environment, runner
+        self._label, self.environment, self._runner = label, environment, runner
         self._tools = {**functions, **methods_of(environment)}
         self._log = CallLog(1)
         self._counts = {"tools/calls": 0, "tools/failures": 0}
@@ -68,16 +54,12 @@ class Tooled:
         """Reset the environment. What it returns goes to the user's message."""
         self._log = CallLog(1)
         self._counts = dict.fromkeys(self._counts, 0)
-        if self._environment is None:
+        if self.environment is None:
             return Reply()
         added = _added(seed, self._log)
-        told = self._environment.reset(**_arguments(self._environment.reset, row, added))
+        told = self.environment.reset(**_arguments(self.environment.reset, row, added))
         if told is None:
             return Reply()
-        if not isinstance(told, str | list):
-            raise BrokenContractError(
-                f"{self._label}.reset returned {printable(repr(told), 60)}, neither text nor None"
-            )
         return Reply([{"role": "user", "content": _text(told)}])
 
     def step(self, message: Mapping[str, Any]) -> Reply:
@@ -99,29 +81,20 @@ class Tooled:
     def end(self) -> Reply:
         """Return the reward of the environment."""
         reward = None
-        if hasattr(self._environment, "get_reward"):
-            value = self._environment.get_reward()
-            if inspect.isawaitable(value):
-                [value] = self._runner.run(_all([value]))
-                if isinstance(value, Exception):
-                    raise value
+        if hasattr(self.environment, "get_reward"):
+            value = _awaited(self.environment.get_reward(), self._runner)
             reward = _reward(value, f"{self._label}.get_reward")
         return Reply(done=True, reward=reward, logged={**_means(self._log), **self._counts})
 
     def _call(self, call: Mapping[str, Any]) -> tuple[str, Any]:
         """Return (the tool's name, its result, an awaitable of it, or the exception)."""
         self._counts["tools/calls"] += 1
+        name = "unknown"
         try:
-            if call.get("type", "function") != "function":
-                name = str(call.get("name", "unknown"))
-                return name, ValueError(f"Unsupported tool call type: {call['type']}")
             function = call["function"]
             name = str(function["name"])
-        except (KeyError, TypeError, AttributeError):
-            return "unknown", ValueError("The tool call has no function with a name.")
-        if name not in self._tools:
-            return name, ValueError(f"Tool {name} not found.")
-        try:
+            if name not in self._tools:
+                return name, ValueError(f"Tool {name} not found.")
             return name, self._tools[name](**function.get("arguments", {}))
         except MemoryError:
             raise
@@ -163,10 +136,7 @@ class Answering:
     def step(self, message: Mapping[str, Any]) -> Reply:
         self._messages.append(message)
         told = self._function([dict(one) for one in self._messages], **self._arguments)
-        if inspect.isawaitable(told):
-            [told] = self._runner.run(_all([told]))
-            if isinstance(told, Exception):
-                raise told
+        told = _awaited(told, self._runner)
         if told is None or usable_number(told) is not None:
             return self._done(_reward(told, self._label))
         messages = self._checked(told)
@@ -244,26 +214,24 @@ def _reward(value: Any, label: str) -> float | None:
 
 
 def _text(result: Any) -> str:
-    """Return what an environment says as text that a tokenizer reads.
-
-    Raises BrokenContractError for the block of an image, which no model here reads.
-    """
-    if isinstance(result, list) and result and all(_is_block(block) for block in result):
-        if other := [block["type"] for block in result if block["type"] != "text"]:
-            raise BrokenContractError(
-                f"an environment answered with {printable(str(other[0]), 60)}; models here read "
-                "only text"
-            )
-        result = "".join(str(block.get("text", "")) for block in result)
+    """Return what an environment says, without half characters, which no tokenizer reads."""
     return str(result).encode("utf-8", "replace").decode()
 
 
-def _is_block(block: Any) -> bool:
-    return isinstance(block, Mapping) and isinstance(block.get("type"), str)
+def _awaited(value: Any, runner: asyncio.Runner) -> Any:
+    """Return `value`, or what it comes to if it is awaitable. Raises what that raises."""
+    if inspect.isawaitable(value):
+        [value] = runner.run(_all([value]))
+        if isinstance(value, Exception):
+            raise value
+    return value
 
 
 async def _all(waiting: Sequence[Awaitable[Any]]) -> list[Any]:
     return await asyncio.gather(*waiting, return_exceptions=True)
+
+
+Session = Tooled | Answering  # answers one rollout after another; `begin` forgets the one before
 
 
 class Host:
@@ -275,15 +243,20 @@ class Host:
     """
 
     def __init__(self, options: EnvironmentOptions, *, own_reward: bool = False) -> None:
-        self._options, self._runner = options, asyncio.Runner()
+        self._runner, self._kwargs = asyncio.Runner(), options.kwargs
         self._label = options.name.rpartition(":")[2] if options.name else "tools"
-        self._functions = {
+        self.functions = {
             tool.rpartition(":")[2]: load_function(tool, "tool") for tool in options.tools
         }
         self._loaded = load_function(options.name, "environment") if options.name else None
+        # a function of messages, and not what makes an object
+        self._answers = (
+            self._loaded is not None
+            and not inspect.isclass(self._loaded)
+            and not _callable(self._loaded, **self._kwargs)
+        )
         self._sessions: dict[int, Session] = {}
-        first, self.functions = self._first(own_reward)
-        self._free: list[Session] = [first]
+        self._free: list[Session] = [self._first(f"the environment {options.name}", own_reward)]
 
     def schemas(self) -> list[Mapping[str, Any]]:
         """Return the JSON schemas of the tools, from their signatures and docstrings.
@@ -294,16 +267,11 @@ class Host:
             return []
         from transformers.utils.chat_template_utils import get_json_schema  # imports torch
 
-        schemas: list[Mapping[str, Any]] = []
-        for name, tool in self.functions.items():
-            try:
-                schemas.append(get_json_schema(tool))
-            except Exception as error:
-                text = printable(str(error).strip().split("\n")[0])
-                raise UsageError(
-                    f"the tool {name} cannot be described to a model: {text}"
-                ) from None
-        return schemas
+        try:
+            return [get_json_schema(tool) for tool in self.functions.values()]
+        except Exception as error:
+            text = printable(str(error).strip().split("\n")[0])
+            raise UsageError(f"a tool cannot be described to a model: {text}") from None
 
     def answer(self, call: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer to a call: {"reply": ..., "spent": ...} or {"broken": reason}.
@@ -336,66 +304,38 @@ class Host:
         return session.end() if call["call"] == "end" else session.step(call["message"])
 
     def _new(self) -> Session:
-        if self._loaded is not None and self._answers:
-            return Answering(self._label, self._loaded, self._options.kwargs, self._runner)
-        made = None if self._loaded is None else self._loaded(**self._options.kwargs)
-        return Tooled(self._label, made, self._functions, self._runner)
+        if self._answers and self._loaded is not None:
+            return Answering(self._label, self._loaded, self._kwargs, self._runner)
+        made = None if self._loaded is None else self._loaded(**self._kwargs)
+        return Tooled(self._label, made, self.functions, self._runner)
 
-    @property
-    def _answers(self) -> bool:
-        """Whether the environment is a function of messages, and not what makes an object."""
-        return not inspect.isclass(self._loaded) and not _callable(
-            self._loaded, **self._options.kwargs
-        )
-
-    def _first(self, own_reward: bool) -> tuple[Session, Mapping[str, Callable[..., Any]]]:
-        """Return a session, and the tools by their names. Raises UsageError if there is a fault."""
-        what = f"the environment {self._options.name}"
-        if self._loaded is None:
-            return self._new(), self._functions
+    def _first(self, what: str, own_reward: bool) -> Session:
+        """Return a session. Raises UsageError if the environment does not keep the contract."""
         if self._answers:
-            self._require_messages(what)
-            return self._new(), {}
+            if self.functions or not _callable(self._loaded, [], **self._kwargs):
+                raise UsageError(
+                    f"{what} is no class with `reset`, nor can it be called with messages and "
+                    "environment.kwargs alone, without environment.tools"
+                )
+            return self._new()
         try:
-            made = self._loaded(**self._options.kwargs)
+            session = self._new()
         except BaseException as error:
             text = printable(f"{type(error).__name__}: {error}")
             raise UsageError(f"{what} cannot be made: {text}") from None
-        methods = methods_of(made)
-        _require_contract(what, made, bool(methods or self._functions), own_reward)
-        if twice := methods.keys() & self._functions.keys():
-            raise UsageError(f"{what} has a method {min(twice)} beside the tool of that name")
-        session = Tooled(self._label, made, self._functions, self._runner)
-        return session, {**self._functions, **methods}
-
-    def _require_messages(self, what: str) -> None:
-        """Raise UsageError unless the environment, a function, can be called with messages."""
-        if not _callable(self._loaded, [], **self._options.kwargs):
+        made = session.environment if isinstance(session, Tooled) else None
+        if made is None:
+            return session
+        self.functions = {**self.functions, **methods_of(made)}
+        rewards = hasattr(made, "get_reward")
+        if not hasattr(made, "reset") or not (self.functions or rewards):
             raise UsageError(
-                f"{what} cannot be called with messages and environment.kwargs; the function's "
-                "first argument must be the messages"
+                f"{what} needs a method `reset`, and a method that a model can call as a tool, or "
+                "`get_reward`"
             )
-        if self._functions:
-            raise UsageError(
-                f"{what} is a function of messages, which does not go with environment.tools; "
-                "write a class with `reset`, or leave the tools out"
-            )
-
-
-def _require_contract(what: str, made: Any, tools: bool, own_reward: bool) -> None:
-    """Raise UsageError unless an object is an environment, with a reward if that is asked for."""
-    rewards = hasattr(made, "get_reward")
-    if not callable(getattr(made, "reset", None)):
-        raise UsageError(f"{what} has no method `reset`, with which a rollout begins")
-    if not tools and not rewards:
-        raise UsageError(
-            f"{what} has no method that a model could call as a tool, and no `get_reward`"
-        )
-    if own_reward and not rewards:
-        raise UsageError(
-            f"{what} has no `get_reward`, which the reward environment asks for; add it, or name "
-            "other rewards"
-        )
+        if own_reward and not rewards:
+            raise UsageError(f"{what} has no `get_reward`, which the reward environment asks for")
+        return session
 
 
 def _callable(function: Any, *arguments: Any, **keywords: Any) -> bool:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import math
 import unicodedata
+from collections.abc import Sequence
 
 MISSING = "\u2013"  # an en dash: nothing was measured
 MINUS = "\u2212"
 TIMES = "\u00d7"
 
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+# What would end a cell or begin HTML, a link or an image.
+_SAFE = str.maketrans(
+    {"\\": "\\\\", "|": "\\|", "[": "\\[", "<": "&lt;", "&": "&amp;", "\n": "↵", "\t": " "}
+)
 
 
 def plain(value: float | None, digits: int = 3) -> str:
@@ -75,6 +81,19 @@ def cut(value: str, limit: int) -> tuple[str, str | None]:
     if len(value) <= limit:
         return value, None
     return value[:limit], f"cut: {limit:,} of {len(value):,} characters shown"
+
+
+def markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown, whose columns line up in plain text too.
+
+    Titles and names come from files, so their characters are text in it: none ends a cell, is
+    HTML, or moves a terminal's cursor.
+    """
+    cells = [[visible(text).translate(_SAFE) for text in row] for row in (head, *body)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [" | ".join(t.ljust(w) for t, w in zip(row, widths, strict=True)) for row in cells]
+    lines.insert(1, " | ".join("-" * width for width in widths))
+    return "\n".join(f"| {line} |" for line in lines)
 
 
 def _sign(character: str) -> str:

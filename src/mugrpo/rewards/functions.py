@@ -27,8 +27,7 @@ _NOT_COLUMNS = (*_OURS, "prompt", "completion", "trainer_state", "log_extra", "l
 class BrokenContractError(Exception):
     """The error for a function that does not return a usable number or None for each completion.
 
-    Also for one that takes what is no column, or that logs what is not a number, or not one value
-    for each completion.
+    Also for one that logs what is not a number, or not one value for each completion.
     """
 
 
@@ -61,33 +60,21 @@ class CallLog:
         ]
 
 
-def place_of(function: str) -> tuple[str, str, bool]:
-    """Split "module:function" or "file.py:function".
-
-    Return (module or file, name of the function, whether it is a file).
-    """
-    place, _, name = function.rpartition(":")
-    return place, name, place.endswith(".py")
-
-
 def load_function(function: str, what: str = "reward") -> Callable[..., Any]:
     """Return the function or class that `function` names, `what` for error messages.
 
     Raises UsageError if it cannot be loaded.
     """
-    place, name, in_file = place_of(function)
+    place, _, name = function.rpartition(":")
+    in_file = place.endswith(".py")
     try:
         module = _file_module(Path(place).resolve()) if in_file else _named_module(place)
     except BaseException as error:
         text = printable(f"{type(error).__name__}: {error}")
         raise UsageError(f"the {what} {function}: {place} cannot be imported: {text}") from None
     loaded = getattr(module, name, None)
-    if loaded is None:
-        raise UsageError(f"the {what} {function}: {place} has no {name}")
     if not callable(loaded):
-        raise UsageError(
-            f"the {what} {function}: {name} is of type {type(loaded).__name__}, not a function"
-        )
+        raise UsageError(f"the {what} {function}: {place} has no function {name}")
     return loaded  # type: ignore[no-any-return]
 
 
@@ -118,51 +105,37 @@ class RewardFunction:
         self._function = function
         self._runner = runner
         self._parameters = parameters_of(function)
-        self._required = required_of(function)
 
     def __call__(self, items: Sequence[Mapping[str, Any]], log: CallLog) -> list[float | None]:
         """Return a reward, or None for no reward, for each of `items`, and note in `log` what the
         function logs.
 
-        Raises BrokenContractError if the function takes what is no column, or returns or logs
-        anything else. Errors that the function raises are passed on.
+        Raises BrokenContractError if the function returns or logs anything else. Errors that the
+        function raises are passed on.
         """
         state = items[0]["state"]  # a call's items share it
-        columns = _columns(items)
         arguments: dict[str, Any] = {
             "prompts": [item["prompt"] for item in items],
             "completions": [_completion(item) for item in items],
             "completion_ids": [item["ids"] for item in items],
-            **columns,
+            **_columns(items),
             "trainer_state": state and TrainerState(**state),
             "log_extra": log.log_extra,
             "log_metric": log.log_metric,
         }
-        existing = f"the data has the columns {', '.join(map(repr, columns)) or '(none)'}"
-        if missing := [name for name in self._required if name not in arguments]:
-            raise BrokenContractError(
-                f"`{self.label}` takes {missing[0]!r}, which is no column: {existing}"
-            )
         if self._parameters is not None:
             arguments = {name: arguments[name] for name in self._parameters if name in arguments}
-        try:
-            rewards = self._function(**arguments)
-            if inspect.isawaitable(rewards):
-                rewards = self._runner.run(_wait_for(rewards))
-        except KeyError as error:
-            error.add_note(existing)  # it may be a column that is not there
-            raise
+        rewards = self._function(**arguments)
+        if inspect.isawaitable(rewards):
+            rewards = self._runner.run(_wait_for(rewards))
         return self._checked(rewards, items)
 
     def _checked(self, rewards: Any, items: Sequence[Mapping[str, Any]]) -> list[float | None]:
-        if isinstance(rewards, str | bytes | Mapping) or not hasattr(rewards, "__len__"):
+        listed = not isinstance(rewards, str | bytes | Mapping) and hasattr(rewards, "__len__")
+        if not listed or len(rewards) != len(items):
             text = printable(repr(rewards), 60)
             raise BrokenContractError(
                 f"`{self.label}` returned {text}, not a list of {len(items)} rewards"
-            )
-        if len(rewards) != len(items):
-            raise BrokenContractError(
-                f"got {len(rewards)} rewards for {len(items)} completions from `{self.label}`"
             )
         checked: list[float | None] = []
         for index, (reward, item) in enumerate(zip(rewards, items, strict=True)):
@@ -227,16 +200,6 @@ def parameters_of(function: Callable[..., Any]) -> tuple[str, ...] | None:
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None
     return tuple(parameter.name for parameter in parameters)
-
-
-def required_of(function: Callable[..., Any]) -> list[str]:
-    """Return the names of the arguments without which `function` cannot be called by keywords."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return []
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return [one.name for one in parameters if one.kind in kinds and one.default is one.empty]
 
 
 def _shown(value: Any) -> float | str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -12,14 +11,14 @@ from pathlib import Path
 from typing import Any, Self
 
 from mugrpo.config.base import BoxReader, RewardOption, WorkerOptions
-from mugrpo.config.rewards import FunctionOptions, MathOptions, RegexOptions, deciding
+from mugrpo.config.rewards import FunctionOptions, deciding
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Answer, Score, Status
 from mugrpo.processes.messages import printable, to_json
 from mugrpo.processes.workers import STARTING_SECONDS, Job, Limits, Worker, WorkerPool
-from mugrpo.rewards.functions import place_of
 
 _WAITING = ("function", "code")  # rewards that may wait for something
+_RIGHT_AT = 1.0  # the reward from which a response counts as right if only functions judge
 LOOK_AHEAD = 512  # most calls held at once: waiting, in progress, or done but not yet yielded
 
 
@@ -59,10 +58,10 @@ class Pool(WorkerPool):
         super().__init__(
             "mugrpo.rewards.worker",
             {"rewards": list(rewards)},
-            Limits(options.patience if waits else 0.0, options.timeout, options.memory_mb),
+            Limits(options.waiting if waits else 0.0, options.timeout, options.memory_mb),
             options.processes,
             what="reward",
-            starting=STARTING_SECONDS if options.patience else None,
+            starting=STARTING_SECONDS if options.timeout else None,
         )
         self._waiting: deque[Call] = deque()
         self._running = False
@@ -156,26 +155,16 @@ class Grader:
     "answer/NAME" the one that the verifier NAME read, if there are several. A verifier after the
     first with weight 0 has the value None if it cannot read the reference.
 
-    If no reward is a verifier, the status is RIGHT for a reward of at least `right_at`, otherwise
-    WRONG. It is SKIPPED if no reward is a number. Raises UsageError if `rewards` is empty or one of
-    them is not available: its file does not exist, or math-verify is not installed.
+    If no reward is a verifier, the status is RIGHT for a reward of at least 1, otherwise WRONG. It
+    is SKIPPED if no reward is a number. Raises UsageError if `rewards` is empty.
     """
 
-    def __init__(
-        self,
-        rewards: tuple[RewardOption, ...],
-        workers: WorkerOptions,
-        *,
-        right_at: float = 1.0,
-    ) -> None:
+    def __init__(self, rewards: tuple[RewardOption, ...], workers: WorkerOptions) -> None:
         if not rewards:
             raise UsageError("no reward is named; name at least one, such as rewards = ['math']")
-        for reward in rewards:
-            _require_available(reward)
         self._rewards, self._workers = rewards, workers
         self._weights = {reward.label: reward.weight for reward in rewards}
         self._with_prompts = any(isinstance(reward, FunctionOptions) for reward in rewards)
-        self._right_at = right_at
         self._pool = Pool([reward.model_dump() for reward in rewards], workers)
 
     def start(self, log: Path | None = None) -> list[str]:
@@ -191,22 +180,21 @@ class Grader:
         return said
 
     def unreadable(self, references: Iterable[str]) -> dict[str, str]:
-        """Return the references that no response matches, each with the reason.
+        """Return the references that are not equal to themselves, each with the reason.
 
-        For `math` and `plain`, these are not equal to themselves. For `regex`, the pattern finds
-        something else in them. Rewards on which neither status nor reward depends do not count.
+        Rewards that read no box, and those on which nothing depends, are not asked.
         """
-        distinct, reasons = list(dict.fromkeys(references)), dict[str, str]()
-        for kind in (BoxReader, RegexOptions):
-            asked = [r for r in deciding(self._rewards) if isinstance(r, kind)]
-            if not asked:
-                continue
-            options = [r.model_copy(update={"weight": 1.0}).model_dump() for r in asked]
-            calls = ([to_json({"text": asked[0].written(r), "answer": r})] for r in distinct)
-            with closing(Pool(options, self._workers)) as pool:
-                for reference, [outcome] in zip(distinct, pool.run(calls), strict=True):
-                    if reason := _unmatched(outcome, asked[0]):
-                        reasons.setdefault(reference, reason)
+        asked = [r for r in deciding(self._rewards) if isinstance(r, BoxReader)]
+        if not asked:
+            return {}
+        reasons = {}
+        options = [r.model_copy(update={"weight": 1.0}).model_dump() for r in asked]
+        distinct = list(dict.fromkeys(references))
+        calls = ([to_json({"text": asked[0].written(r), "answer": r})] for r in distinct)
+        with closing(Pool(options, self._workers)) as pool:
+            for reference, [outcome] in zip(distinct, pool.run(calls), strict=True):
+                if not all(outcome.get("values", {"none": 0.0}).values()):
+                    reasons[reference] = outcome.get("failure", "it is not equal to itself")
         return reasons
 
     def scores(self, answers: Iterable[Answer]) -> Iterator[Score]:
@@ -245,8 +233,11 @@ class Grader:
             item["state"] = answer.state and asdict(answer.state)
         try:
             return to_json(item)
-        except (TypeError, ValueError):
-            raise UsageError(_unsendable(problem.id, problem.columns)) from None
+        except (TypeError, ValueError) as error:
+            raise UsageError(
+                f"a column of problem {problem.id!r} cannot be sent to a reward function: {error}; "
+                "leave it out, or store it as text"
+            ) from None
 
     def _score(self, outcome: Mapping[str, Any]) -> Score:
         if "failure" in outcome:
@@ -264,41 +255,5 @@ class Grader:
             reason = {"reason": "no reward is a number"}
             return Score(Status.SKIPPED, None, parts | reason, logged)
         reward = sum(terms)
-        right = Status.RIGHT if reward >= self._right_at else Status.WRONG
+        right = Status.RIGHT if reward >= _RIGHT_AT else Status.WRONG
         return Score(Status(outcome.get("status", right)), reward, parts, logged)
-
-
-def _require_available(reward: RewardOption) -> None:
-    """Raise UsageError if `reward` is known to be unavailable before anything is loaded."""
-    if isinstance(reward, FunctionOptions):
-        place, _, in_file = place_of(reward.function)
-        if in_file and not Path(place).is_file():
-            raise UsageError(
-                f"the reward {reward.function}: there is no file {Path(place).absolute()}"
-            )
-    elif isinstance(reward, MathOptions) and importlib.util.find_spec("math_verify") is None:
-        raise UsageError("the reward math needs math-verify: pip install 'mugrpo[math]'")
-
-
-def _unmatched(outcome: Mapping[str, Any], reward: RewardOption) -> str | None:
-    """Return why no response matches a reference that was judged as a response, or None."""
-    if isinstance(reward, RegexOptions) and "failure" not in outcome:
-        if outcome["status"] != Status.WRONG:  # it is "12", and the pattern wants "= 12"
-            return None
-        return f"the pattern of regex finds {outcome['answers']['answer']!r} in it"
-    if all(outcome.get("values", {"none": 0.0}).values()):
-        return None
-    return str(outcome.get("failure", "it is not equal to itself"))
-
-
-def _unsendable(problem: str, columns: Mapping[str, Any]) -> str:
-    """Return the error message for a problem with a column that has no JSON form."""
-    for name, value in columns.items():
-        try:
-            to_json(value)
-        except (TypeError, ValueError) as error:
-            return (
-                f"column {name} of problem {problem!r} cannot be sent to a reward function: "
-                f"{error}; leave the column out, or store it as text"
-            )
-    return f"problem {problem!r} cannot be sent to a reward function"

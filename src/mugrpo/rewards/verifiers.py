@@ -19,8 +19,8 @@ from mugrpo.config.rewards import (
 )
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Status
-from mugrpo.rewards.math.answers import Answer, read, read_number
-from mugrpo.rewards.math.plain import agree, exact_number, plain
+from mugrpo.rewards.math.answers import Answer, agree, read, read_number
+from mugrpo.rewards.math.plain import exact_number, plain, same
 from mugrpo.rewards.math.response import answer_part, find, last_number, reference_part
 from mugrpo.rewards.math.units import same_unit
 from mugrpo.rewards.verdict import Verdict, Verifier, verdict
@@ -30,7 +30,7 @@ _APART = re.compile(r"([-+]?[0-9][0-9,.]*)\s+([msghlLNJWV])")
 _CLOCK = re.compile(r"[0-9]{1,2}:[0-9]{2}")
 
 
-def math(options: MathOptions) -> Verifier:
+def math(_: MathOptions) -> Verifier:
     """Return the verifier "math". Raises UsageError if math-verify is missing."""
     try:
         from mugrpo.rewards.math.mathematics import Mathematics  # math-verify is an extra
@@ -38,7 +38,7 @@ def math(options: MathOptions) -> Verifier:
         raise UsageError(
             f"the reward math needs math-verify ({error}): pip install 'mugrpo[math]'"
         ) from None
-    return Mathematics(strict=options.strict)
+    return Mathematics()
 
 
 def plainly(_: PlainOptions) -> Verifier:
@@ -46,9 +46,9 @@ def plainly(_: PlainOptions) -> Verifier:
     return plain
 
 
-def exactly(options: ExactOptions) -> Verifier:
+def exactly(_: ExactOptions) -> Verifier:
     """Return the verifier "exact"."""
-    return partial(exact, ignore_case=options.ignore_case)
+    return exact
 
 
 def numerically(options: NumericOptions) -> Verifier:
@@ -61,13 +61,13 @@ def matching(options: RegexOptions) -> Verifier:
     return partial(matched, pattern=re.compile(options.pattern))
 
 
-def exact(text: str, reference: str, *, ignore_case: bool) -> Verdict:
+def exact(text: str, reference: str) -> Verdict:
     """Judge whether the answer is `reference`, up to surrounding blanks. Blanks are no answer.
 
     The answer is all of the last <answer>, or of the text after the last </think>.
     """
     answer = answer_part(text).strip()
-    return verdict(_same(answer, reference, ignore_case), answer or None)
+    return verdict(answer == reference.strip(), answer or None)
 
 
 def numeric(text: str, reference: str, *, tolerance: float) -> Verdict:
@@ -87,7 +87,7 @@ def numeric(text: str, reference: str, *, tolerance: float) -> Verdict:
     written, answer = found
     number = exact_number(written.value)
     if expected is None or number is None or "%" in (target.unit, written.unit):
-        return verdict(agree(target, written), answer)
+        return verdict(agree(target, written, same), answer)
     if not same_unit(target.unit, written.unit):
         return Verdict(Status.WRONG, answer)
     allowed = Fraction(str(tolerance)) * max(Fraction(1), abs(expected))
@@ -133,12 +133,5 @@ def matched(text: str, reference: str, *, pattern: re.Pattern[str]) -> Verdict:
     tags = "think" in pattern.pattern or "answer>" in pattern.pattern
     last = deque(pattern.finditer(text if tags else answer_part(text)), maxlen=1)
     answer = last[0][1 if pattern.groups else 0] if last else None
-    if answer is None:
-        return verdict(False, None)
-    return verdict(_same(answer.strip(), reference, ignore_case=False), answer.strip())
-
-
-def _same(answer: str, reference: str, ignore_case: bool) -> bool:
-    if ignore_case:
-        return answer.casefold() == reference.strip().casefold()
-    return answer == reference.strip()
+    answer = None if answer is None else answer.strip()
+    return verdict(answer == reference.strip(), answer)

@@ -35,7 +35,8 @@ class Judge:
     def __init__(self, options: Sequence[RewardOption]) -> None:
         runner = asyncio.Runner()
         judges: dict[str, Verifier | RewardFunction | EnvironmentReward] = {}
-        for option in sorted(options, key=_place):
+        # files last, as their folders may have modules with the names of others
+        for option in sorted(options, key=lambda option: option.file is not None):
             if isinstance(option, FunctionOptions):
                 function = load_function(option.function)
                 judges[option.label] = RewardFunction(option.label, function, runner)
@@ -91,11 +92,6 @@ class Judge:
             result["values"][label] = None
         else:
             _note(result, label, verdict)
-
-
-def _place(option: RewardOption) -> int:
-    """Return when to load a reward: files last, as their folders may have modules with any name."""
-    return 0 if not isinstance(option, FunctionOptions) else 1 if option.file is None else 2
 
 
 def _note(result: dict[str, Any], label: str, verdict: Verdict) -> None:

@@ -252,6 +252,7 @@ def judge_fingerprint(config: RunConfig, problems: Sequence[Problem]) -> str:
     task = config.task
     judge = {
         **_judging(task),
+        "workers": config.workers.model_dump(mode="json") | {"count": None},
         "files": sorted(_sums(_rewards(task)).values()),
         "truncated": config.rewards.truncated,
         "overlong": [config.rewards.overlong_buffer, config.rollouts.max_new_tokens],
@@ -265,9 +266,7 @@ def judge_fingerprint(config: RunConfig, problems: Sequence[Problem]) -> str:
 def _judging(task: NamedOptions) -> dict[str, Any]:
     """Return the options of `task` that decide a score."""
     options = task.model_dump(mode="json")
-    judging = {"task": options["name"]}
-    judging |= {name: options.get(name) for name in ("rewards", "right_at")}
-    return {**judging, "workers": options.get("workers", {}) | {"count": None}}
+    return {"task": options["name"], "rewards": options.get("rewards")}
 
 
 def _git_revision(folder: Path) -> str | None:

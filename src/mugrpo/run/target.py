@@ -62,7 +62,7 @@ def read_target(
     if asks and stored:
         require_known(*stored, target, trust=trust)
     refuse_no_folder(model_path(config.model))
-    task = make_task(config.task)
+    task = make_task(config.task, config.workers)
     return Target(folder, config, task, problems_of(task, config))
 
 

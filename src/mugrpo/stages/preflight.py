@@ -80,7 +80,7 @@ def _try_rewards(run: OpenRun, tell: bool) -> None:
         if score.status is Status.WRONG and _verifier(run, problem):
             raise (UsageError if run.folder.is_untouched() else RunStopped)(
                 f"the rewards find the reference answer wrong: {completion}; choose another "
-                "reward, or take the answer out of what the data has with task.answer_pattern"
+                "reward, or store the answer alone in the data"
             )
         broken = score.status in (Status.ERROR, Status.UNFINISHED)  # None may be right here
         if broken and run.config.rewards.failure_limit < 1:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from mugrpo.config.base import TaskOptions
+from mugrpo.config.base import TaskOptions, WorkerOptions
 from mugrpo.tasks.base import Task
 
 
-def make_task(options: TaskOptions) -> Task:
-    """Return the task that `options` describes.
+def make_task(options: TaskOptions, workers: WorkerOptions | None = None) -> Task:
+    """Return the task that `options` describes. `workers` judge its answers.
 
     The task reads its data when it is first asked for problems, and raises UsageError then if a row
     is not a valid problem.
     """
-    task: Task = options.made()
+    task: Task = options.made(workers or WorkerOptions())
     return task

@@ -6,7 +6,6 @@ import ast
 import difflib
 import json
 import math
-import re
 import warnings
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
@@ -16,7 +15,7 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Message
 
 
-def cell(place: str, row: Mapping[str, Any], column: str, option: str) -> Any:
+def cell(where: str, row: Mapping[str, Any], column: str, option: str) -> Any:
     """Return what `entry` does. Raises UsageError with the columns of the row if it has none."""
     try:
         return entry(row, column)
@@ -25,7 +24,7 @@ def cell(place: str, row: Mapping[str, Any], column: str, option: str) -> Any:
         near = difflib.get_close_matches(column, names, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}? Name it" if near else "name one of them"
         raise UsageError(
-            f"{place} has no column {column!r} (it has {', '.join(map(repr, names))}); {hint} with "
+            f"{where} has no column {column!r} (it has {', '.join(map(repr, names))}); {hint} with "
             f"--task.{option}"
         ) from None
 
@@ -72,19 +71,42 @@ def literal(text: str) -> Any:
         return None
 
 
-def text_of(value: Any, place: str, column: str, option: str) -> str:
-    """Return an answer or id as text. Raises UsageError if it is neither text nor a number."""
+def answer_of(value: Any, where: str, column: str) -> str:
+    """Return a reference answer as text: of a solution, what follows its last "####".
+
+    Raises UsageError if it is neither text nor a number.
+    """
     if isinstance(value, str) and value.strip():
-        return tokenizable(value, place)
+        solved = "####" in value and literal(value) is None  # JSON holds tests, which may print it
+        return value.rpartition("####")[2].strip() if solved else value
     if (text := number_text(value)) is not None:
         return text
-    hint = ', such as "true" in quotes' if isinstance(value, bool) else ""
-    if isinstance(value, dict | list) and value:
-        inner = next(iter(value)) if isinstance(value, dict) else 0
-        hint = f", such as an entry of it: --task.{option} {column}.{inner}"
     raise UsageError(
-        f"{place}: column {column!r} is {shown(value)}; it must be text or a finite number{hint}"
+        f"{where}: column {column!r} is {shown(value)}; it must be text or a finite number"
+        + _inside(value, column)
     )
+
+
+def _inside(value: Any, column: str) -> str:
+    """Return a hint at an entry of a table or list, or ""."""
+    if not isinstance(value, dict | list) or not value:
+        return ""
+    inner = next(iter(value)) if isinstance(value, dict) else 0
+    return f", such as an entry of it: --task.answer_column {column}.{inner}"
+
+
+def require_one_answer(text: str, where: str, column: str) -> None:
+    """Raise UsageError if a reference is JSON that holds an answer among other things.
+
+    [1, 2] is an interval or a list.
+    """
+    value = literal(text)
+    entries = value if isinstance(value, list) else []
+    if isinstance(value, dict) or any(isinstance(one, str | dict) for one in entries):
+        raise UsageError(
+            f"{where}: column {column!r} is {shown(text)}; it must hold the answer alone"
+            + _inside(value, column)
+        )
 
 
 def number_text(value: Any) -> str | None:
@@ -101,18 +123,6 @@ def number_text(value: Any) -> str | None:
     return "0" if text == "-0" else text
 
 
-def tokenizable(text: str, place: str) -> str:
-    """Return `text`. Raises UsageError for half a surrogate pair, which no tokenizer reads."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise UsageError(
-            f"{place}: character {error.start} is half a surrogate pair "
-            f"({text[error.start]!r}), which is not text; fix the data"
-        ) from None
-    return text
-
-
 def shown(value: Any) -> str:
     """Return a value as an error message shows it: JSON, cut to 60 characters."""
     text = json.dumps(value, default=str)
@@ -120,80 +130,53 @@ def shown(value: Any) -> str:
 
 
 _ROLES = ("system", "user", "assistant", "tool", "developer")
-# How a conversation begins that was stored as text, be it one that no parser reads.
-_STORED = re.compile(r"""\s*\[\s*\{\s*['"](?:role|content|from|value)['"]\s*:""")
 
 
-def prompt_of(value: Any, place: str) -> str | list[Message]:
+def prompt_of(value: Any, where: str) -> str | list[Message]:
     """Return a prompt from the data: text, or a conversation that a model can answer.
 
     A conversation may be stored as text, in JSON or as pandas writes one into a CSV file. All keys
-    of its messages are kept, for the chat template. Raises UsageError, naming `place`, if the
+    of its messages are kept, for the chat template. Raises UsageError, naming `where`, if the
     prompt is anything else.
     """
     if isinstance(value, str):
-        if not value.strip():
-            raise UsageError(f"{place}: the prompt is empty")
-        stored = _stored(value, place)
-        if stored is None:
-            return tokenizable(value, place)
+        stored = literal(value)
+        if not _converses(stored):
+            if not value.strip():
+                raise UsageError(f"{where}: the prompt is empty")
+            return value
         value = stored
     if not isinstance(value, list | tuple) or not value:
-        inside = [name for name, one in value.items() if one] if isinstance(value, dict) else []
-        hint = f"; a dotted task.prompt_column names an entry: COLUMN.{inside[0]}" if inside else ""
         raise UsageError(
-            f"{place}: the prompt is {shown(value)}; it must be text, or a list of "
-            f'{{"role": ..., "content": ...}}{hint}'
+            f"{where}: the prompt is {shown(value)}; it must be text, or a list of "
+            '{"role": ..., "content": ...}; a dotted task.prompt_column names an entry of a table'
         )
-    messages = [_message(message, number, place) for number, message in enumerate(value)]
-    if messages[-1]["role"] not in ("user", "tool"):
-        last = messages[-1]["role"]
+    messages = [_message(message, number, where) for number, message in enumerate(value)]
+    if (last := messages[-1]["role"]) not in ("user", "tool"):
         raise UsageError(
-            f"{place}: the prompt ends with the turn of the {last}; its last turn must be the "
+            f"{where}: the prompt ends with the turn of the {last}; its last turn must be the "
             "user's or a tool's"
         )
     return messages
 
 
-def _stored(text: str, place: str) -> Any:
-    """Return the conversation that a text stores, or a table with one, or None for other text."""
-    value = literal(text)
-    entries = [value, *value.values()] if isinstance(value, dict) else [value]
-    if any(map(_converses, entries)):
-        return value
-    if value is None and _STORED.match(text) and text.rstrip().endswith("]"):
-        raise UsageError(
-            f"{place}: the prompt is a conversation stored as text that is not JSON "
-            f"({shown(text)}); store it as JSON (json.dumps), or the data as JSONL or parquet"
-        )
-    return None
-
-
 def _converses(value: Any) -> bool:
-    messages = value if isinstance(value, list) else [value]
+    messages = value if isinstance(value, list) else []
     return bool(messages) and all(
-        isinstance(one, dict)
-        and ("from" in one or ("role" in one and ("content" in one or "tool_calls" in one)))
+        isinstance(one, dict) and "role" in one and ("content" in one or "tool_calls" in one)
         for one in messages
     )
 
 
-def _message(message: Any, number: int, place: str) -> Message:
+def _message(message: Any, number: int, where: str) -> Message:
     kept: Message = present(message) if isinstance(message, dict) else {}
     if kept.get("tool_calls"):
         kept.setdefault("content", "")  # it calls tools without a word
-    if not isinstance(kept.get("content"), str):
+    if not isinstance(kept.get("content"), str) or kept.get("role") not in _ROLES:
         raise UsageError(
-            f"{place}: message {number} of the prompt is {shown(message)}; it must be "
-            '{"role": ..., "content": text}'
+            f"{where}: message {number} of the prompt is {shown(message)}; it must be "
+            f'{{"role": one of {", ".join(_ROLES)}, "content": text}}'
         )
-    if kept.get("role") not in _ROLES:
-        raise UsageError(
-            f"{place}: message {number} of the prompt has role {kept.get('role')!r}; it "
-            f"must be one of {', '.join(_ROLES)}"
-        )
-    tokenizable(kept["content"], place)
-    tokenizable(json.dumps(kept, ensure_ascii=False, default=str), place)
     return kept
 
 

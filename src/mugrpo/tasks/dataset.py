@@ -4,161 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mugrpo.config.base import RewardOption
-from mugrpo.config.rewards import ExactOptions, MathOptions, NumericOptions, PlainOptions, deciding
+from mugrpo.config.base import BoxReader, WorkerOptions
+from mugrpo.config.rewards import NumericOptions
 from mugrpo.config.tasks import DatasetOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Answer, Message, Problem, Score
-from mugrpo.processes.limited import LimitError, limited
 from mugrpo.rewards.grading import Grader
 from mugrpo.rewards.verifiers import has_number
-from mugrpo.tasks.cells import cell, literal, prompt_of, shown, text_of
-from mugrpo.tasks.rows import Row, is_local, read_rows
-
-# What task.answer_pattern may take: for all answers, and answers per further second of CPU time.
-_SECONDS, _MEGABYTES, _PER_SECOND = 20, 4096, 1000
-
-
-def found_by(pattern: str, texts: Sequence[str]) -> dict[str, str | None]:
-    """Return what the first group of `pattern` matches in each text, or None if nothing.
-
-    A process with limits applies the pattern. Raises UsageError if it takes too much.
-    """
-
-    def found() -> list[str | None]:
-        matches = [re.search(pattern, text) for text in texts]
-        return [match[1].strip() if match and match[1] else None for match in matches]
-
-    seconds = _SECONDS + len(texts) // _PER_SECOND
-    try:
-        answers: list[str | None] = limited(found, seconds=seconds, megabytes=_MEGABYTES)
-    except LimitError as error:
-        raise UsageError(
-            f"task.answer_pattern = {pattern!r} {error} for {len(texts)} answers; choose one that "
-            "tries fewer ways to match"
-        ) from None
-    return dict(zip(texts, answers, strict=True))
-
-
-_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
-# Marks of a text that has the answer somewhere inside it.
-_MARK = re.compile(r"####|</?(?:answer|think)>|\banswer\b[*\s]*(?:is\b|:)", re.IGNORECASE)
-# What may take the answer out. The first one that finds something is suggested.
-_PATTERNS = (
-    "#### (.+)",
-    "####\\s*(.+)",
-    "(?s)<answer>(.+?)</answer>",
-    "(?s)</think>(.+)",
-    "(?i)answer[*\\s]*(?:is|:)[*:\\s]*(.+?)\\.?\\s*$",
-    "(?im)answer[*\\s]*(?:is|:)[*:\\s]*(.+?)\\.?\\s*$",
-)
-_ENTRIES = ("answer", "final_answer", "ground_truth", "target", "solution", "value", "label")
-
-_VERB = re.compile(
-    r"\b(?:is|are|was|were|has|have|had|equals|gives|costs|needs|will|would|there|since|because|"
-    r"therefore|thus|hence|so)\b",
-    re.IGNORECASE,
-)
-_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
-_MANY = 12  # words, more than the answers of any benchmark here have
-
-
-def references_of(rows: Sequence[Row], options: DatasetOptions) -> list[str]:
-    """Return the reference answer of each row, "" for all without an answer column.
-
-    Raises UsageError, naming the row, if one is no text, or if a reward cannot compare with it.
-    """
-    column, pattern = options.answer_column, options.answer_pattern
-    if column is None:
-        return [""] * len(rows)
-    texts = []
-    for place, row in rows:
-        value = cell(place, row, column, "answer_column")
-        for reward in options.rewards:
-            value = reward.reference(value, row)
-        texts.append(text_of(value, place, column, "answer_column"))
-    if pattern is not None:
-        found = found_by(pattern, sorted(set(texts)))
-        for (place, _), text in zip(rows, texts, strict=True):
-            if found[text] is None:
-                raise UsageError(
-                    f"{place}: task.answer_pattern = {pattern!r} matches nothing in {shown(text)}"
-                )
-        texts = [found[text] or "" for text in texts]
-    for (place, _), text in zip(rows, texts, strict=True):
-        if fault := next(_faults(text, column, options), None):
-            raise UsageError(f"{place}: column {column!r} {fault}")
-    return texts
-
-
-def sentences(references: Sequence[str], rewards: Sequence[RewardOption]) -> list[str]:
-    """Return the references that `math` or `plain` compares and that read like whole sentences.
-
-    Only a response with the same words matches one. That may be what the data wants, of a few.
-    """
-    if not any(isinstance(one, MathOptions | PlainOptions) for one in deciding(rewards)):
-        return []
-    return [text for text in references if _is_sentence(text)]
-
-
-def _faults(text: str, column: str, options: DatasetOptions) -> Iterator[str]:
-    """Yield why a reward cannot compare with a reference, and what to do."""
-    if any(isinstance(one, NumericOptions) for one in options.rewards) and not has_number(text):
-        yield (
-            f"is {shown(text)}, which the reward numeric cannot compare with; choose another "
-            "reward, or set task.answer_pattern"
-        )
-    yield from filter(None, (one.fault(text) for one in options.rewards))
-    if named := next((r.name for r in deciding(options.rewards) if _unmatched(text, r)), None):
-        yield (
-            f"is {shown(text)}, which no response can match by the reward {named}; take the answer "
-            f"out of it with {_way_out(text, column)}"
-        )
-
-
-def _unmatched(text: str, reward: RewardOption) -> bool:
-    """Return whether a reference holds more than the answer that `reward` compares with it.
-
-    `numeric` compares only references that are one number (`has_number`), and `regex` tells by its
-    own pattern (`Grader.unreadable`).
-    """
-    if isinstance(reward, ExactOptions):  # a model may be asked for "Answer: 4", or for JSON
-        return "\n" in text.strip() and _MARK.search(text) is not None
-    if not isinstance(reward, MathOptions | PlainOptions) or _BOX.search(text):
-        return False
-    return _MARK.search(text) is not None or _is_data(literal(text))
-
-
-def _is_data(value: object) -> bool:
-    """Return whether JSON is a table, or a list with text: [1, 2] is an interval or a list."""
-    entries = value if isinstance(value, list) else []
-    return isinstance(value, dict) or any(isinstance(one, str | dict) for one in entries)
-
-
-def _way_out(text: str, column: str) -> str:
-    value = literal(text)
-    if isinstance(value, dict | list) and value:
-        names = [name for name in _ENTRIES if name in value] or list(value)
-        return f"--task.answer_column {column}.{names[0] if isinstance(value, dict) else 0}"
-    for pattern in _PATTERNS:
-        if (found := re.search(pattern, text)) and found[1].strip():
-            return f"--task.answer_pattern '{pattern}'"  # quoted as a shell and TOML read it
-    return "task.answer_pattern, a regular expression whose first group is the answer"
-
-
-def _is_sentence(text: str) -> bool:
-    if _BOX.search(text):
-        return False
-    words = len(_WORD.findall(text))
-    if words >= _MANY:
-        return True
-    return words >= 2 and any(map(str.isdigit, text)) and _VERB.search(text) is not None
+from mugrpo.tasks.cells import answer_of, cell, prompt_of, require_one_answer, shown
+from mugrpo.tasks.rows import is_local, read_rows
 
 
 class Dataset:
@@ -168,10 +27,11 @@ class Dataset:
     is not a valid problem.
     """
 
-    def __init__(self, options: DatasetOptions) -> None:
+    def __init__(self, options: DatasetOptions, workers: WorkerOptions) -> None:
         self.options = options
         self._places: dict[str, str] = {}  # of the rows, by the problem's id
-        self.grader = Grader(options.rewards, options.workers, right_at=options.right_at)
+        self._repeated: list[str] = []  # places of rows that repeat others
+        self.grader = Grader(options.rewards, workers)
 
     def train_problems(self) -> Sequence[Problem]:
         return self._split[0]
@@ -203,21 +63,14 @@ class Dataset:
             raise UsageError(
                 f"the rewards cannot use {len(bad)} of {len(problems)} reference answers; the "
                 f"first: {shown(answer)} ({self._places[bad[0].id]}): {unreadable[answer]}; fix "
-                "the data, choose another reward, or set task.answer_pattern"
+                "the data, or choose another reward"
             )
-        return [*said, *self._notice(problems)]
-
-    def _notice(self, problems: Sequence[Problem]) -> Iterator[str]:
-        """Yield a sentence if references read like sentences. Raises UsageError if most do."""
-        prose = sentences([problem.answer for problem in problems], self.options.rewards)
-        if prose:
-            text = (
-                f"{len(prose)} of {len(problems)} reference answers read like whole sentences, "
-                f"which only the same words match (such as {shown(prose[0])})"
+        if self._repeated:
+            said.append(
+                f"{len(self._repeated)} rows repeat the problem or id of an earlier one and are "
+                f"left out (the first: {self._repeated[0]})"
             )
-            if 2 * len(prose) > len(problems):
-                raise UsageError(f"{text}; take the answers out with task.answer_pattern")
-            yield f"warning: {text}"
+        return said
 
     def score(self, answers: Iterable[Answer]) -> Iterator[Score]:
         return self.grader.scores(answers)
@@ -241,7 +94,6 @@ class Dataset:
             held_out = [pair for pair in pairs if pair[0] < cut]
             train = [pair for pair in pairs if pair[0] >= cut]
         held_out = sorted(held_out, key=lambda pair: pair[0])[: options.eval_problems]
-        train = train[: options.train_problems]
         evaluated = {hash_ for hash_, _ in held_out}
         if overlap := [problem for hash_, problem in train if hash_ in evaluated]:
             raise UsageError(
@@ -254,67 +106,66 @@ class Dataset:
 
     def _problems(self, data: str, split: str | None) -> list[tuple[int, Problem]]:
         """Return (hash of the prompt in its original form, problem) of each row, in order."""
-        subset, revision = self.options.subset, self.options.revision
-        sources = (self.options.data, self.options.eval_data or self.options.data)
-        if is_local(data) and not all(
-            map(is_local, sources)
-        ):  # these options are for the other source
-            subset = revision = None
-        rows = read_rows(data, split=split, subset=subset, revision=revision)
+        options = self.options
+        subset, revision = options.subset, options.revision
+        if is_local(data) and not (is_local(options.data) and is_local(options.eval_data or data)):
+            subset = revision = None  # they are for the other source
         problems: dict[str, tuple[int, Problem]] = {}
-        repeated: list[str] = []
-        column = self.options.prompt_column
-        prompts = [
-            prompt_of(cell(place, row, column, "prompt_column"), place) for place, row in rows
-        ]
-        answers = references_of(rows, self.options)
-        for (place, row), prompt, answer in zip(rows, prompts, answers, strict=True):
-            pair = stable_hash(prompt), self._problem(place, row, prompt, answer)
-            identity = pair[1].id
+        for place, row in read_rows(data, split=split, subset=subset, revision=revision):
+            prompt = prompt_of(cell(place, row, options.prompt_column, "prompt_column"), place)
+            answer = self._answer(place, row)
+            identity = hashlib.sha256(canonical([prompt, answer])).hexdigest()[:16]
+            if options.id_column is not None:
+                identity = str(cell(place, row, options.id_column, "id_column"))
             if identity in problems:
-                repeated.append(f"{identity!r} ({place})")
-            problems.setdefault(identity, pair)
-            self._places.setdefault(identity, place)
-        if repeated and self.options.duplicates == "error":
-            rest = f" and {len(repeated) - 3} more" if len(repeated) > 3 else ""
-            kind = "problem" if self.options.id_column is None else "id"
-            raise UsageError(
-                f"{data} has the same {kind} twice: {', '.join(repeated[:3])}{rest}; fix the "
-                "data, or keep the first of each with --task.duplicates drop"
-            )
+                self._repeated.append(place)
+                continue
+            columns = {name: one for name, one in row.items() if name != options.prompt_column}
+            text = with_template(prompt, options.prompt_template, options.system_prompt)
+            problem = Problem(identity, text, answer, columns)
+            problems[identity] = stable_hash(prompt), problem
+            self._places[identity] = place
         return list(problems.values())
 
-    def _problem(
-        self, place: str, row: dict[str, Any], prompt: str | list[Message], answer: str
-    ) -> Problem:
-        options = self.options
-        if options.id_column is not None:
-            value = cell(place, row, options.id_column, "id_column")
-            identity = text_of(value, place, options.id_column, "id_column")
-        else:
-            identity = hashlib.sha256(canonical([prompt, answer])).hexdigest()[:16]
-        columns = {name: value for name, value in row.items() if name != options.prompt_column}
-        return Problem(identity, self._with_template(prompt, place), answer, columns)
+    def _answer(self, place: str, row: dict[str, Any]) -> str:
+        """Return the reference answer of a row, "" without an answer column.
 
-    def _with_template(self, prompt: str | list[Message], place: str) -> str | tuple[Message, ...]:
-        """Return `prompt` with the run's prompt template and system prompt applied."""
-        template, system = self.options.prompt_template, self.options.system_prompt
-        if isinstance(prompt, str):
-            text = template.replace("{prompt}", prompt)
-            if system is None:
-                return text
-            return ({"role": "system", "content": system}, {"role": "user", "content": text})
-        messages = [dict(message) for message in prompt]
-        users = [message for message in messages if message["role"] == "user"]
-        if template != "{prompt}":
-            if not users:
-                raise UsageError(
-                    f"{place}: the prompt has no user message to apply task.prompt_template to"
-                )
-            users[-1]["content"] = template.replace("{prompt}", users[-1]["content"])
-        if system is not None and messages[0]["role"] != "system":
-            messages.insert(0, {"role": "system", "content": system})
-        return tuple(messages)
+        Raises UsageError if a reward cannot compare with it.
+        """
+        column, rewards = self.options.answer_column, self.options.rewards
+        if column is None:
+            return ""
+        value = cell(place, row, column, "answer_column")
+        for reward in rewards:
+            value = reward.reference(value, row)
+        text = answer_of(value, place, column)
+        if any(isinstance(reward, BoxReader) for reward in rewards):
+            require_one_answer(text, place, column)
+        if any(isinstance(one, NumericOptions) for one in rewards) and not has_number(text):
+            raise UsageError(
+                f"{place}: column {column!r} is {shown(text)}, which the reward numeric cannot "
+                "compare with; choose another reward"
+            )
+        for fault in filter(None, (reward.fault(text) for reward in rewards)):
+            raise UsageError(f"{place}: column {column!r} {fault}")
+        return text
+
+
+def with_template(
+    prompt: str | list[Message], template: str, system: str | None
+) -> str | tuple[Message, ...]:
+    """Return `prompt` with a template around its last user message, after a system message."""
+    if isinstance(prompt, str):
+        text = template.replace("{prompt}", prompt)
+        if system is None:
+            return text
+        return ({"role": "system", "content": system}, {"role": "user", "content": text})
+    messages = [dict(message) for message in prompt]
+    for message in [one for one in messages if one["role"] == "user"][-1:]:
+        message["content"] = template.replace("{prompt}", message["content"])
+    if system is not None and messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": system})
+    return tuple(messages)
 
 
 def stable_hash(prompt: str | list[Message]) -> int:

@@ -27,7 +27,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from mugrpo.config.tasks import ChainOptions, EmbeddedOptions, LettersOptions
+from mugrpo.config.base import GeneratedOptions, WorkerOptions
+from mugrpo.config.tasks import ChainOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Answer, Problem, Score, Status
 
@@ -42,7 +43,7 @@ def held_out(prompt: str) -> bool:
 class EmbeddedTask(ABC):
     """A task that generates its problems, always the same ones, and judges answers by itself."""
 
-    def __init__(self, options: EmbeddedOptions) -> None:
+    def __init__(self, options: GeneratedOptions, _: WorkerOptions | None = None) -> None:
         self.options = options
 
     def train_problems(self) -> Sequence[Problem]:
@@ -54,11 +55,22 @@ class EmbeddedTask(ABC):
     def prepare(self, log: Path) -> list[str]:
         return []
 
-    @abstractmethod
-    def score(self, answers: Iterable[Answer]) -> Iterator[Score]: ...
+    def score(self, answers: Iterable[Answer]) -> Iterator[Score]:
+        for answer in answers:
+            found = self.read(answer.text)
+            right = found == answer.problem.answer
+            if found is None:
+                yield Score(Status.NO_ANSWER, 0.0)
+            else:
+                status = Status.RIGHT if right else Status.WRONG
+                yield Score(status, float(right), {"answer": found})
 
     def close(self) -> None:
         return
+
+    @abstractmethod
+    def read(self, text: str) -> str | None:
+        """Return the answer that a response gives, or None."""
 
     @abstractmethod
     def draw(self, rng: random.Random) -> str:
@@ -68,16 +80,12 @@ class EmbeddedTask(ABC):
     def answer(self, prompt: str) -> str:
         """Return the reference answer to `prompt`."""
 
-    @abstractmethod
-    def too_few(self) -> tuple[str, str]:
-        """Return (what the prompts are, how to get more different ones), for an error message."""
-
     def _problems(self, count: int, *, evaluation: bool) -> list[Problem]:
         """Return problems with `count` different prompts of one side of the split.
 
         Raises UsageError if there are not enough.
         """
-        rng = random.Random(f"{self.options.name} {self.options.seed} {evaluation}")
+        rng = random.Random(f"{self.options.name} 0 {evaluation}")
         prompts: dict[str, None] = {}  # insertion-ordered set
         for _ in range(200 * count):
             if len(prompts) == count:
@@ -86,14 +94,14 @@ class EmbeddedTask(ABC):
             if held_out(prompt) == evaluation:
                 prompts[prompt] = None
         side = "eval" if evaluation else "train"
-        kind, way_out = self.too_few()
         raise UsageError(
-            f"task.{side}_problems = {count}, but {kind} give about {len(prompts)} different "
-            f"{side} problems; ask for fewer, or {way_out}"
+            f"task.{side}_problems = {count}, but there are about {len(prompts)} different ones; "
+            "ask for fewer"
         )
 
 
 MODULUS = 10
+_LARGEST_DIGIT = 3
 _LAST_STATE = re.compile(r"=(\d)$")
 
 
@@ -107,64 +115,37 @@ def running_states(prompt: str) -> list[int]:
 
 
 class Chain(EmbeddedTask):
-    """The chain task with `options`.
-
-    The methods that return problems raise UsageError if more are requested than exist.
-    """
+    """The chain task with `options`."""
 
     options: ChainOptions
 
-    def score(self, answers: Iterable[Answer]) -> Iterator[Score]:
-        for answer in answers:
-            match = _LAST_STATE.search(answer.text)
-            if match is None:
-                yield Score(Status.NO_ANSWER, 0.0)
-                continue
-            right = match[1] == answer.problem.answer
-            status = Status.RIGHT if right else Status.WRONG
-            yield Score(status, float(right), {"answer": match[1]})
+    def read(self, text: str) -> str | None:
+        match = _LAST_STATE.search(text)
+        return match[1] if match else None
 
     def draw(self, rng: random.Random) -> str:
-        digits = [str(rng.randint(1, self.options.max_digit)) for _ in range(self.options.terms)]
+        digits = [str(rng.randint(1, _LARGEST_DIGIT)) for _ in range(self.options.terms)]
         signs = "+-" if self.options.minus else "+"
         return digits[0] + "".join(rng.choice(signs) + digit for digit in digits[1:]) + "="
 
     def answer(self, prompt: str) -> str:
         return str(running_states(prompt)[-1])
 
-    def too_few(self) -> tuple[str, str]:
-        terms, most = self.options.terms, self.options.max_digit
-        kind = f"chains of {terms} terms with digits up to {most}"
-        return kind, "raise task.terms or task.max_digit"
-
 
 LETTERS = "abcdefghijkl"
 END = ":"
+_SHORTEST, _LONGEST = 8, 16
 
 
 class Letters(EmbeddedTask):
-    """The letters task with `options`.
+    """The letters task with `options`."""
 
-    The methods that return problems raise UsageError if more are requested than exist.
-    """
-
-    options: LettersOptions
-
-    def score(self, answers: Iterable[Answer]) -> Iterator[Score]:
-        for answer in answers:
-            if not answer.text or set(answer.text) - set(LETTERS):
-                yield Score(Status.NO_ANSWER, 0.0)
-                continue
-            right = answer.text == answer.problem.answer
-            status = Status.RIGHT if right else Status.WRONG
-            yield Score(status, float(right), {"answer": answer.text})
+    def read(self, text: str) -> str | None:
+        return text if text and not set(text) - set(LETTERS) else None
 
     def draw(self, rng: random.Random) -> str:
-        length = rng.randint(self.options.shortest, self.options.longest)
+        length = rng.randint(_SHORTEST, _LONGEST)
         return "".join(rng.choices(LETTERS, k=length)) + END
 
     def answer(self, prompt: str) -> str:
         return "".join(sorted(prompt.removesuffix(END)))
-
-    def too_few(self) -> tuple[str, str]:
-        return f"{self.options.shortest} to {self.options.longest} letters", "raise task.longest"

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from mugrpo.config.base import WorkerOptions
 from mugrpo.config.tasks import MixtureOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Answer, Problem, Score
@@ -19,8 +20,8 @@ class Mixture:
     Problems are in the order of the sources. A faulty source raises UsageError with its name.
     """
 
-    def __init__(self, options: MixtureOptions) -> None:
-        self._sources: dict[str, Task] = {one.source: one.made() for one in options.sources}
+    def __init__(self, options: MixtureOptions, workers: WorkerOptions) -> None:
+        self._sources: dict[str, Task] = {one.source: one.made(workers) for one in options.sources}
 
     def train_problems(self) -> Sequence[Problem]:
         """Return the problems of all sources to train on.
@@ -28,10 +29,11 @@ class Mixture:
         Raises UsageError if a source holds out a prompt that another one trains on.
         """
         problems = self._all("train")
-        held_out = {problem.prompt: problem for problem in map(_hashable, self._all("eval"))}
-        leaks = [problem for problem in map(_hashable, problems) if problem.prompt in held_out]
+        # As text, which two equal conversations share
+        held_out = {repr(problem.prompt): problem.source for problem in self._all("eval")}
+        leaks = [problem for problem in problems if repr(problem.prompt) in held_out]
         if leaks:
-            other = held_out[leaks[0].prompt].source
+            other = held_out[repr(leaks[0].prompt)]
             raise UsageError(
                 f"{len(leaks)} problems of the source {leaks[0].source!r} are held out in the "
                 f"source {other!r} (the first: {leaks[0].id!r}), so evaluations would ask what was "
@@ -82,8 +84,3 @@ def _named(source: str) -> Iterator[None]:
         yield
     except UsageError as error:
         raise UsageError(f"the source {source!r}: {error}") from None
-
-
-def _hashable(problem: Problem) -> Problem:
-    """Return `problem` with its prompt as text, which two equal conversations share."""
-    return replace(problem, prompt=repr(problem.prompt))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import codecs
 import csv
-import io
 import json
 import os
 from collections.abc import Iterator
@@ -20,12 +18,9 @@ from huggingface_hub import constants
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import regular
 from mugrpo.model.loading import hub_answers, visibly
-from mugrpo.processes.limited import LimitError, limited
 
 Row = tuple[str, dict[str, Any]]  # (place such as "problems.jsonl, line 3", column -> value)
 
-# What unpacking a parquet file may take, and what for each of its bytes: real ones unpack to less.
-_SECONDS, _MEGABYTES, _TIMES = 20, 1024, 100
 _FORMATS = (".jsonl", ".parquet", ".csv")
 
 
@@ -42,17 +37,17 @@ def read_rows(
     row is at fault.
     """
     path = Path(data)
-    if os.path.isdir(path):
-        raise UsageError(f"{data} is a directory; name a file in it ({', '.join(_FORMATS)})")
-    if is_local(data):
-        if option := next(filter(None, (split, subset, revision)), None):
-            raise UsageError(
-                f"{data} is a local file, which has no split, subset or revision; leave {option!r} "
-                "out, and name held-out problems of your own with task.eval_data"
-            )
-        rows = list(_file_rows(path))
-    else:
+    if not is_local(data):
         rows = list(_hub_rows(data, split or "train", subset, revision))
+    elif path.suffix.lower() not in _FORMATS:
+        raise UsageError(f"{data} is no file of problems; name one ({', '.join(_FORMATS)})")
+    elif option := next(filter(None, (split, subset, revision)), None):
+        raise UsageError(
+            f"{data} is a local file, which has no split, subset or revision; leave {option!r} "
+            "out, and name held-out problems of your own with task.eval_data"
+        )
+    else:
+        rows = list(_file_rows(path))
     if not rows:
         raise UsageError(f"{data} has no rows")
     return rows
@@ -65,152 +60,58 @@ def is_local(data: str) -> bool:
 
 def _file_rows(path: Path) -> Iterator[Row]:
     readers = {".jsonl": _jsonl_rows, ".parquet": _parquet_rows, ".csv": _csv_rows}
-    reader = readers.get(path.suffix.lower())
-    if reader is None:
-        raise UsageError(
-            f"{path}: the file extension {path.suffix or '(none)'} is unknown; it must be one of "
-            f"{', '.join(_FORMATS)}"
-        )
     try:
-        yield from reader(regular(path))
+        yield from readers[path.suffix.lower()](regular(path))
     except FileNotFoundError:
         raise UsageError(f"there is no data file {path.absolute()}") from None
-    except OSError as error:
-        raise UsageError(
-            f"{path} cannot be read ({error.strerror or _first_line(error)})"
-        ) from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: byte {error.start} is not UTF-8; save it as UTF-8") from None
+    except (OSError, ValueError, csv.Error, pa.ArrowException) as error:
+        raise UsageError(f"{path} cannot be read: {_first_line(error)}") from None
 
 
 def _jsonl_rows(path: Path) -> Iterator[Row]:
-    for number, start, text in _lines(path):
-        if text.strip():
-            yield f"{path}, line {number}", _json_object(text, path, number, start)
-
-
-def _lines(path: Path) -> Iterator[tuple[int, int, str]]:
-    """Yield (number from 1, offset in bytes, text) of each line, without a byte order mark."""
-    start = 0
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, start=1):
-            if number == 1 and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-                raise UsageError(f"{path} is UTF-16; save it as UTF-8")
-            if number == 1 and line.startswith(codecs.BOM_UTF8):
-                start = len(codecs.BOM_UTF8)
-                line = line[start:]
-            yield number, start, _decoded(line, path, number, start)
-            start += len(line)
-
-
-def _decoded(line: bytes, path: Path, number: int, start: int) -> str:
-    try:
-        return line.decode()
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"{path}, line {number}: byte {start + error.start} of the file "
-            f"(0x{line[error.start]:02x}) is not UTF-8; save the file as UTF-8"
-        ) from None
-
-
-def _json_object(text: str, path: Path, number: int, start: int) -> dict[str, Any]:
-    try:
-        row = json.loads(text.rstrip("\r\n"))
-    except RecursionError:
-        raise UsageError(f"{path}, line {number} is nested too deeply") from None
-    except ValueError as error:
-        offset = start + len(text[: getattr(error, "pos", 0)].encode())
-        raise UsageError(
-            f"{path}, line {number} is not JSON at byte {offset} of the file "
-            f"({getattr(error, 'msg', error)}); every line must be one JSON object"
-        ) from None
-    if not isinstance(row, dict):
-        raise UsageError(
-            f"{path}, line {number} is {_kind(row)}, not an object like "
-            '{"prompt": "...", "answer": "..."}'
-        )
-    return row
+    # split at "\n" alone: JSON may hold other line breaks, such as U+2028
+    for number, line in enumerate(path.read_text("utf-8-sig").split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"{path}, line {number} is not JSON: {error}") from None
+        if not isinstance(row, dict):
+            raise UsageError(
+                f'{path}, line {number} is not an object like {{"prompt": "...", "answer": "..."}}'
+            )
+        yield f"{path}, line {number}", row
 
 
 def _csv_rows(path: Path) -> Iterator[Row]:
     csv.field_size_limit(2**31 - 1)
-    content = "".join(text for _, _, text in _lines(path))
-    reader = csv.reader(io.StringIO(content, newline=""), strict=True)
-    header: list[str] = []
-    line = 1  # the first line of the next row
-    try:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file, strict=True)
+        header, line = next(reader, []), reader.line_num + 1
         for values in reader:
             place, line = f"{path}, line {line}", reader.line_num + 1
-            if not values:
-                continue
-            if not header:
-                header = values
-                other = next((mark for mark in ";\t|" if mark in header[0]), None)
-                if len(header) == 1 and other is not None:
-                    raise UsageError(
-                        f"{place} separates columns by {other!r}; save the file with commas "
-                        f"(pandas.read_csv({path.name!r}, sep={other!r}).to_csv(...))"
-                    )
-                if repeated := [name for name in header if header.count(name) > 1]:
-                    raise UsageError(f"{place} names the column {repeated[0]!r} twice; rename one")
-                continue
-            if len(values) != len(header):
+            if values and len(values) != len(header):
                 raise UsageError(
                     f"{place} has {len(values)} fields, but the header names {len(header)} columns"
                 )
-            yield place, dict(zip(header, values, strict=True))
-    except csv.Error as error:
-        raise UsageError(f"{path}, line {line} is not CSV ({error})") from None
+            if values:
+                yield place, dict(zip(header, values, strict=True))
 
 
 def _parquet_rows(path: Path) -> Iterator[Row]:
-    """Yield the rows of a parquet file, which may unpack to any size, after a trial with limits."""
     number = 0
-    try:
-        _try_out(path)
-        with pq.ParquetFile(path) as file:
-            narrow = _narrow(file.schema_arrow)
-            for batch in file.iter_batches():
-                for row in batch.to_pylist():
-                    number += 1
-                    yield f"{path}, row {number}", _with_short(row, narrow)
-    except UsageError:
-        raise
-    except (pa.ArrowException, ValueError, OverflowError) as error:
-        raise UsageError(f"{path} cannot be read as parquet ({_first_line(error)})") from None
-
-
-def _try_out(path: Path) -> None:
-    """Raise UsageError if the rows of a parquet file take more time or memory than they may.
-
-    A page of a few bytes can hold any number of equal cells, so no size in the file tells.
-    """
-
-    def unpack() -> str | None:
-        try:
-            with pq.ParquetFile(path, pre_buffer=False) as file:
-                batches = file.iter_batches(use_threads=False)  # a fork has no threads
-                rows = [batch.to_pylist() for batch in batches]
-                del rows
-        except MemoryError:
-            raise
-        except Exception as error:
-            return _first_line(error)
-        return None
-
-    megabytes = _MEGABYTES + _TIMES * path.stat().st_size // 2**20
-    seconds = _SECONDS + path.stat().st_size // 2**20
-    try:
-        fault = limited(unpack, seconds=seconds, megabytes=megabytes)
-    except LimitError as error:
-        raise UsageError(
-            f"reading {path}, a file of {path.stat().st_size:,} bytes, {error}; name a smaller file"
-        ) from None
-    if fault:
-        raise ValueError(fault)
+    with pq.ParquetFile(path) as file:
+        narrow = _narrow(file.schema_arrow)
+        for batch in file.iter_batches():
+            for row in batch.to_pylist():
+                number += 1
+                yield f"{path}, row {number}", _with_short(row, narrow)
 
 
 def _hub_rows(data: str, split: str, subset: str | None, revision: str | None) -> Iterator[Row]:
-    if data.count("/") > 1 or data.startswith((".", "~", "/")):
-        raise UsageError(f"there is no data file {data}, and it is not a data set id on the hub")
     try:
         import datasets
     except ImportError:
@@ -223,11 +124,6 @@ def _hub_rows(data: str, split: str, subset: str | None, revision: str | None) -
         with _offline_if_the_hub_is_silent(datasets.config), visibly():
             table = datasets.load_dataset(data, subset, split=split, revision=revision)
     except Exception as error:  # of datasets, the hub or the network
-        if "scripts are no longer supported" in str(error):
-            raise UsageError(
-                f"{data} is a data set with code of its own, which mugrpo never runs; save its "
-                "rows as a JSONL or parquet file, and name that"
-            ) from None
         raise UsageError(
             f"{data} is not a local file, and as a data set on the hub it cannot be loaded "
             f"({type(error).__name__}: {_first_line(error)}). Without a network, name a local file "
@@ -251,7 +147,7 @@ def _with_short(row: dict[str, Any], narrow: dict[str, pa.DataType]) -> dict[str
 def _short(value: Any, kind: pa.DataType) -> Any:
     """Return a value with the shortest decimal number for each narrow float in it.
 
-    The float32 of 5.1 is 5.099999904632568 as a Python float.
+    The float32 of 5.1 is 5.099999904632568 as a Python float, which no response would match.
     """
     if value is None:
         return None
@@ -274,11 +170,6 @@ def _offline_if_the_hub_is_silent(config: Any) -> Iterator[None]:
         yield
     finally:
         config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = before
-
-
-def _kind(value: Any) -> str:
-    kinds = {list: "a list", str: "text", bool: "a boolean", type(None): "null"}
-    return kinds.get(type(value), "a number")
 
 
 def _first_line(error: Exception) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,12 @@ def merge(
     base: str | None = None,
     *,
     force: bool = False,
-    say: Callable[[str], None] = lambda _: None,
 ) -> Path:
     """Write the model of `source` to `target`, in fp32, with its adapter in its weights.
 
     `source` is a checkpoint, or a run, whose newest checkpoint is taken. `base` is the model that
     the adapter belongs to, by default where it was during training; `force` accepts one with other
-    files. `say` is told if the adapter was trained on another precision of it. Returns `target`.
+    files. Returns `target`.
     Raises UsageError if there is no such checkpoint, if it is damaged or has no adapter of
     mugrpo's, if the model cannot be loaded or is not the one that was trained on, or if `target`
     exists.
@@ -50,12 +48,6 @@ def merge(
     stored = _run_of(checkpoint)
     if not force:
         _require_base(stored, checkpoint, path, model_fingerprint(config.model))
-    if stored["config"].get("lora", {}).get("quantization", "none") != "none":
-        say(
-            f"the adapter was trained on {path} in 4 bits (lora.quantization) and is merged into "
-            "it in full precision, so the policy of the result is close to the one that was "
-            "trained, but not the same; evaluate it"
-        )
     model = load_model(path)
     Adapter(model, config.lora, path, seed=0, path=checkpoint).merge()
     tokenizer = tokenizer_at(str(checkpoint))

@@ -316,9 +316,6 @@ def read():
 print(gcd(*read()) + 0 * accumulate)
 """,
     "blanks": "print(' ', sum(map(int, open(0).read().split())), end='   ')",
-}
-# In WebAssembly there are no threads, no sockets, and no size of stdin.
-OUTSIDE_WASM = {
     "all at once": """
 import io, os
 input = io.BytesIO(os.read(0, os.fstat(0).st_size)).readline

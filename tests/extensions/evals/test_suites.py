@@ -63,7 +63,6 @@ def test_every_convention_of_a_packaged_suite_has_its_source(name):
     options, task = suite.options, suite.options.task
     sourced = {"data", "revision", "prompt_template", "rewards"}
     sourced |= {"samples", "max_new_tokens", "temperature", "top_p"}
-    sourced |= {"answer_pattern"} if task.answer_pattern else set()
     sourced |= {"system_prompt"} if task.system_prompt else set()
     assert options.conventions.keys() == sourced
     for of, source in options.conventions.items():
@@ -169,7 +168,7 @@ def test_groups_of_groups_and_files_beside_them_are_expanded_once(file):
             MINE + "eval_split = 'test'\n",
             "task.eval_split divides the problems of a run, and a suite asks all of them",
         ),
-        (MINE + "train_problems = 3\n", "task.train_problems divides the problems of a run"),
+        (MINE + "eval_problems = 3\n", "task.eval_problems divides the problems of a run"),
         (
             MINE + "[conventions]\ntop_b = 'x'\n",
             "conventions has top_b, which is no option; did you mean top_p?",

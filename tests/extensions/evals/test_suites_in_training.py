@@ -27,7 +27,7 @@ max_new_tokens = 48
 [task]
 data = "{data}"
 rewards = [{{ name = "regex", pattern = "=(\\\\d)$" }}]
-workers.count = 1
+
 [prompt]
 form = "plain"
 """

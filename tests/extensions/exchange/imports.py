@@ -25,7 +25,9 @@ preset = "mu-grpo"
 [task]
 name = "dataset"
 rewards = { name = "regex", pattern = "=([0-9])$" }
-workers = { count = 1 }
+
+[workers]
+count = 1
 
 [schedule]
 problems_per_update = 1

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mugrpo.config.base import WorkerOptions
 from mugrpo.config.rewards import EnvironmentOptions
 from mugrpo.environments.base import Listening, Reply
-from mugrpo.environments.pool import environments_for
 from mugrpo.extensions.verifiers.conversation import Conversation, Rewritten
 from mugrpo.extensions.verifiers.pool import VerifiersEnvironments
 from tests.cases import table
@@ -33,11 +33,10 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(script)
 
 
-def made(python: str, **options: Any) -> VerifiersEnvironments:
-    own = {"name": "verifiers:counting", "python": python, "workers": 1, "timeout": 30.0}
-    found = environments_for(EnvironmentOptions(**{**own, **options}), own_reward=True)
-    assert isinstance(found, VerifiersEnvironments)
-    return found
+def made(python: str, seconds: float = 30.0) -> VerifiersEnvironments:
+    options = EnvironmentOptions(name="verifiers:counting", python=python)
+    limits = WorkerOptions(count=1, timeout=seconds / 12)
+    return VerifiersEnvironments(options, limits, own_reward=True)
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +132,7 @@ def test_another_beginning_than_the_problem_fails(environments):
 
 
 def test_a_rollout_that_waits_too_long_fails_alone(python):
-    environments = made(python, timeout=3.0)
+    environments = made(python, seconds=3.0)
     try:
         environments.begin(0, 0, row("waits"))
         environments.begin(1, 0, row("plain"))
@@ -148,7 +147,7 @@ def test_a_rollout_that_waits_too_long_fails_alone(python):
 
 @table(("plot", "reason"), [("dies", "worker died"), ("blocks", "not finished")])
 def test_a_worker_that_dies_or_hangs_is_replaced(python, plot: str, reason: str):
-    environments = made(python, timeout=3.0)
+    environments = made(python, seconds=3.0)
     try:
         environments.begin(0, 0, row(plot))
         found = reply(environments, 0)
@@ -172,7 +171,6 @@ def test_problems_are_what_the_first_requests_say(environments):
     ("options", "sentence"),
     [
         ({"name": "verifiers:counting"}, "needs environment.python"),
-        ({"name": "m:f", "python": "p"}, "environment.python has no effect"),
         ({"name": "verifiers:counting", "python": "p", "tools": ["m:f"]}, "tools of its own"),
     ],
 )

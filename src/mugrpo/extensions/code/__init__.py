@@ -13,7 +13,6 @@ from pydantic import Field
 
 from mugrpo.config.base import RewardOption
 from mugrpo.config.extensions import Extension
-from mugrpo.config.options import PathOrName
 
 
 class CodeOptions(RewardOption):
@@ -27,21 +26,16 @@ class CodeOptions(RewardOption):
     factory: ClassVar[str] = "mugrpo.extensions.code.judging:Code"
     partial: bool = False
     """Give the share of the tests that pass. Otherwise, the first failure ends the judgment."""
-    tolerance: float = Field(1e-6, ge=0)
-    """Largest difference of two floats that count as equal, times the larger one if that is above
-    1. Asserts compare as they are written."""
     timeout: int = Field(5, ge=1)
-    """CPU time in seconds that a program may take for a test."""
-    patience: float = Field(20.0, gt=0)
-    """Seconds by the clock for all tests of a program. One that takes longer is unfinished."""
-    memory_mb: int = Field(512, ge=64)
-    """Memory in MiB that a program may take."""
-    sandbox: Literal["auto", "bubblewrap", "wasm", "sandboxfusion"] = "auto"
-    """Where programs run. "auto" takes the first of these that works here."""
-    wasm: PathOrName | None = None
-    """A CPython compiled to WebAssembly (WASI). If unset, that of mugrpo[wasm]."""
+    """CPU time in seconds that a program may take for a test. All tests of a program may take 4
+    times as long by the clock; one that takes longer is unfinished."""
     url: str | None = None
-    """The URL of a SandboxFusion server. A user with a password in it is hidden elsewhere."""
+    """The URL of a SandboxFusion server, which runs programs instead of bubblewrap."""
+
+    @property
+    def patience(self) -> float:
+        """Return the seconds by the clock for all tests of a program."""
+        return 4.0 * self.timeout
 
     @property
     def addresses(self) -> Mapping[str, str]:

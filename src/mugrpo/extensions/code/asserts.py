@@ -33,7 +33,7 @@ class Assertion:
     expected: Any = None
     check: str | None = None
 
-    def passed(self, outcome: Outcome, tolerance: float) -> bool:
+    def passed(self, outcome: Outcome) -> bool:
         """Python's == decides, as in the statement. With a `check`, any output passes here."""
         assert outcome.output is not None
         return self.check is not None or bool(value_of(outcome.output) == self.expected)

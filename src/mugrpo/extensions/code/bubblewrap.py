@@ -27,16 +27,14 @@ _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 class Bubblewrap:
     """Runs programs by bwrap. Raises SandboxError if it is not installed."""
 
-    def __init__(self, seconds: int, memory: int) -> None:
+    def __init__(self, seconds: int) -> None:
         program = shutil.which("bwrap") if sys.platform == "linux" else None
         if program is None:
             raise SandboxError("bwrap is not installed")
         self._program = program
         self._as_root = os.geteuid() == 0
         user, rules = _NOBODY if self._as_root else None, filter_program()
-        self._limits = Limits(
-            seconds, memory, alone=True, user=user, filter=rules.hex() if rules else None
-        )
+        self._limits = Limits(seconds, alone=True, user=user, filter=rules.hex() if rules else None)
         self.name = "bubblewrap" if rules else "bubblewrap, without a filter of system calls"
 
     def run(self, request: Request, patience: float) -> Outcomes:
@@ -47,7 +45,7 @@ class Bubblewrap:
 
     @cached_property
     def _user(self) -> list[str]:
-        """Return the arguments that say who is who inside."""
+        """Return bwrap's user-namespace arguments (uid and gid map)."""
         nobody = str(_NOBODY)
         if not self._as_root:
             return ["--unshare-user", "--uid", nobody, "--gid", nobody]

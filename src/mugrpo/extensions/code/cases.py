@@ -37,9 +37,9 @@ class Printed:
     job: Mapping[str, Any]
     expected: str
 
-    def passed(self, outcome: Outcome, tolerance: float) -> bool:
+    def passed(self, outcome: Outcome) -> bool:
         assert outcome.output is not None
-        return same_text(outcome.output, self.expected, tolerance)
+        return same_text(outcome.output, self.expected)
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,12 @@ class Returned:
     expected: Any
     listed: bool = True
 
-    def passed(self, outcome: Outcome, tolerance: float) -> bool:
+    def passed(self, outcome: Outcome) -> bool:
         assert outcome.output is not None
         value, expected = value_of(outcome.output), self.expected
         if self.listed and isinstance(expected, list) and len(expected) == 1:
-            return any(same_value(value, each, tolerance) for each in (expected, expected[0]))
-        return same_value(value, expected, tolerance)
+            return any(same_value(value, each) for each in (expected, expected[0]))
+        return same_value(value, expected)
 
 
 Case = Printed | Returned | Assertion

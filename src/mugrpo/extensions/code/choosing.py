@@ -1,84 +1,51 @@
-"""Choose a sandbox: try each kind with a small program, and take the first that runs it."""
+"""Choose the sandbox: a server if the options name one, else bubblewrap. It must run a program."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
 
 from mugrpo.disk.errors import UsageError
 from mugrpo.extensions.code import CodeOptions
 from mugrpo.extensions.code.bubblewrap import Bubblewrap
 from mugrpo.extensions.code.fusion import SandboxFusion
 from mugrpo.extensions.code.sandbox import TRIAL, Outcome, Sandbox, SandboxError
-from mugrpo.extensions.code.wasm import Wasm
 from mugrpo.rewards.verdict import Unfinished
 
-_STARTING = 100.0  # seconds, in which wasmtime may compile Python
-WAY_OUT = (
-    "install bubblewrap (apt-get install bubblewrap) where user namespaces are allowed, "
-    "pip install 'mugrpo[wasm]', or name a SandboxFusion server in the reward's url"
+_STARTING = 60.0  # seconds
+REMEDY = (
+    "install bubblewrap (apt-get install bubblewrap) where user namespaces are allowed, or name a "
+    "SandboxFusion server in the reward's url"
 )
 
 
 def choose(options: CodeOptions) -> Sandbox:
-    """Return the sandbox that `options` name, or the first one that works.
+    """Return the sandbox for `options`, which has run a program. Raises UsageError if none works.
 
-    Raises UsageError, with the reason for each, if none does.
+    A program never runs outside of one.
     """
-    found = tried(options)
-    if isinstance(found, list):
+    try:
+        return _working(options)
+    except (SandboxError, Unfinished) as error:
         raise UsageError(
-            "the reward code runs programs in a sandbox only, and none works here "
-            f"({'; '.join(found)}); {WAY_OUT}"
-        )
-    return found
-
-
-def tried(options: CodeOptions) -> Sandbox | list[str]:
-    """Return the first sandbox of `options` that works, or why each of them does not."""
-    reasons = []
-    for name, make in _MAKERS.items():
-        if options.sandbox in ("auto", name):
-            try:
-                return _working(make(options))
-            except (SandboxError, Unfinished) as error:
-                reasons.append(f"{name}: {error}")
-    return reasons
+            f"the reward code runs programs in a sandbox only, and it does not work ({error}); "
+            f"{REMEDY}"
+        ) from None
 
 
 def check() -> tuple[str, str]:
-    """Return what `mugrpo doctor` says of sandboxes, and the remedy if there is none."""
-    found = tried(CodeOptions())
-    if isinstance(found, list):
-        return f"none ({'; '.join(found)})", f"for the reward code, {WAY_OUT}"
-    return f"{found.name}, for the reward code", ""
+    """Return what `mugrpo doctor` says of the sandbox, and the remedy if there is none."""
+    try:
+        return f"{_working(CodeOptions()).name}, for the reward code", ""
+    except (SandboxError, Unfinished) as error:
+        return f"none ({error})", f"for the reward code, {REMEDY}"
 
 
-def _bubblewrap(options: CodeOptions) -> Sandbox:
-    return Bubblewrap(options.timeout, options.memory_mb << 20)
-
-
-def _wasm(options: CodeOptions) -> Sandbox:
-    module = Path(options.wasm) if options.wasm else None
-    return Wasm(module, options.timeout, options.memory_mb << 20)
-
-
-def _fusion(options: CodeOptions) -> Sandbox:
-    if options.url is None:
-        raise SandboxError("no url is named")
-    return SandboxFusion(options.url, options.timeout, options.memory_mb << 20)
-
-
-_MAKERS: dict[str, Callable[[CodeOptions], Sandbox]] = {
-    "bubblewrap": _bubblewrap,
-    "wasm": _wasm,
-    "sandboxfusion": _fusion,
-}
-
-
-def _working(sandbox: Sandbox) -> Sandbox:
-    """Return a sandbox that has run a program. Raises SandboxError or Unfinished if it cannot."""
+def _working(options: CodeOptions) -> Sandbox:
+    sandbox: Sandbox
+    if options.url is not None:
+        sandbox = SandboxFusion(options.url, options.timeout)
+    else:
+        sandbox = Bubblewrap(options.timeout)
     with closing(sandbox.run(TRIAL, _STARTING)) as ran:
         told = next(ran, None)
     if told != Outcome(0, "one of the wises\n"):

@@ -27,9 +27,9 @@ _SPARE = 10.0  # seconds that the server may take beyond those of the program
 class SandboxFusion:
     """Runs programs on the server at `url`."""
 
-    def __init__(self, url: str, seconds: int, memory: int) -> None:
+    def __init__(self, url: str, seconds: int) -> None:
         self._url = url
-        self._limits = Limits(seconds, memory)
+        self._limits = Limits(seconds)
         self._name = url
         self.name = f"SandboxFusion at {self._name}"
 

@@ -1,7 +1,6 @@
 """The program that runs inside a sandbox. It does the jobs of a request by a response's program.
 
-    python -P -s -S -B -c SOURCE            reads a request from stdin, and forks for each job
-    python -P -s -S -B -c SOURCE REQUEST    does the only job of a request itself: WASI has no fork
+    python -P -s -S -B -c SOURCE    reads a request from stdin, and forks for each job
 
 A request is {"setup": ..., "program": ..., "jobs": [...], "limits": {...}}. A job is one of
 
@@ -323,8 +322,4 @@ def _say(message: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        _request = json.loads(sys.argv[1])
-        perform(_request, _request["jobs"][0])
-    else:
-        serve()
+    serve()

@@ -14,7 +14,7 @@ from mugrpo.extensions.code import CodeOptions
 from mugrpo.extensions.code.asserts import Assertion
 from mugrpo.extensions.code.cases import Case, Tests, read_tests
 from mugrpo.extensions.code.choosing import choose
-from mugrpo.extensions.code.sandbox import TRAPPED, Outcome, Request
+from mugrpo.extensions.code.sandbox import Outcome, Request
 from mugrpo.rewards.math.response import final_part
 from mugrpo.rewards.verdict import Verdict
 
@@ -23,7 +23,6 @@ LONGEST_PROGRAM = 100_000  # characters; something longer is not taken for a pro
 # The mark may be an attribute, as in {.python}. In a list, a fence has any indentation.
 _FENCE = re.compile(r"([ \t]*)(`{3,}+(?!.*`)|~{3,})[ \t]*([{.]*[\w+#.-]*)")
 _PYTHON = re.compile(r"[{.]*py(?:thon)?[0-9.]*", re.IGNORECASE)
-_RAN_OUT = {-signal.SIGXCPU: "out of CPU time", TRAPPED: "out of fuel, memory or stack"}
 
 Check = tuple[int, Mapping[str, Any]]  # a test's index, and a job for the second sandbox
 
@@ -82,7 +81,7 @@ class Code:
         if outcome.status:
             return _ending(outcome.status)
         with suppress(ValueError, RecursionError):
-            return "" if case.passed(outcome, self._options.tolerance) else "another result"
+            return "" if case.passed(outcome) else "another result"
         return "no result"
 
     def _checked(self, setup: str, checks: Sequence[Check]) -> dict[int, str]:
@@ -100,12 +99,9 @@ class Code:
 
 
 def _ending(status: int) -> str:
-    if status in _RAN_OUT:
-        return _RAN_OUT[status]
-    if status > 0:
-        return f"the program ended with status {status}"
-    known = {member.value for member in signal.Signals}
-    return f"ended by {signal.Signals(-status).name if -status in known else -status}"
+    if status == -signal.SIGXCPU:
+        return "out of CPU time"
+    return f"ended with status {status}" if status > 0 else f"ended by signal {-status}"
 
 
 def _named(failures: dict[int, str], count: int) -> str | None:

@@ -12,14 +12,11 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Protocol
 
 from mugrpo.rewards.verdict import Unfinished
 
 INSIDE = Path(__file__).with_name("inside.py").read_text()
-TRAPPED = 134  # the exit code of a program that WebAssembly's machine stops
-NOTHING: Mapping[str, str] = MappingProxyType({})
 LONGEST_LINE = 32 << 20  # bytes of what a sandbox says of a job; JSON writes a byte as at most 6
 
 
@@ -44,7 +41,7 @@ class Limits:
     """Limits on a job. `alone`: its processes are the only ones that it can see."""
 
     seconds: int  # of CPU time
-    memory: int  # bytes of address space
+    memory: int = 512 << 20  # bytes of address space
     files: int = 16 << 20  # bytes of a file
     processes: int = 32  # threads count too
     alone: bool = False
@@ -106,11 +103,10 @@ def outcomes(
     patience: float,
     *,
     descriptors: Sequence[int] = (),
-    environment: Mapping[str, str] = NOTHING,
 ) -> Iterator[Outcome]:
     """Yield what a command that reads `request` from stdin tells. Raises as `Sandbox.run` does.
 
-    It gets only `descriptors`, and `environment` as the whole of its environment.
+    It gets only `descriptors`, and no environment.
     """
     deadline = time.monotonic() + patience
     with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as errors:
@@ -122,7 +118,7 @@ def outcomes(
             stdout=subprocess.PIPE,
             stderr=errors,
             pass_fds=descriptors,
-            env={"PYTHONHASHSEED": "0", **environment},  # a set is always printed in the same order
+            env={"PYTHONHASHSEED": "0"},  # a set is always printed in the same order
             cwd="/",
         )
         assert process.stdout is not None

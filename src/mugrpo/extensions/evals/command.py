@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ Say = Callable[[object], None]
 _COMPARE = "compare"
 _SAMPLING = ("samples", "max_new_tokens", "temperature", "top_p", "problems")
 _MEASURING = ("update", "data", "regrade", "trust")
-_PAGE = Path("comparison.html")
 
 
 def add_benchmark(commands: Commands) -> None:
@@ -44,7 +44,7 @@ def add_benchmark(commands: Commands) -> None:
     command.add_argument("--top-p", type=float, help=top_p)
     out = (
         "the folder of the results (default: RUN/benchmarks, or runs/benchmarks/NAME for a model); "
-        f"of `compare`, the page (default: {_PAGE})"
+        "of `compare`, a JSON file to write"
     )
     command.add_argument("--out", type=Path, help=out)
     command.add_argument("--regrade", action="store_true", help="score stored responses again")
@@ -72,8 +72,7 @@ def _measure(options: argparse.Namespace, say: Say) -> None:
     suites = load_suites(options.suite)
     say(f"{options.targets[0]}: loading PyTorch, then the problems and the tokenizer")
     from mugrpo.extensions.evals.measuring import measure
-    from mugrpo.extensions.evals.page import write_page
-    from mugrpo.extensions.evals.tables import table
+    from mugrpo.extensions.evals.tables import table, write_table
     from mugrpo.run.progress import Progress
 
     folder, results = measure(
@@ -90,7 +89,7 @@ def _measure(options: argparse.Namespace, say: Say) -> None:
         stop=options.stop,
     )
     say(table(results))
-    say(write_page(folder))
+    say(write_table(folder))
 
 
 def _chosen(options: argparse.Namespace) -> dict[str, Any]:
@@ -125,15 +124,15 @@ def _compare(options: argparse.Namespace, say: Say) -> None:
     if len(names) != 2:
         raise UsageError(f"compare needs two measurements, A and B, not {len(names)}")
 
+    from mugrpo.disk.publishing import publish_json
     from mugrpo.extensions.evals.comparing import compare, stored
-    from mugrpo.extensions.evals.page import write_comparison
     from mugrpo.extensions.evals.tables import comparison_table
 
     wanted = options.suite.split(",") if options.suite else None
     compared = compare(*(stored(name, wanted) for name in names))
-    page = write_comparison(compared, options.out or _PAGE)
     say(comparison_table(compared))
-    say(page)
+    if options.out:
+        publish_json(options.out, asdict(compared))
 
 
 def _require_no_more(options: argparse.Namespace) -> None:

@@ -33,7 +33,7 @@ GRADERS = ("math", {"name": "plain", "weight": 0.0})
 _DEFAULTS: dict[str, dict[str, Any]] = {"task": {"rewards": GRADERS}, "prompt": {"form": "chat"}}
 
 # Options of a task that divide or limit the problems of a run.
-_OF_RUNS = ("eval_data", "eval_split", "eval_share", "train_problems", "eval_problems")
+_OF_RUNS = ("eval_data", "eval_split", "eval_share", "eval_problems")
 
 
 class SuiteOptions(Options):

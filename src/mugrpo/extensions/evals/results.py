@@ -20,8 +20,8 @@ from mugrpo.disk.shards import ShardSet, score_from_row
 from mugrpo.extensions.evals.agreement import Agreement, agreement
 from mugrpo.extensions.evals.measures import ProblemResult, Vote, majority, measured, merged
 from mugrpo.extensions.evals.options import Suite
-from mugrpo.rewards.math.answers import read
-from mugrpo.rewards.math.plain import agree, exact_number
+from mugrpo.rewards.math.answers import agree, read
+from mugrpo.rewards.math.plain import exact_number, same
 from mugrpo.rollouts.statistics import interval
 from mugrpo.run.opening import OpenRun
 
@@ -147,7 +147,7 @@ def _majority(run: OpenRun, problem: Problem, scores: Sequence[Score]) -> float 
 
     def equal(first: str, second: str) -> bool:
         one, other = answers[first], answers[second]
-        if agree(one, other) or agree(other, one):
+        if agree(one, other, same) or agree(other, one, same):
             return True
         if not asks or None not in (exact_number(one.value), exact_number(other.value)):
             return False

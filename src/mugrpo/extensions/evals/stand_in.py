@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mugrpo.config.tasks import DatasetOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.extensions.evals.options import Suite
 from mugrpo.tasks.cells import entry
-from mugrpo.tasks.dataset import found_by
-from mugrpo.tasks.rows import Row, is_local, read_rows
+from mugrpo.tasks.rows import is_local, read_rows
 
 # The columns to look for, in this order, if the file lacks the suite's own.
 _PROMPTS, _ANSWERS, _IDS = ("problem", "prompt", "question"), ("answer",), ("id",)
@@ -21,9 +19,7 @@ def with_data(suite: Suite, file: str) -> Suite:
 
     Each column is the suite's own if the file has it. Otherwise the prompt is in `problem`,
     `prompt` or `question`, the answer in `answer`, and the id in `id`; without that, the id is a
-    hash. The suite's answer_pattern applies if it matches some answer of the file, and must then
-    match all. If it matches none, the answers are final. Raises UsageError if the file does not
-    exist, cannot be read, is empty or lacks a column.
+    hash. Raises UsageError if the file does not exist, cannot be read, is empty or lacks a column.
     """
     if not is_local(file):
         raise UsageError(f"there is no data file {file} to stand in for the suite {suite.name}")
@@ -47,7 +43,6 @@ def with_data(suite: Suite, file: str) -> Suite:
         "revision": None,
         "prompt_column": prompt,
         "answer_column": answer,
-        "answer_pattern": task.answer_pattern if _matches(task, rows, answer) else None,
         "id_column": _column(columns, ids),
     }
     return suite.over({"task": {**task.model_dump(), **changed}})
@@ -68,12 +63,3 @@ def _has(row: Mapping[str, Any], name: str) -> bool:
 
 def _either(names: tuple[str, ...]) -> str:
     return " or ".join(map(repr, dict.fromkeys(names)))
-
-
-def _matches(task: DatasetOptions, rows: list[Row], answer: str | None) -> bool:
-    """Return whether the task's answer_pattern matches one of the answers in `rows`."""
-    if task.answer_pattern is None or answer is None:
-        return False
-    cells = (entry(row, answer) for _, row in rows if _has(row, answer))
-    found = found_by(task.answer_pattern, sorted({str(cell) for cell in cells if cell is not None}))
-    return any(match is not None for match in found.values())

@@ -78,7 +78,7 @@ def suite_run(
     read, or as `prompt_encoder` does.
     """
     assert isinstance(config.task, DatasetOptions)
-    task = Dataset(config.task)
+    task = Dataset(config.task, config.workers)
     try:
         problems = task.every_problem(suite.options.problems)
         config = _with_room(config, problems, progress)

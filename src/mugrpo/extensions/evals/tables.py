@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
-from mugrpo.extensions.evals.comparing import Comparison, Comparisons, Result
-from mugrpo.report.readable import MISSING, TIMES, plain, visible
+from mugrpo.disk.publishing import publish_file
+from mugrpo.extensions.evals.comparing import Comparison, Comparisons, Result, read_result
+from mugrpo.report.readable import MISSING, TIMES, markdown, plain
 
 HEAD = (
     *("benchmark", "update", f"problems {TIMES} samples", "avg@k", "pass@k", "maj@k"),
     *("truncated", "no answer", "tokens", "graders agree"),
-)
-
-# What would end a cell or begin HTML, a link or an image.
-_SAFE = str.maketrans(
-    {"\\": "\\\\", "|": "\\|", "[": "\\[", "<": "&lt;", "&": "&amp;", "\n": "↵", "\t": " "}
 )
 
 
@@ -51,33 +48,30 @@ def with_interval(measure: Sequence[float] | None) -> str:
     return f"{value:.3f} ({low:.3f} to {high:.3f})"
 
 
+def write_table(folder: Path) -> Path:
+    """Write table.md: all results in `folder`, earlier ones too. Return its path.
+
+    Raises UsageError if a result cannot be read.
+    """
+    files = sorted(folder.glob("*/update-*/result.json"))
+    with publish_file(folder / "table.md") as out:
+        out.write(f"{table([read_result(file) for file in files])}\n".encode())
+    return folder / "table.md"
+
+
 def comparison_table(compared: Comparisons) -> str:
     """Return a row per benchmark and the pooled rows, with the number of comparisons below."""
-    table = markdown(comparison_head(compared), comparison_rows(compared))
-    return "\n\n".join([table, comparison_note(compared), *compared.notes])
-
-
-def comparison_head(compared: Comparisons) -> list[str]:
-    """Return the head of the table of a comparison."""
     first, second = compared.first, compared.second
-    return ["benchmark", "problems", first, second, "difference", "p", "p (Holm)"]
-
-
-def comparison_rows(compared: Comparisons) -> list[list[str]]:
-    """Return the cells of each benchmark and of the pooled rows, under `comparison_head`."""
-    return [_compared(one) for one in (*compared.benchmarks, *compared.overall)]
-
-
-def comparison_note(compared: Comparisons) -> str:
-    """Return how many comparisons there are, and what their numbers mean."""
+    head = ["benchmark", "problems", first, second, "difference", "p", "p (Holm)"]
+    rows = [_compared(one) for one in (*compared.benchmarks, *compared.overall)]
     number = len(compared.benchmarks)
     pooled = " The pooled rows are not among them." if compared.overall else ""
-    return (
+    note = (
         f"{number} comparison{'s' if number != 1 else ''}, paired by problem. Averages are avg@k "
-        "over the problems compared, differences are "
-        f"{compared.second} minus {compared.first}, all with 95 % intervals. Holm's p-values hold "
-        f"for all comparisons together.{pooled}"
+        f"over the problems compared, differences are {second} minus {first}, all with 95 % "
+        f"intervals. Holm's p-values hold for all comparisons together.{pooled}"
     )
+    return "\n\n".join([markdown(head, rows), note, *compared.notes])
 
 
 def _compared(one: Comparison) -> list[str]:
@@ -97,16 +91,3 @@ def _p(p: float | None) -> str:
     if p is None:
         return MISSING
     return "below 0.001" if p < 0.001 else f"{p:.3f}"
-
-
-def markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    """Return a table in Markdown, whose columns line up in plain text too.
-
-    Titles and names come from files, so their characters are text in it: none ends a cell, is
-    HTML, or moves a terminal's cursor.
-    """
-    cells = [[visible(text).translate(_SAFE) for text in row] for row in (head, *body)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = [" | ".join(t.ljust(w) for t, w in zip(row, widths, strict=True)) for row in cells]
-    lines.insert(1, " | ".join("-" * width for width in widths))
-    return "\n".join(f"| {line} |" for line in lines)

@@ -279,7 +279,7 @@ class Importer:
         elif row.reward is None:
             status = Status.SKIPPED
         else:
-            right = row.reward >= self._config.task.right_at
+            right = row.reward >= 1.0
             status = Status.RIGHT if right else Status.WRONG
         try:
             return Score(status, row.reward, row.parts or {})

@@ -46,8 +46,8 @@ Raw = dict[str, Any]  # the options of a config, before its defaults
 
 ID = "problem_id"  # the column of PROBLEMS and HELD_OUT
 # Options of a task that PROBLEMS and HELD_OUT have been read with, and all that are for its data.
-_APPLIED = ("split", "subset", "revision", "eval_split", "train_problems", "system_prompt")
-_OF_DATA = (*_APPLIED, "eval_data", "prompt_template", "answer_pattern")
+_APPLIED = ("split", "subset", "revision", "eval_split", "system_prompt")
+_OF_DATA = (*_APPLIED, "eval_data", "prompt_template")
 
 
 def import_rollouts(
@@ -193,7 +193,7 @@ def _with_data(options: Raw, folder: Path, problems: Mapping[str, Sequence[Probl
 
 def _dataset(config: RunConfig) -> Dataset:
     assert isinstance(config.task, DatasetOptions)
-    return Dataset(config.task)
+    return Dataset(config.task, config.workers)
 
 
 def _options(

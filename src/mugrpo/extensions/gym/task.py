@@ -9,11 +9,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from mugrpo.config.base import WorkerOptions
 from mugrpo.config.rewards import FunctionOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Answer, Problem, Score
 from mugrpo.extensions.gym import ReasoningGymOptions
 from mugrpo.rewards.grading import Grader
+from mugrpo.tasks.dataset import with_template
 from mugrpo.tasks.embedded import held_out
 
 _REWARD = FunctionOptions(function="mugrpo.extensions.gym.scores:score_answer")
@@ -27,9 +29,10 @@ class ReasoningGym:
     the data set does not exist, its config is refused, or it has too few different problems.
     """
 
-    def __init__(self, options: ReasoningGymOptions) -> None:
+    def __init__(self, options: ReasoningGymOptions, workers: WorkerOptions) -> None:
         self.options = options
-        self.grader = Grader((_REWARD,), options.workers, right_at=options.right_at)
+        self._name = Path(options.data).name  # a folder here may have the same name
+        self.grader = Grader((_REWARD,), workers)
 
     def train_problems(self) -> Sequence[Problem]:
         return self._split[0]
@@ -62,36 +65,31 @@ class ReasoningGym:
             side = int(held_out(question))
             if question not in seen and len(sides[side]) < wanted[side]:
                 seen.add(question)
-                sides[side].append(self._problem(f"{options.dataset}-{index}", entry))
+                sides[side].append(self._problem(f"{self._name}-{index}", entry))
             if all(len(some) == count for some, count in zip(sides, wanted, strict=True)):
                 return sides
-        side = int(len(sides[0]) == wanted[0])
-        name = ("train_problems", "eval_problems")[side]
         raise UsageError(
-            f"task.{name} = {wanted[side]}, but {size} problems of {options.dataset} have "
-            f"{len(sides[side])} different ones for it; ask for fewer, or make it generate more "
-            "kinds of problems with task.config"
+            f"{size} problems of {self._name} have {len(sides[0])} different ones to train on and "
+            f"{len(sides[1])} held out, fewer than task.train_problems = {wanted[0]} and "
+            f"task.eval_problems = {wanted[1]}; ask for fewer, or make it generate more kinds of "
+            "problems with task.config"
         )
 
     def _generated(self, size: int) -> Any:
         """Return reasoning-gym's data set of `size` problems."""
         gym, options = _package(), self.options
+        # its composite draws parts by chance; a mixture has exact shares, and a score for each
         known = sorted(set(gym.factory.DATASETS) - {"composite"})
-        if options.dataset == "composite":
-            raise UsageError(
-                "reasoning-gym's composite draws by chance; for exact shares and a score for each "
-                "data set, make every one a source of task.name = 'mixture'"
-            )
-        if options.dataset not in known:
-            near = difflib.get_close_matches(options.dataset, known, n=1)
+        if self._name not in known:
+            near = difflib.get_close_matches(self._name, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}"
-            raise UsageError(f"reasoning-gym has no data set {options.dataset!r}; {hint}")
+            raise UsageError(f"reasoning-gym has no data set {self._name!r}; {hint}")
         config = _as_lists(options.config)
         try:
-            return gym.create_dataset(options.dataset, **config, seed=options.seed, size=size)
+            return gym.create_dataset(self._name, **config, seed=0, size=size)
         except (TypeError, ValueError, AssertionError) as error:
             raise UsageError(
-                f"task.config = {config!r} is refused by the data set {options.dataset}: {error}"
+                f"task.config = {config!r} is refused by the data set {self._name}: {error}"
             ) from None
 
     def _require_stable_scores(self, generated: Any, entry: dict[str, Any]) -> None:
@@ -105,22 +103,19 @@ class ReasoningGym:
             same = False
         if not same:
             raise UsageError(
-                f"problems of {self.options.dataset} hold what JSON cannot store, and their scores "
+                f"problems of {self._name} hold what JSON cannot store, and their scores "
                 "depend on it; choose another data set of reasoning-gym"
             )
 
     def _problem(self, name: str, entry: dict[str, Any]) -> Problem:
         options = self.options
-        text = options.prompt_template.replace("{prompt}", entry["question"])
-        system = {"role": "system", "content": options.system_prompt or ""}
-        user = {"role": "user", "content": text}
+        prompt = with_template(entry["question"], options.prompt_template, options.system_prompt)
         columns = {
             "entry": json.loads(json.dumps(entry)),
-            "dataset": options.dataset,
+            "dataset": self._name,
             "config": _as_lists(options.config),
             "part": options.answer,
         }
-        prompt = text if options.system_prompt is None else (system, user)
         answer = "" if entry["answer"] is None else str(entry["answer"])  # there may be many
         return Problem(name, prompt, answer, columns)
 

@@ -36,6 +36,7 @@ from mugrpo.optimize.experience import Experience, TokenBudget, with_advantages
 from mugrpo.optimize.gradient import leave_gradient
 from mugrpo.optimize.loss import UpdateLoss
 from mugrpo.pipeline import weights_of
+from mugrpo.report.readable import markdown
 from mugrpo.rollouts.sampler import Sampler
 from mugrpo.rollouts.score import scored
 from mugrpo.run.opening import OpenRun
@@ -99,12 +100,12 @@ def table(rows: Sequence[Row]) -> str:
     by_place = {(row["method"], row["staleness"]): row for row in rows}
     fresh = {row["staleness"]: row["fresh"] for row in rows}
     head = ["cosine (A > 0, A < 0)", *(f"staleness {s}" for s in columns)]
-    body = [head, ["---"] * len(head)]
+    body = []
     for method in dict.fromkeys(row["method"] for row in rows):
         cells = (by_place[method, s] for s in columns)
         body.append([method, *(_cell(cell) for cell in cells)])
     body.append(["two fresh halves", *(_number(fresh[s]) for s in columns)])
-    return "\n".join(f"| {' | '.join(line)} |" for line in body)
+    return markdown(head, body)
 
 
 def _cell(row: Row) -> str:

@@ -33,6 +33,7 @@ from mugrpo.extensions.lab.methods import configs_of
 from mugrpo.pipeline import evaluate, optimize
 from mugrpo.report import write_report
 from mugrpo.report.read import accuracy_text
+from mugrpo.report.readable import markdown
 from mugrpo.run.opening import OpenRun, open_run
 from mugrpo.run.progress import Progress
 from mugrpo.run.provenance import config_document, provenance_of
@@ -90,8 +91,7 @@ def table(methods: dict[str, list[Line]], first: int) -> str:
     rows = sorted((_row(name, lines, first) for name, lines in methods.items()), key=_by_accuracy)
     head = ["method", "accuracy before", "after", "KL(β‖π) at the end", "tv_token at the end"]
     head += ["largest ratio, A < 0", "tokens clipped or removed", "seconds per update"]
-    body = [head, ["---"] * len(head), *(row[1:] for row in rows)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in body)
+    return markdown(head, [row[1:] for row in rows])
 
 
 def _row(name: str, lines: list[Line], first: int) -> list[str]:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mugrpo.config.base import WorkerOptions
 from mugrpo.config.rewards import EnvironmentOptions
 from mugrpo.disk.errors import BrokenReward, RunStopped, UsageError
 from mugrpo.environments.base import Reply
@@ -57,10 +58,15 @@ class VerifiersEnvironments:
     """
 
     def __init__(
-        self, options: EnvironmentOptions, *, own_reward: bool = False, log: Path | None = None
+        self,
+        options: EnvironmentOptions,
+        workers: WorkerOptions,
+        *,
+        own_reward: bool = False,
+        log: Path | None = None,
     ) -> None:
         assert options.name is not None and options.python is not None
-        self._options, self._log, self._own_reward = options, log, own_reward
+        self._options, self._limits, self._log, self._own_reward = options, workers, log, own_reward
         self._workers: list[_Worker] = []
         self._tools: list[Mapping[str, Any]] | None = None
         self._rollouts: dict[int, _Rollout] = {}
@@ -100,7 +106,7 @@ class VerifiersEnvironments:
                 f"a problem for {self._options.name} needs the columns prompt and task; write "
                 "them with `mugrpo problems`"
             )
-        self._start(self._options.processes)
+        self._start(self._limits.processes)
         worker = min(self._workers, key=lambda one: len(one.rollouts))
         self._begun += 1
         began = _Rollout(rollout, self._begun, worker, Conversation(prompt))
@@ -157,7 +163,7 @@ class VerifiersEnvironments:
             worker = _Worker(
                 str(_PROGRAM),
                 {"name": str(options.name).rpartition(":")[2], "kwargs": options.kwargs},
-                Limits(options.timeout, 0.0, options.memory_mb),
+                Limits(self._limits.waiting, 0.0, self._limits.memory_mb),
                 kind="worker of verifiers",
                 starting=_STARTING,
                 log=self._log,
@@ -205,9 +211,9 @@ class VerifiersEnvironments:
                     self._take(worker, message)
             except PeerLost as lost:
                 self._lose(worker, lost)
-        now, limit = time.monotonic(), self._options.timeout
+        now, limit = time.monotonic(), self._limits.waiting
         for live in list(self._rollouts.values()):
-            if live.owes and live.worker.ready and now - live.since > limit:
+            if limit and live.owes and live.worker.ready and now - live.since > limit:
                 self._fail(live, f"not finished within {limit:g} seconds", unfinished=True)
 
     def _take(self, worker: _Worker, message: Any) -> None:
@@ -217,7 +223,7 @@ class VerifiersEnvironments:
                 pass
             case {"ready": True, "tools": list(tools)}:
                 worker.ready, self._tools = True, tools
-                worker.silence = self._options.timeout  # it says every second that it lives
+                worker.silence = self._limits.waiting or None  # it says every second that it lives
                 for live in worker.rollouts.values():
                     live.since = time.monotonic()
             case {"failed": "refused", "text": str(text)}:

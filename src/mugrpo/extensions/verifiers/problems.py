@@ -49,7 +49,7 @@ def run_problems(options: argparse.Namespace) -> None:
     if out.exists():
         raise UsageError(f"{out} exists already; remove it to write it again")
     out.parent.mkdir(parents=True, exist_ok=True)
-    environments, written = VerifiersEnvironments(config.environment), 0
+    environments, written = VerifiersEnvironments(config.environment, config.workers), 0
     part = out.with_name(f"{out.name}.part")
     try:
         with part.open("w", encoding="utf-8") as file:

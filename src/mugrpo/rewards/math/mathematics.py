@@ -1,7 +1,7 @@
 """Equality of mathematical answers: math-verify, with rules around it.
 
 An answer is read and taken apart as docs/verification.md says (`response`, `answers`). What text,
-units and words do not settle, math-verify compares. Strict mode rejects its match (`_loose`) if
+units and words do not settle, math-verify compares. Its match does not count (`_loose`) if
 
 - a side of a chain of equalities has another value: x=7=12 for 12, or 2x=12 (x is 6);
 - a set stands for a tuple or an interval, or vice versa: {1,2} for (1,2);
@@ -22,7 +22,7 @@ import math
 import re
 import sys
 from dataclasses import dataclass, replace
-from functools import lru_cache, reduce
+from functools import lru_cache, partial, reduce
 from typing import Any
 
 import sympy
@@ -35,17 +35,16 @@ from sympy.functions.combinatorial.factorials import CombinatorialFunction
 from mugrpo.disk.records import Status
 from mugrpo.rewards.math.answers import (
     Answer,
-    last,
-    paired,
+    agree,
+    judged,
     read,
     read_number,
-    settled,
     sides,
     targets,
 )
 from mugrpo.rewards.math.notation import ascii_latex
 from mugrpo.rewards.math.plain import exact_number
-from mugrpo.rewards.math.response import answer_part, denied, find, reference_part
+from mugrpo.rewards.math.response import answer_part, denied
 from mugrpo.rewards.math.units import TELLING
 from mugrpo.rewards.verdict import Verdict, verdict
 
@@ -135,18 +134,14 @@ def _read_whole(mathematics: str) -> Reading | None:
     return Reading(values, mathematics) if values else None
 
 
-def _read_text(text: str) -> Reading | None:
-    """Return what math-verify alone finds in a text, or None if it finds nothing."""
-    values = parse(text, parsing_timeout=None)
-    return Reading(values, str(values[-1]).strip()) if values else None
-
-
 def _read_prose(text: str) -> Reading | None:
     """Return what math-verify finds in a text whose formulas are marked for it."""
-    reading = _read_text(_formulas(text))
-    if reading is None or (percent := grader.get_pct_val(reading.value)) is None:
-        return reading
-    return replace(reading, values=[100 * percent])
+    values = parse(_formulas(text), parsing_timeout=None)
+    if not values:
+        return None
+    percent = grader.get_pct_val(values[0])
+    written = str(values[-1]).strip()
+    return Reading(values if percent is None else [100 * percent], written)
 
 
 # A formula in a text without LaTeX: what stands between blanks or around operators, but no words.
@@ -250,7 +245,7 @@ _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
 
 
 def _loose(target: Reading, reading: Reading) -> bool:
-    """Return whether strict mode rejects this match of math-verify."""
+    """Return whether a match of math-verify does not count."""
     if _SIDE_BY_SIDE.search(reading.text) and not _SIDE_BY_SIDE.search(target.text):
         return True
     bases, allowed = (set(_BASE.findall(one.text)) for one in (reading, target))
@@ -365,39 +360,16 @@ LONGEST_PROSE = 4000  # characters at the end of a text without a box that math-
 class Mathematics:
     """The verifier that compares the answer in a text with the reference.
 
-    Calling it raises ValueError if the reference is empty, or math-verify alone cannot read it.
+    Calling it raises ValueError if the reference is empty or too long.
     """
 
-    def __init__(self, *, strict: bool) -> None:
-        self._strict = strict
-        self._targets = lru_cache(maxsize=256)(targets)
+    def __init__(self) -> None:
         self(r"$\frac{1}{2}$", "0.5")  # loads now what math-verify would load at its first use
 
     def __call__(self, text: str, reference: str) -> Verdict:
         seed(0)
-        if not self._strict:
-            return _by_math_verify(text, reference)
-        expected = self._targets(reference)
-        found = find(text)
-        if found is None:
-            return Verdict(Status.NO_ANSWER)
-        if not found:
-            return _in_prose(text, expected)
-        pieces = last(found, len(expected))
-        answers = list(map(read, pieces))
-        right = len(answers) == len(expected) and all(map(_agree, expected, answers))
-        return verdict(right, ", ".join(pieces).strip())
-
-
-def _by_math_verify(text: str, reference: str) -> Verdict:
-    groups = reference_part(reference)
-    target = _read_text(rf"\boxed{{{groups[-1][0]}}}") if groups else None
-    if target is None:
-        raise ValueError(f"math-verify cannot read the reference answer {reference!r}")
-    answer = _read_text(answer_part(text)[-LONGEST_PROSE:])
-    if answer is None:
-        return Verdict(Status.NO_ANSWER)
-    return verdict(_equal(target.values, answer.values), answer.text.strip())
+        expected = targets(reference)
+        return judged(text, expected, _same_values) or _in_prose(text, expected)
 
 
 def _in_prose(text: str, expected: list[Answer]) -> Verdict:
@@ -413,17 +385,12 @@ def _in_prose(text: str, expected: list[Answer]) -> Verdict:
     if answer.core != read(reading.text).core:  # a number word multiplies it
         reading = _read_whole(answer.core) or reading
     answer = replace(answer, words=answer.words & TELLING)
-    right = len(expected) == 1 and _agree(expected[0], answer, reading)
-    return verdict(right, written.strip())
+    same = partial(_same_values, reading=reading)
+    return verdict(len(expected) == 1 and agree(expected[0], answer, same), written.strip())
 
 
-def _agree(target: Answer, answer: Answer, reading: Reading | None = None) -> bool:
-    """Return whether an answer equals its reference by all rules."""
-    right = settled(target, answer)
-    if right is not None:
-        return right
-    if (pairs := paired(target, answer)) is not None:
-        return bool(pairs) and all(_agree(*pair) for pair in pairs)
+def _same_values(target: Answer, answer: Answer, reading: Reading | None = None) -> bool:
+    """Return whether two answers have equal values. `reading` is that of `answer`, if known."""
     if (alike := _same_solutions(target.core, answer.core)) is not None:
         return alike
     ratios = [one.core.rpartition("=")[2].split(":") for one in (target, answer)]

@@ -19,11 +19,10 @@ import re
 from collections import Counter
 from collections.abc import Hashable, Iterable
 from fractions import Fraction
-from functools import lru_cache
 
 from mugrpo.disk.records import Status
-from mugrpo.rewards.math.answers import Answer, last, paired, read, read_number, settled, targets
-from mugrpo.rewards.math.response import find, last_number
+from mugrpo.rewards.math.answers import Answer, agree, judged, read_number, targets
+from mugrpo.rewards.math.response import last_number
 from mugrpo.rewards.verdict import Verdict, verdict
 
 _DEEPEST = 4  # brackets in brackets; what is deeper is compared as text
@@ -155,34 +154,16 @@ def plain(text: str, reference: str) -> Verdict:
 
     Raises ValueError if the reference is empty or longer than 1,000 characters.
     """
-    expected = _targets(reference)
-    found = find(text)
-    if found is None:
+    expected = targets(reference)
+    if found := judged(text, expected, same):
+        return found
+    if (number := last_number(text)) is None:
         return Verdict(Status.NO_ANSWER)
-    pieces = last(found, len(expected)) if found else []
-    written = ", ".join(pieces)
-    right = len(pieces) == len(expected) and all(map(agree, expected, map(read, pieces)))
-    if not found:
-        number = last_number(text)
-        if number is None:
-            return Verdict(Status.NO_ANSWER)
-        answer, written = read_number(*number)
-        right = len(expected) == 1 and agree(expected[0], answer)
-    return verdict(right, written.strip())
+    answer, written = read_number(*number)
+    return verdict(len(expected) == 1 and agree(expected[0], answer, same), written.strip())
 
 
-_targets = lru_cache(maxsize=256)(targets)  # a group's responses have the same reference
-
-
-def agree(target: Answer, answer: Answer) -> bool:
-    """Return whether `answer` equals the reference `target`, evaluating nothing."""
-    right = settled(target, answer)
-    if right is None and (pairs := paired(target, answer)) is not None:
-        return bool(pairs) and all(agree(*pair) for pair in pairs)
-    return _same(target, answer) if right is None else right
-
-
-def _same(target: Answer, answer: Answer) -> bool:
+def same(target: Answer, answer: Answer) -> bool:
     """Return whether two values are equal. Those of 50% and of 0.5 are."""
     ours, theirs = form(target.value), form(answer.value)
     if target.unit == answer.unit or "%" not in (target.unit, answer.unit):

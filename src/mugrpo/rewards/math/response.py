@@ -91,11 +91,11 @@ def _tagged(final: str) -> tuple[str, bool]:
 
 
 def reference_part(reference: str) -> list[list[str]] | None:
-    """Return the answers of a reference as `find` does: its boxes, what follows ####, or all of it.
+    """Return the answers of a reference as `find` does, if it marks any, or all of it.
 
     It is None if there is none, or if it has more than `LONGEST_ANSWER` characters.
     """
-    if _BOX.search(reference) or "####" in reference:
+    if any(mark.search(reference) for mark in (_BOX, _MARK, _OPENING, _THOUGHT)):
         return find(reference)
     return [[reference]] if _plausible(reference) else None
 

@@ -11,7 +11,7 @@ from mugrpo.config.run import RunConfig
 from mugrpo.extensions.lab.plan.counts import Shape
 from mugrpo.extensions.lab.plan.lengths import Lengths, Seen
 from mugrpo.extensions.lab.plan.machine import Machine
-from mugrpo.extensions.lab.plan.setting import Setting
+from mugrpo.extensions.lab.plan.planner import Planner
 
 # 132 parameters that every token passes, a head of 28, 24 operations for a pair, 24 bytes for a
 # token's keys and values.
@@ -72,8 +72,6 @@ def config(**groups: Any) -> RunConfig:
         "preset": "grpo",
         "schedule": schedule,
         "evaluation": {"every": 0},
-        "checkpoint": {"stage_end": True},
-        "engine": {"canary_responses": 0},
     }
     for name, group in groups.items():
         raw[name] = {**raw.get(name, {}), **group} if isinstance(group, dict) else group
@@ -86,9 +84,13 @@ def lengths(prompt: int, responses: list[int]) -> Lengths:
     return Lengths((seen,), "a test")
 
 
-def setting(
-    *, prompt: int = 2, responses: tuple[int, ...] = (3,), on: Machine | None = None, **groups: Any
-) -> Setting:
-    made = machine() if on is None else on
+def planner(
+    *,
+    prompt: int = 2,
+    responses: tuple[int, ...] = (3,),
+    on: Machine | None = None,
+    varied: float = 1.0,
+    **groups: Any,
+) -> Planner:
     known = lengths(prompt, list(responses))
-    return Setting(config(**groups), TINY, made, known)
+    return Planner(config(**groups), TINY, on or machine(), known, varied)

@@ -8,9 +8,15 @@ import numpy as np
 import pytest
 
 from mugrpo.disk.errors import UsageError
-from mugrpo.extensions.lab.plan import generation
-from mugrpo.extensions.lab.plan.generation import EnginePrices, Engines, generate, room
-from mugrpo.extensions.lab.plan.simulate import Requests, occupancy
+from mugrpo.extensions.lab.plan.generation import (
+    EnginePrices,
+    Engines,
+    Occupancy,
+    Requests,
+    cache_tokens,
+    generate,
+    occupancy,
+)
 from tests.extensions.lab.plan.cases import FAST, TINY, machine
 
 ALONE = Engines(count=1, slots=2, tensor_parallel=1, groups=100, streams=False, share=0.0)
@@ -22,7 +28,7 @@ FIVE = Requests(
 
 
 def test_five_requests_in_two_slots_by_hand():
-    """The steps of test_simulate.py, at 1,000 operations a second.
+    """The steps below, at 1,000 operations a second.
 
     A sequence takes 2 (132 + 28) operations a step, a key 24. Seven sequences and 11 + 43 + 92 +
     42 + 43 keys: 7 x 320 + 231 x 24 = 7,784. Prefill of 100 tokens, 1,550 pairs and four logits:
@@ -98,59 +104,121 @@ def test_an_engine_that_streams_wastes_no_slots_between_pieces():
     assert (pieces.seconds, stream.seconds) == (6.0, 4.0)
     # Nothing waits from the start of each piece; in the stream, from step 3 on.
     assert (pieces.tail, stream.tail) == (6.0, 1.0)
-    assert list(pieces.ends) == [1, 3, 4, 6] and list(stream.ends) == [1, 3, 4, 4]
-
-
-def test_a_large_stage_goes_on_at_the_pace_of_its_simulated_part(monkeypatch: pytest.MonkeyPatch):
-    rng = np.random.default_rng(1)
-    prompts, responses = groups(rng, 2000)
-    prices = EnginePrices(TINY, machine(), "fp32")
-    engines = Engines(1, 16, 1, 10_000, True, 0.0)
-    whole = generate(prompts, responses, engines, prices)
-    monkeypatch.setattr(generation, "SIMULATED", 2000)
-    part = generate(prompts, responses, engines, prices)
-    assert part.seconds != whole.seconds
-    assert part.seconds == pytest.approx(whole.seconds, rel=0.02)
-    assert part.ends == pytest.approx(whole.ends, rel=0.05, abs=0.02 * whole.seconds)
-
-
-def test_a_cache_that_is_too_small_by_hand():
-    """Half of 1,760 bytes: 640 of weights leave 240, 10 tokens of 24 bytes.
-
-    The steps of test_simulate.py: 10 sequences decode in 7 steps, and 5 parts of requests begin.
-    A large cache needs 4 steps for 12 sequences, and 3 requests begin.
-    """
-    small = machine(memory_gib=1760 / 2**30, fp32=FAST)
-    prices = EnginePrices(TINY, small, "fp32")
-    engines = Engines(1, 3, 1, 100, True, 0.5)
-    assert room(engines, prices, 8) == pytest.approx(10)
-    prompts, responses = np.array([3, 3, 1]), np.full((3, 1), 5)
-    limited = generate(prompts, responses, engines, prices)
-    assert limited.seconds == pytest.approx(7 * 1 + 10 * 0.5 + 5 * 2)
-    large = generate(prompts, responses, replace(engines, share=0.0), prices)
-    assert large.seconds == pytest.approx(4 * 1 + 12 * 0.5 + 3 * 2)
-    # Three requests begin. Steps take 2.5, 2, 1.5, 1.5; a part begins in 2 s before each of the
-    # last two responses ends, with one step of 1.5 s and with two.
-    assert limited.ends == pytest.approx([13.5, 17, 22])
-
-
-def test_a_static_batch_computes_every_row_to_the_longest_by_hand():
-    """Two batches of two: prompts of 1 token for each response, 3 and 1 steps of both rows.
-
-    With a step of 1 s and a sequence of 0.5 s: 3 x 2 and 1 x 2. Slots take 3 steps for 4 sequences,
-    the prompts of two groups instead of four responses.
-    """
-    prompts, responses = np.array([1, 1]), np.array([[4, 2], [2, 2]])
-    prices = EnginePrices(TINY, machine(fp32=320.0, request=0.0), "fp32")
-    static = generate(prompts, responses, Engines(1, 2, 1, 1, False, 0.0, static=True), prices)
-    prompt = (264 + 24 + 56) / 320
-    decode = 8 * (320 / 320) + 24 * (2 * (2 + 3 + 4) + 2 * 2) / 320
-    assert static.seconds == pytest.approx(4 * prompt + decode + 4 * 1 + 8 * 0.5)
-    assert list(static.ends) == pytest.approx([static.ends[0]] * 2 + [static.seconds] * 2)
 
 
 def test_a_model_that_fits_nowhere_is_refused_with_a_way_out():
     small = machine(memory_gib=1000 / 2**30)
     prices = EnginePrices(TINY, small, "fp32")
     with pytest.raises(UsageError, match=r"do not fit into an engine's .*--engine.tensor_parallel"):
-        room(Engines(1, 1, 1, 1, True, 0.7), prices, 10)
+        cache_tokens(Engines(1, 1, 1, 1, True, 0.7), prices, 10)
+
+
+def test_a_cache_that_is_too_small_decodes_fewer_at_once():
+    """Half of 1,760 bytes: 640 of weights leave 240, 10 tokens of 24 bytes: one sequence of 8.
+
+    One slot: three requests of 2 s, and 4 steps of 1.5 s each. Three: 4 steps of 2.5 s.
+    """
+    small = machine(memory_gib=1760 / 2**30, fp32=FAST)
+    prices = EnginePrices(TINY, small, "fp32")
+    engines = Engines(1, 3, 1, 100, True, 0.5)
+    assert cache_tokens(engines, prices, 8) == pytest.approx(10)
+    prompts, responses = np.full(3, 3), np.full((3, 1), 5)
+    limited = generate(prompts, responses, engines, prices)
+    assert limited.seconds == pytest.approx(3 * (2 + 4 * 1.5))
+    large = generate(prompts, responses, replace(engines, share=0.0), prices)
+    assert large.seconds == pytest.approx(3 * 2 + 4 * 2.5)
+
+
+Step = tuple[int, int, int, int]  # active slots, keys read, prompt tokens and pairs computed
+
+
+def requests(prompts: list[int], responses: list[int], fresh: list[bool] | None = None) -> Requests:
+    fresh = fresh or [True] * len(prompts)
+    return Requests(np.array(prompts), np.array(responses), np.array(fresh))
+
+
+def by_step(occupied: Occupancy) -> list[Step]:
+    """Return the steps that the intervals stand for, with the mean keys of their interval."""
+    steps: list[Step] = []
+    for steps_, active, keys, tokens, pairs in zip(
+        occupied.steps,
+        occupied.active,
+        occupied.keys,
+        occupied.prompt_tokens,
+        occupied.prompt_pairs,
+        strict=True,
+    ):
+        middle = (steps_ - 1) / 2
+        for step in range(steps_):
+            first = step == 0
+            held = keys + active * (step - middle)
+            steps.append((active, held, tokens if first else 0, pairs if first else 0))
+    return steps
+
+
+def one_by_one(requests: Requests, slots: int) -> list[Step]:
+    """Go through the slots step by step, as an engine does."""
+    waiting = list(range(len(requests.responses)))
+    running: dict[int, int] = {}  # request -> response tokens so far
+    steps: list[Step] = []
+    while waiting or running:
+        tokens = pairs = 0
+        while waiting and len(running) < slots:
+            request = waiting.pop(0)
+            running[request] = 1
+            prompt = int(requests.prompts[request])
+            if requests.fresh[request]:
+                tokens, pairs = tokens + prompt, pairs + prompt * (prompt + 1) // 2
+        active = keys = 0
+        for request in list(running):
+            if running[request] < requests.responses[request]:
+                keys += int(requests.prompts[request]) + running[request]
+                active, running[request] = active + 1, running[request] + 1
+            if running[request] == requests.responses[request]:
+                del running[request]
+        steps.append((active, keys, tokens, pairs))
+    return steps
+
+
+def test_two_slots_and_five_requests_by_hand():
+    """Responses of 3, 1, 2, 4 and 2 tokens take 2, 1, 1, 3 and 1 steps of a slot.
+
+    Slot A: the first in steps 0 and 1, the fourth in 2, 3 and 4. Slot B: the second in step 0,
+    which its first token ends, the third in step 1, the fifth in step 2.
+    """
+    asked = requests([10, 20, 30, 40, 50], [3, 1, 2, 4, 2], [True, True, True, True, False])
+    occupied = occupancy(asked, 2)
+    assert by_step(occupied) == [
+        (1, 11, 30, 55 + 210),
+        (2, 12 + 31, 30, 465),
+        (2, 41 + 51, 40, 820),
+        (1, 42, 0, 0),
+        (1, 43, 0, 0),
+    ]
+    assert list(occupied.begun) == [2, 1, 2, 0]
+    assert list(occupied.prompts) == [2, 1, 1, 0]
+    assert list(occupied.steps) == [1, 1, 1, 2]
+    # The last requests begin in step 2: nothing waits from there on.
+    assert list(occupied.waiting) == [True, True, False, False]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_intervals_are_the_steps_of_an_engine(seed: int):
+    rng = np.random.default_rng(seed)
+    count = int(rng.integers(1, 30))
+    asked = Requests(rng.integers(1, 9, count), rng.integers(1, 14, count), rng.random(count) < 0.6)
+    slots = int(rng.integers(1, 8))
+    assert by_step(occupancy(asked, slots)) == one_by_one(asked, slots)
+
+
+def test_every_token_is_decoded_once_however_many_requests_there_are():
+    rng = np.random.default_rng(0)
+    responses = np.rint(rng.lognormal(6, 1, 131_072)).astype(np.int64) + 1
+    asked = Requests(np.full(len(responses), 100), responses, np.ones(len(responses), bool))
+    occupied = occupancy(asked, 256)
+    fed = responses - 1
+    assert (occupied.steps * occupied.active).sum() == fed.sum()
+    keys = (fed * 100 + fed * (fed + 1) // 2).sum()
+    assert (occupied.steps * occupied.keys).sum() == pytest.approx(keys, rel=1e-12)
+    assert occupied.begun.sum() == len(responses)
+    assert occupied.active.max() == 256

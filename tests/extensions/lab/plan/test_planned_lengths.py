@@ -42,4 +42,4 @@ def test_a_median_above_the_limit_and_a_run_without_rollouts_are_refused(tmp_pat
     with pytest.raises(UsageError, match="--median-tokens 300 must be between 1 and"):
         assumed(200, prompt=1, median=300, sigma=None)
     with pytest.raises(UsageError, match="has no rollouts to read lengths from; run"):
-        from_run(tmp_path)
+        from_run(tmp_path, 9)

@@ -25,10 +25,10 @@ def test_an_update_by_hand():
     assert (update.rounds, update.balance) == (1, 1.0)
 
 
-def test_checkpointed_activations_add_a_forward_pass_and_measurements_a_factor():
+def test_checkpointed_activations_add_a_forward_pass():
     checkpointed = config(model={"gradient_checkpointing": True})
-    update = UpdatePrices(TINY, machine(), checkpointed, 1, factor=2.0).update(PROMPTS, RESPONSES)
-    assert update.seconds == pytest.approx(2 * (4 * 1.912 + 2.240 + 1 + 2))
+    update = UpdatePrices(TINY, machine(), checkpointed, 1).update(PROMPTS, RESPONSES)
+    assert update.seconds == pytest.approx(4 * 1.912 + 2.240 + 1 + 2)
 
 
 def test_an_adapter_by_hand():

@@ -1,24 +1,99 @@
-"""Seconds in which engines generate a stage: a roofline for each step of the simulation.
+"""Seconds in which engines generate a stage: request by request, with a roofline for each step.
 
-A decode step reads the weights once and each sequence's cache, and makes the products that
-`counts` counts. The slower of the two counts (Williams et al. 2009), beside an overhead. With
-tensor parallelism, operations and bytes are divided among the GPUs, which add up two activations
-for each layer.
+An engine has a fixed number of slots. Requests start in order, each as soon as a slot is free. The
+first token of a response comes out of the prefill of its prompt, and each of the others takes one
+decode step. All busy slots make a step together, so which request runs in which step depends on
+lengths alone, and not on what a step costs. Between two events (a start or an end) the same
+requests run, and steps differ only in the keys that they read. So K intervals between events are
+kept instead of steps.
+
+A decode step reads the weights once and each sequence's cache, and makes the products that `counts`
+counts. The slower of the two counts (Williams et al. 2009), beside an overhead. With tensor
+parallelism, operations and bytes are divided among the GPUs, which add up two activations for each
+layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import heapq
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mugrpo.disk.errors import UsageError
 from mugrpo.extensions.lab.plan.counts import Shape
 from mugrpo.extensions.lab.plan.machine import Machine
-from mugrpo.extensions.lab.plan.simulate import Occupancy, Real, Requests, Whole, occupancy
 
-SIMULATED = 1 << 17  # rollouts of a stage that are simulated; more are extrapolated
+Whole = NDArray[np.int64]
+Real = NDArray[np.floating[Any]]
+
+SIMULATED = 1 << 17  # rollouts of a stage that are simulated; more go on at their pace
+
+
+@dataclass(frozen=True)
+class Requests:
+    """N requests in the order in which an engine gets them."""
+
+    prompts: Whole  # [N], tokens of each prompt
+    responses: Whole  # [N], tokens of each response, at least 1
+    fresh: NDArray[np.bool_]  # [N], false if an earlier request has computed the same prompt
+
+
+@dataclass(frozen=True)
+class Occupancy:
+    """What the slots do in each of K intervals, in order. Prompts are computed at its start."""
+
+    steps: Whole  # [K]
+    active: Whole  # [K], slots that decode
+    keys: Real  # [K], that a step reads, the new ones included; their mean over the interval
+    begun: Whole  # [K], requests that start
+    prompts: Whole  # [K], prompts that are computed
+    prompt_tokens: Whole  # [K]
+    prompt_pairs: Whole  # [K], of a query and a key
+    waiting: NDArray[np.bool_]  # [K], whether any request starts later
+
+
+def occupancy(requests: Requests, slots: int) -> Occupancy:
+    """Return what happens if an engine with `slots` slots answers the requests."""
+    decodes = requests.responses - 1
+    begin = starts(np.maximum(decodes, 1), slots)
+    ends = begin + np.maximum(decodes, 1)
+    times, place = np.unique(np.concatenate([begin, ends]), return_inverse=True)
+    first, last = place[: len(begin)], place[len(begin) :]
+    count, steps = len(times) - 1, np.diff(times)
+
+    def at(where: Whole, weights: Whole | None = None) -> Whole:
+        return np.bincount(where, weights, minlength=count + 1)[:count].astype(np.int64)
+
+    runs = decodes > 0
+    active = np.cumsum(at(first[runs]) - at(last[runs]))
+    # In step t, a request that began in step s with a prompt of P tokens reads P + 1 + t - s keys.
+    offset = (requests.prompts + 1 - begin)[runs]
+    held = np.cumsum(at(first[runs], offset) - at(last[runs], offset))
+    fresh = np.where(requests.fresh, requests.prompts, 0)
+    return Occupancy(
+        steps=steps,
+        active=active,
+        keys=held + active * (times[:-1] + (steps - 1) / 2),
+        begun=at(first),
+        prompts=at(first[requests.fresh]),
+        prompt_tokens=at(first, fresh),
+        prompt_pairs=at(first, fresh * (fresh + 1) // 2),
+        waiting=times[:-1] < begin.max(),
+    )
+
+
+def starts(durations: Whole, slots: int) -> Whole:
+    """Return the step in which each request starts: the earliest in which a slot is free."""
+    begin = np.zeros(len(durations), np.int64)
+    ends = durations[:slots].tolist()
+    heapq.heapify(ends)
+    for request in range(slots, len(durations)):
+        begin[request] = ends[0]
+        heapq.heapreplace(ends, ends[0] + int(durations[request]))
+    return begin
 
 
 @dataclass(frozen=True)
@@ -29,17 +104,8 @@ class Engines:
     slots: int  # sequences that each decodes together
     tensor_parallel: int  # GPUs of each
     groups: int  # of a shard
-    streams: bool  # whether an engine begins the next piece before the last response ends
-    share: float  # of a GPU's memory that it takes, or of a CPU's; 0 if its cache has no limit
-    static: bool = False  # whether it decodes batches that end with their longest response
-
-    def pieces(self, groups: int) -> int:
-        """Return the groups of a piece of a stage with `groups` groups.
-
-        A piece is a shard, or its part if there are fewer shards than engines.
-        """
-        shards = -(-groups // self.groups)
-        return -(-min(self.groups, groups) // -(-self.count // shards))
+    streams: bool  # whether an engine begins the next shard before the last response ends
+    share: float  # of a GPU's memory that it takes; 0 if its cache has no limit
 
 
 @dataclass(frozen=True)
@@ -48,7 +114,6 @@ class Generated:
 
     seconds: float
     tail: float  # of `seconds`: after an engine's last waiting request has begun, on average
-    ends: Real  # [rollouts], seconds after which each response has ended, ascending
 
 
 @dataclass(frozen=True)
@@ -59,7 +124,6 @@ class EnginePrices:
     machine: Machine
     precision: str
     tensor_parallel: int = 1
-    factor: float = 1.0  # measured seconds as a multiple of the counted ones
     adapter: int = 0  # parameters of an adapter beside the model
 
     @property
@@ -68,16 +132,16 @@ class EnginePrices:
 
     def seconds(self, occupied: Occupancy) -> Real:
         """Return the seconds of each interval, [K]."""
-        decode = occupied.steps * self.step(occupied.active, occupied.keys)
-        return self.factor * (decode + self._begin(occupied))
+        return occupied.steps * self.step(occupied.active, occupied.keys) + self._begin(occupied)
 
     def step(self, active: Whole, keys: Real) -> Real:
         """Return the seconds of a step that decodes `active` sequences, 0 if there are none."""
-        shape, overheads = self.shape, self.machine.overheads
+        shape, overheads, machine = self.shape, self.machine.overheads, self.machine
         weights = shape.linear_parameters + shape.hidden * shape.vocab + self.adapter
         flop = 2.0 * weights * active + shape.attention_flop(1.0) * keys
         size = self.each * weights + shape.kv_bytes(1.0, self.each) * (keys + active)
-        seconds = np.maximum(flop / self._operations, size / self._bytes) + self._summed(active)
+        rate = machine.rates.memory * machine.shares.memory * self.tensor_parallel
+        seconds = np.maximum(flop / self._operations, size / rate) + self._summed(active)
         seconds = seconds + overheads.step + overheads.sequence * active + overheads.key * keys
         return np.where(active > 0, seconds, 0.0)
 
@@ -92,8 +156,6 @@ class EnginePrices:
 
     def _summed(self, tokens: Whole) -> Real:
         """Return the seconds in which GPUs add up two activations of each layer."""
-        if self.tensor_parallel == 1:
-            return np.zeros(len(tokens))
         one = 2.0 * self.shape.layers * self.shape.hidden * self.each
         one *= 2 * (self.tensor_parallel - 1) / self.tensor_parallel
         return one * tokens / (self.machine.rates.link * self.machine.shares.link)
@@ -103,12 +165,8 @@ class EnginePrices:
         rate = self.machine.operations(self.precision) * self.machine.shares.decode
         return rate * self.tensor_parallel
 
-    @property
-    def _bytes(self) -> float:
-        return self.machine.rates.memory * self.machine.shares.memory * self.tensor_parallel
 
-
-def room(engines: Engines, prices: EnginePrices, longest: int) -> float:
+def cache_tokens(engines: Engines, prices: EnginePrices, longest: int) -> float:
     """Return the tokens that an engine's cache has room for; infinity if it has no limit.
 
     Activations and compiled graphs are not counted. Raises UsageError if the weights, or one
@@ -129,94 +187,40 @@ def room(engines: Engines, prices: EnginePrices, longest: int) -> float:
     return tokens
 
 
-def requests_of(prompts: Whole, responses: Whole) -> Requests:
-    """Return the requests for groups: prompts [D], responses [D, G]. A group shares its prompt."""
+def generate(prompts: Whole, responses: Whole, engines: Engines, prices: EnginePrices) -> Generated:
+    """Return how long engines take for the groups: prompts [D], responses [D, G].
+
+    A group shares its prompt. A cache that is too small for all slots decodes as many sequences as
+    it has room for at their mean length; vLLM's preemption, which costs more, is left out. Each
+    engine gets every `count`-th shard.
+    """
+    groups, size = responses.shape
+    most = max(1, SIMULATED // size)
+    if groups > most:
+        made = generate(prompts[:most], responses[:most], engines, prices)
+        more = (groups / most - 1) * (made.seconds - made.tail)
+        return Generated(made.seconds + more, made.tail)
+    limit = cache_tokens(engines, prices, int((prompts + responses.max(axis=1)).max()))
+    mean = float((prompts / size + responses.mean(axis=1)).mean())
+    slots = max(1, int(min(engines.slots, limit / mean)))
+    shards = [np.s_[i : i + engines.groups] for i in range(0, groups, engines.groups)]
+    if len(shards) < engines.count:  # engines share a shard
+        piece = -(-groups // engines.count)
+        shards = [np.s_[i : i + piece] for i in range(0, groups, piece)]
+    seconds, full = [0.0] * engines.count, 0.0
+    for engine in range(min(engines.count, len(shards))):
+        own = shards[engine :: engines.count]
+        pieces = [np.concatenate([np.arange(groups)[s] for s in own])] if engines.streams else own
+        for chosen in pieces:
+            occupied = occupancy(_requests(prompts[chosen], responses[chosen]), slots)
+            spent = prices.seconds(occupied)
+            seconds[engine] += float(spent.sum())
+            full += float(spent[occupied.waiting].sum())
+    return Generated(max(seconds), max(seconds) - full / engines.count)
+
+
+def _requests(prompts: Whole, responses: Whole) -> Requests:
     fresh = np.zeros(responses.shape, bool)
     fresh[:, 0] = True
     every = np.broadcast_to(prompts[:, None], responses.shape).ravel()
     return Requests(every, responses.ravel(), fresh.ravel())
-
-
-def generate(prompts: Whole, responses: Whole, engines: Engines, prices: EnginePrices) -> Generated:
-    """Return how long engines take for the groups: prompts [D], responses [D, G].
-
-    Of a stage with more than SIMULATED rollouts, so many are simulated, and half as many; what the
-    second half adds goes on at the same pace. With a cache that is too small, which takes longer
-    to simulate, an eighth is.
-    """
-    size = responses.shape[1]
-    limit = room(engines, prices, int((prompts + responses.max(axis=1)).max()))
-    tight = limit < engines.slots * float(responses.mean())
-    most = max(2, (SIMULATED >> 3 if tight else SIMULATED) // size)
-    if len(prompts) > most:
-        whole = generate(prompts[:most], responses[:most], engines, prices)
-        half = generate(prompts[: most // 2], responses[: most // 2], engines, prices)
-        more = (whole.seconds - half.seconds) / (most - most // 2) * (len(prompts) - most)
-        middle = len(whole.ends) // 2
-        between = whole.ends[middle] + np.linspace(0, more, (len(prompts) - most) * size)
-        ends = (whole.ends[:middle], between, whole.ends[middle:] + more)
-        return Generated(whole.seconds + more, whole.tail, np.concatenate(ends))
-    requests = requests_of(prompts, responses)
-    piece = engines.pieces(len(prompts)) * size
-    pieces = [requests.part(np.s_[i : i + piece]) for i in range(0, len(requests), piece)]
-    if engines.static:
-        pieces = [_static(part) for part in pieces]
-    run = _streamed if engines.streams else _piece_by_piece
-    return run(pieces, engines.count, lambda part: _priced(part, engines.slots, limit, prices))
-
-
-@dataclass(frozen=True)
-class _Priced:
-    """The seconds of an engine's requests, and those in which a request waits."""
-
-    seconds: float
-    full: float
-    ends: Real  # [requests]
-
-
-def _streamed(
-    pieces: list[Requests], count: int, priced: Callable[[Requests], _Priced]
-) -> Generated:
-    """Return the seconds of engines that get every `count`-th piece as one stream."""
-    streams = [_joined(pieces[i::count]) for i in range(min(count, len(pieces)))]
-    made = [priced(stream) for stream in streams]
-    return _together([one.seconds for one in made], sum(one.full for one in made), count, made)
-
-
-def _piece_by_piece(
-    pieces: list[Requests], count: int, priced: Callable[[Requests], _Priced]
-) -> Generated:
-    """Return the seconds of engines that take the next piece when the one before has ended."""
-    ends, made = [0.0] * count, []
-    for piece in pieces:
-        engine, one = ends.index(min(ends)), priced(piece)
-        made.append(replace(one, ends=one.ends + ends[engine]))
-        ends[engine] += one.seconds
-    return _together(ends, sum(one.full for one in made), count, made)
-
-
-def _together(seconds: list[float], full: float, count: int, made: list[_Priced]) -> Generated:
-    longest = max(seconds)
-    ends = np.sort(np.concatenate([one.ends for one in made]))
-    return Generated(longest, longest - full / count, ends)
-
-
-def _joined(pieces: list[Requests]) -> Requests:
-    return Requests(
-        np.concatenate([piece.prompts for piece in pieces]),
-        np.concatenate([piece.responses for piece in pieces]),
-        np.concatenate([piece.fresh for piece in pieces]),
-    )
-
-
-def _static(batch: Requests) -> Requests:
-    """Return what a batch costs that computes every row, from its own prompt, to the longest."""
-    longest = np.full_like(batch.responses, batch.responses.max())
-    return Requests(batch.prompts, longest, np.ones_like(batch.fresh))
-
-
-def _priced(requests: Requests, slots: int, limit: float, prices: EnginePrices) -> _Priced:
-    occupied = occupancy(requests, slots, limit)
-    seconds = prices.seconds(occupied)
-    ends = np.repeat(np.cumsum(seconds), occupied.ended)
-    return _Priced(float(seconds.sum()), float(seconds[occupied.waiting].sum()), ends)

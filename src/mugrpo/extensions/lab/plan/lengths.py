@@ -10,7 +10,7 @@ import numpy as np
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.shards import ShardSet, read_lengths
-from mugrpo.extensions.lab.plan.simulate import Whole
+from mugrpo.extensions.lab.plan.generation import Whole
 
 _POOL = 1 << 15  # responses in an assumed distribution, or read from a stage
 _MEDIAN, _SIGMA = 0.25, 0.8  # of an assumed lognormal distribution; the median of the limit
@@ -89,7 +89,7 @@ def assumed(limit: int, *, prompt: int, median: float | None, sigma: float | Non
     return Lengths((Seen(0, np.full(len(responses), prompt), responses),), source)
 
 
-def from_run(root: Path, limit: int | None = None) -> Lengths:
+def from_run(root: Path, limit: int) -> Lengths:
     """Return the lengths of a run's rollouts, stage by stage.
 
     Raises UsageError if it has no rollouts, or one that is above the limit.
@@ -110,8 +110,12 @@ def from_run(root: Path, limit: int | None = None) -> Lengths:
             f"{root} has no rollouts to read lengths from; run `mugrpo train` or `mugrpo generate` "
             "on it first, or plan from its config file"
         )
-    for one in seen:
-        _require(one.responses, limit, str(root))
+    longest = max(int(one.responses.max()) for one in seen)
+    if longest > limit:
+        raise UsageError(
+            f"{root} has a response of {longest:,} tokens, but the longest is {limit:,}; raise "
+            "--rollouts.max_new_tokens, or give lengths of runs with that limit"
+        )
     return Lengths(tuple(sorted(seen, key=_update)), str(root))
 
 
@@ -125,13 +129,3 @@ def _grouped(update: int, rows: list[tuple[str, int, int]]) -> Seen:
     whole = len(rows) // size * size
     table = np.array([row[1:] for row in rows[:whole]], np.int64).reshape(-1, size, 2)
     return Seen(update, table[:, 0, 0], table[:, :, 1])
-
-
-def _require(lengths: Whole, limit: int | None, source: str) -> None:
-    if not lengths.size or lengths.min() < 1:
-        raise UsageError(f"{source} has no lengths of at least one token; name another source")
-    if limit is not None and lengths.max() > limit:
-        raise UsageError(
-            f"{source} has a response of {lengths.max():,} tokens, but the longest is "
-            f"{limit:,}; raise --rollouts.max_new_tokens, or give lengths of runs with that limit"
-        )

@@ -66,8 +66,7 @@ class Overheads(Options):
     update: _Seconds
     """Of each update."""
     refresh: _Seconds
-    """Of each refresh: sleeping and waking, and what a checkpoint beside it costs the canary, whose
-    own seconds are computed."""
+    """Of each refresh: sleeping and waking, and the canary."""
     start: _Seconds
     """Of the start of an engine outside the trainer's process, once in a run."""
     score: _Seconds
@@ -158,5 +157,5 @@ def load_machine(name: str) -> Machine:
             return load_machine(known).with_devices(int(count))
     raise UsageError(
         f"--machine {name}: there is no such machine; choose among {', '.join(names())} (with any "
-        "number before the x), name a TOML file of your own, or measure this machine with --measure"
+        "number before the x), or name a TOML file of your own"
     )

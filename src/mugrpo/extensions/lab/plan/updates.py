@@ -14,8 +14,8 @@ import numpy as np
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.records import FinishReason, Rollout
 from mugrpo.extensions.lab.plan.counts import FLOAT, Shape
+from mugrpo.extensions.lab.plan.generation import Whole
 from mugrpo.extensions.lab.plan.machine import Machine
-from mugrpo.extensions.lab.plan.simulate import Whole
 from mugrpo.optimize.cut import Price, rounds, work
 
 _NONE = np.zeros(0, np.float32)
@@ -38,7 +38,6 @@ class UpdatePrices:
     machine: Machine
     config: RunConfig
     ranks: int
-    factor: float = 1.0  # measured seconds as a multiple of the counted ones
 
     def update(self, prompts: Whole, responses: Whole) -> Update:
         """Return an update on the groups: prompts [D], responses [D, G]."""
@@ -57,14 +56,14 @@ class UpdatePrices:
         seconds = sum(max(flop * one / self._operations, self._gathering) for one in longest)
         seconds += overheads.micro_batch * len(longest) + overheads.update + self.adamw
         balance = sum(works) / (self.ranks * sum(longest)) if works else 1.0
-        return Update(self.factor * seconds, len(longest), balance)
+        return Update(seconds, len(longest), balance)
 
     def logprobs(self, prompts: Whole, responses: Whole) -> float:
         """Return the seconds of one policy's logprobs of the groups: a forward pass."""
         rollouts = as_rollouts(prompts, responses)
         whole = work(rollouts, price_of(self.shape), share=self.config.optimizer.share_prompts)
         flop = 2.0 * self.shape.linear_parameters * whole
-        return self.factor * flop / (self._operations * self.ranks)
+        return flop / (self._operations * self.ranks)
 
     def _of_token(self) -> tuple[float, Price]:
         """Return the operations of a token in the linear layers, and logits and pairs in them.
@@ -95,13 +94,9 @@ class UpdatePrices:
         return machine.operations(self.config.model.precision) * machine.shares.update
 
     @property
-    def _shards(self) -> int:
-        return max(1, self.ranks)
-
-    @property
     def _gathering(self) -> float:
         """Return the seconds in which ranks exchange weights and gradients for a micro-batch."""
-        shards, rates = self._shards, self.machine.rates
+        shards, rates = self.ranks, self.machine.rates
         if self.ranks == 1:
             return 0.0
         each = 2 if self.config.model.precision == "bf16" else FLOAT
@@ -116,7 +111,7 @@ class UpdatePrices:
         cost = self.shape.adamw(self.trained)
         rates, shares = self.machine.rates, self.machine.shares
         seconds = max(cost.bytes / (rates.memory * shares.memory), cost.flop / rates.fp32)
-        return seconds / self._shards
+        return seconds / self.ranks
 
 
 def price_of(shape: Shape) -> Price:
