@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import pandas as pd
-import pytest
 
-from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.shards import Place, ShardSet, read_plan, write_plan
-from tests.cases import table
-from tests.faults.harm import summed
 
 
 def test_a_plan_comes_back_as_it_was_written(tmp_path):
@@ -25,5 +19,3 @@ def test_a_plan_comes_back_as_it_was_written(tmp_path):
     assert table["batch"].tolist() == [0, 0, 0, 1, 2, 2]
     assert table["shard"].tolist() == [0, 1, 0, 2, 0, 0]
     assert table["row"].tolist() == [3, 0, 2, 7, 3, 4]
-
-

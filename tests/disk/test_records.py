@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 
 from mugrpo.disk.records import Score, Status
-from mugrpo.disk.shards import score_from_row
 from tests.cases import table
 
 FAILED = {Status.UNFINISHED, Status.SKIPPED, Status.ERROR}
@@ -18,5 +17,3 @@ def test_a_score_has_no_reward_exactly_if_its_status_gives_none(status):
     assert Score(status, allowed).reward == allowed
     with pytest.raises(ValueError, match=f"status '{status.value}' has reward {refused}"):
         Score(status, refused)
-
-

@@ -23,7 +23,6 @@ from mugrpo.disk.shards import (
     write_scores,
 )
 from tests.cases import table
-from tests.faults.harm import summed
 
 
 def made(number: int, problem_id: str = "p", length: int | None = None) -> Rollout:
@@ -326,5 +325,3 @@ def test_a_rollout_that_contradicts_itself_is_refused_and_nothing_is_written(
     with pytest.raises(ValueError, match=f"p9/0/0: {ids} response ids with {logprobs} logprobs"):
         write_rollouts(ShardSet(tmp_path, "rollouts"), 0, [made(1), bad])
     assert list(tmp_path.iterdir()) == []
-
-
