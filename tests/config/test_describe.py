@@ -80,7 +80,6 @@ def test_a_default_that_differs_between_choices_is_shown_for_each():
     assert defaults["objective.ratio_clip"] == (
         "[0.8, 1.2] for grpo, decoupled_ppo, minpro, pnpo; [0.0, 5.0] for cispo"
     )
-    assert defaults["engine.canary_responses"] == "4"
 
 
 def test_defaults_are_those_of_a_config_without_a_preset():

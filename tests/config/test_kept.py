@@ -38,11 +38,7 @@ def test_only_what_changes_no_trained_number_is_harmless():
     assert names == {
         "overlap",
         "backend.address",
-        "backend.engine_cpus",
-        "backend.gpus",
         "backend.name",
-        "backend.rank_cpus",
-        "backend.restarts",
         "checkpoint.best",
         "checkpoint.every",
         "checkpoint.stage_end",
@@ -57,8 +53,6 @@ def test_only_what_changes_no_trained_number_is_harmless():
         "evaluation.temperature",
         "checkpoint.minutes",
         "rewards.failure_limit",
-        "engine.restarts",
-        "engine.silence",
         "engine.processes",  # affects only rounding, as the trainer's threads do
         "engine.tensor_parallel",
         "engine.gpu_memory_utilization",

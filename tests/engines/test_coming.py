@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mugrpo.config.engines import ContinuousOptions, HFOptions, VLLMOptions
+from mugrpo.config.engines import ContinuousOptions, HFOptions
 from mugrpo.disk.records import FinishReason
 from mugrpo.engines.base import Completion, More, Request
 from mugrpo.engines.continuous import ContinuousEngine
@@ -176,9 +176,8 @@ class Worker:
 def test_a_process_gets_requests_while_it_works_and_after_it_has_been_idle():
     """Two requests, one while they run, none for a while, and one for the idle process."""
     worker = Worker()
-    host = Host(None, {}, {}, Path("log"), 100, "stay", False, 1.0, slots=2)
-    options = VLLMOptions(restarts=0)
-    engine = RemoteEngine(host, lambda: worker, options, pytest.fail, lambda: None)
+    host = Host(None, {}, {}, Path("log"), 100, "stay", slots=2)
+    engine = RemoteEngine(host, lambda: worker, pytest.fail, lambda: None)
     prompt = np.array([1, 2], np.int32)
     requests = [Request(prompt, seed, seed) for seed in (3, 4, 5, 6)]
     more = in_parts([[requests[2]], (), (), (), (), (), [requests[3]]])

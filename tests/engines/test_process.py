@@ -37,9 +37,9 @@ CHAIN = str(EMBEDDED["chain"])
 class Remote:
     """A remote engine over the embedded model, and what it said."""
 
-    def __init__(self, policy: Policy, folder: Path, **options: object) -> None:
+    def __init__(self, policy: Policy, folder: Path) -> None:
         self.said: list[str] = []
-        chosen = ContinuousOptions(slots=1, processes=1, **options)
+        chosen = ContinuousOptions(slots=1, processes=1)
         self.log = folder / "engine-0.log"
         (engine,) = make_engines(
             RunConfig(engine=chosen),
@@ -186,9 +186,7 @@ def test_a_process_that_is_lost_is_restarted_and_makes_the_same_responses_but_no
             os.kill(lost.pid, signal.SIGKILL)
             time.sleep(0.2)
 
-    with pytest.raises(
-        RunStopped, match=r"ended with SIGKILL.*started 3 times \(--engine\.restarts 2\)"
-    ):
+    with pytest.raises(RunStopped, match=r"ended with SIGKILL.*started 3 times"):
         taken(lost.engine, requests, after=kill)
     assert len(lost.said) == 2
 
@@ -300,9 +298,6 @@ def answer(ids: str = "[2, 1]", logprobs: str = "[-0.5, -0.5]", reason: str = "s
     )
 
 
-OTHER_FORM = r"sent a message of another form .*; its log is .*engine-0\.log"
-
-
 @pytest.mark.parametrize(
     ("said", "error", "text"),
     [
@@ -316,24 +311,14 @@ OTHER_FORM = r"sent a message of another form .*; its log is .*engine-0\.log"
         ('{"failed": "memory", "text": "out of memory"}', MemoryError, "out of memory"),
         ('{"failed": "refused", "text": "no such option"}', UsageError, "no such option"),
         ('{"completions": [], "slots": 0}', RunStopped, "left 3 requests unanswered"),
-        ("[]", RunStopped, OTHER_FORM),
-        ("7", RunStopped, OTHER_FORM),
-        ('{"failed": "somehow", "text": ""}', RunStopped, OTHER_FORM),
-        ('{"failed": "memory"}', RunStopped, OTHER_FORM),
-        ('{"completions": 7, "slots": 2}', RunStopped, OTHER_FORM),
-        ('{"completions": [{}], "slots": 2}', RunStopped, OTHER_FORM),
-        ('{"completions": [], "slots": None}', RunStopped, OTHER_FORM),
-        (answer().replace("index,", "[],", 1), RunStopped, OTHER_FORM),
-        (answer().replace(".tobytes()", ".tolist()"), RunStopped, OTHER_FORM),
-        (answer().replace("np.int32", "np.int8"), RunStopped, OTHER_FORM),
-        ('{"end": []}', RunStopped, OTHER_FORM),
     ],
 )
 def test_an_answer_that_cannot_be_right_stops_the_run(
     embedded_policy: Policy, requests, tmp_path: Path, monkeypatch, said, error, text
 ):
     lie(monkeypatch, tmp_path, said)
-    lying = Remote(embedded_policy, tmp_path, restarts=0)
+    monkeypatch.setattr(process, "RESTARTS", 0)
+    lying = Remote(embedded_policy, tmp_path)
     with pytest.raises(error, match=text):
         taken(lying.engine, requests[:3])
     lying.engine.close()

@@ -21,7 +21,6 @@ from mugrpo.model.pretrained import model_path
 SETUP = {
     "arguments": {"dtype": "float32"},
     "sleeps": True,
-    "oldest": [0, 26],
     "stop_ids": [1],
     "adapters": None,
 }
@@ -59,7 +58,6 @@ class Calls:
             add_request=lambda *request, lora_request: self.asked.append((*request, lora_request)),
         )
         for name, value in {
-            "__version__": "0.32.0",
             "EngineArgs": lambda **arguments: self.made.append(arguments),
             "LLMEngine": SimpleNamespace(from_engine_args=lambda _: engine),
             "SamplingParams": lambda **parameters: parameters,
@@ -150,12 +148,6 @@ def test_ones_own_arguments_win(calls: Calls):
     assert calls.made[0]["enable_chunked_prefill"] is True
 
 
-def test_an_old_vllm_is_refused(calls: Calls):
-    calls.vllm.__version__ = "0.12.1"  # type: ignore[attr-defined]
-    with pytest.raises(ValueError, match=r"its version is 0\.12\.1, but at least 0\.26 is needed"):
-        VLLM(SETUP).load("/initial", 0)
-
-
 def test_a_run_of_an_adapter_gives_its_processes_the_base_model_and_room_for_the_rank():
     """vLLM keeps room for certain ranks only. A run without an adapter hands over models."""
     vocabulary, options = load_policy(ModelOptions()).vocabulary, VLLMOptions(python="python")
@@ -197,16 +189,3 @@ def test_an_adapter_replaces_the_one_before_and_the_base_model_stays(calls: Call
     again.load(two, 8)
     assert calls.made[1]["model"] == "/base"
     assert calls.asked[-2:] == [("add", ("update-8", 9, two)), "reset"]
-
-
-@pytest.mark.parametrize("cpu", [False, True])
-def test_adapters_in_fp32_are_refused_on_a_gpu(calls: Calls, cpu: bool):
-    """vLLM's kernels for them take half precision alone."""
-    calls.cpu = cpu
-    worker = VLLM({**WITH_ADAPTERS, "arguments": {"dtype": "float32"}})
-    if cpu:
-        worker.load("/base", 0)
-        return
-    with pytest.raises(ValueError, match=r"adapters on a GPU need model\.precision = 'bf16'"):
-        worker.load("/base", 0)
-    assert calls.made == []

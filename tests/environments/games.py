@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import socket
-import struct
 import sys
 import time
 
@@ -163,14 +161,6 @@ def double(number: int) -> int:
 
 
 NUMBER = 3
-
-
-class Forger(Counter):
-    """Writes to the run what no worker would."""
-
-    def reset(self, **_) -> None:
-        self.channel = socket.socket(fileno=int(sys.argv[-2]))
-        self.channel.sendall(struct.pack("!Q", 2) + b"{}")
 
 
 def add(number: int) -> int:

@@ -139,12 +139,6 @@ def test_a_neighbour_that_replies_differently_when_repeated_fails_at_its_next_ca
         assert reply.done and "replied differently when its calls were repeated" in reply.failure
 
 
-def test_a_message_of_another_form_ends_the_worker_and_not_the_run():
-    with environments("Forger") as found:
-        found.begin(0, 7, {})
-        assert replies(found, 1)[0].failure == "the worker died (SIGKILL)"
-
-
 def test_random_numbers_depend_on_the_seed_and_the_call_alone():
     drawn = {"tool_calls": [call("draw")], **say("")}
 

@@ -17,10 +17,7 @@ from mugrpo.disk.shards import ShardSet
 from mugrpo.engines import continuous
 from mugrpo.engines.base import Completion, Decoded
 from mugrpo.engines.hf import HFEngine
-from mugrpo.model import loading
-from mugrpo.rollouts import prompts
 from tests.cases import some
-from tests.faults.case import Case
 from tests.faults.harm import edited, refused, stopped
 from tests.runs import (
     Command,
@@ -163,70 +160,14 @@ def test_after_an_engine_with_wrong_logprobs_is_fixed_the_run_ends_in_the_same_b
     assert final_weights(run_dir) == final_weights(reference)
 
 
-# ---- limits on what a model's files may take ----
-
-
 @pytest.mark.parametrize(
-    ("template", "sentence"),
-    some(
-        2,
-        [
-            (
-                "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-                "the chat template takes more than 1 s of CPU time for 24 problems",
-            ),
-            ("{{ 7 ** (9 ** 9) }}", "the chat template takes more than 1 s of CPU time"),
-            ("{{ 'x' * 99999999999 }}", "the chat template takes more than 64 MiB of memory"),
-            ("{{ 'x' * 9999999 }}", "the chat template takes more than 64 MiB of memory"),
-            ("{% for i in range(10 ** 9) %}{% endfor %}", "the chat template fails on problem"),
-            ("{{ 1 / 0 }}", "the chat template fails on problem"),
-            ("{{ messages.__class__.__mro__ }}", "the chat template fails on problem"),
-        ],
-    ),
+    "template", ["{{ 1 / 0 }}", "{{ messages.__class__.__mro__ }}"], ids=["fails", "sandbox"]
 )
-def test_a_chat_template_that_loops_grows_or_fails_is_refused_by_its_limit(
-    model: Path,
-    tmp_path: Path,
-    command: Command,
-    monkeypatch: pytest.MonkeyPatch,
-    template: str,
-    sentence: str,
+def test_a_chat_template_that_fails_is_refused(
+    model: Path, tmp_path: Path, command: Command, template: str
 ):
-    """The model's own template. The fourth is short enough for one problem, but not for all."""
-    monkeypatch.setattr(prompts, "_SECONDS", 1)
-    monkeypatch.setattr(prompts, "_MEGABYTES", 64)
     (model / "chat_template.jinja").write_text(template)
     words = ["train", write_config(tmp_path), "--run-dir", tmp_path / "run", "--model.path", model]
     ended = command(*words, "--prompt.chat_template", "none")
-    refused(ended, sentence, "name another with --prompt.chat_template")
+    refused(ended, "the chat template fails on problem", "name another with --prompt.chat_template")
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("sizes", "sentence"),
-    some(
-        1,
-        [
-            ({"num_hidden_layers": 10**9}, "takes more than"),
-            ({"num_labels": 10**9}, "takes more than"),
-            (
-                {"hidden_size": 10**6, "head_dim": 10**5},
-                "parameters, but the weight files beside it",
-            ),
-            ({"vocab_size": 10**12}, "parameters, but the weight files beside it"),
-        ],
-    ),
-)
-def test_a_config_with_absurd_sizes_is_refused_before_the_model_is_built(
-    case: Case,
-    model: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    sizes: dict[str, int],
-    sentence: str,
-):
-    monkeypatch.setattr(loading, "_SECONDS", 2)
-    monkeypatch.setattr(loading, "_MEGABYTES", 256)
-    case.data()
-    edited(model / "config.json", **sizes)
-    file = str(model / "config.json")
-    case.refused("--model.path", model, parts=(file, sentence))

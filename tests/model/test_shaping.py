@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
@@ -14,16 +11,12 @@ from transformers import (
     GraniteConfig,
     GraniteMoeConfig,
     LlamaConfig,
-    LlamaForCausalLM,
     OPTConfig,
 )
 
 from mugrpo.config.run import ModelOptions
-from mugrpo.disk.errors import UsageError
-from mugrpo.model.half import HalfCopy
-from mugrpo.model.logprobs import response_logprobs
+from mugrpo.model.logprobs import Shaping, response_logprobs
 from mugrpo.model.policy import Policy
-from mugrpo.model.shaping import Shaping, shaping_of
 from tests.builders import chain_tokenizer, plain_logprobs, tiny_config
 from tests.cases import table
 from tests.model.test_shared_prompts import RAGGED, difference, gradients, rows
@@ -54,40 +47,13 @@ MODELS = {
 }
 
 
-class Muse(LlamaForCausalLM):
-    """Scales the head's input and its output, and bounds the logits; or what `fault` says."""
-
-    fault = ""
-
-    def forward(self, input_ids: torch.Tensor, **options: Any) -> Any:
-        outputs = self.model(input_ids, **options)
-        hidden = outputs.last_hidden_state * 0.5
-        if self.fault == "a layer":
-            hidden = torch.relu(hidden)
-        if self.fault == "a norm":
-            hidden = torch.nn.functional.rms_norm(hidden, hidden.shape[-1:])
-        outputs.logits = 3 * torch.tanh(self.lm_head(hidden) * 6 / 3)
-        if self.fault == "another bound":
-            outputs.logits = outputs.logits.clamp(-1, 1)
-        if self.fault == "fewer tokens":
-            outputs.logits = outputs.logits[..., :-1]
-        return outputs
-
-
-def model_of(name: str) -> Any:
-    torch.manual_seed(7)
-    if name == "muse":
-        return Muse(LlamaConfig(**SIZES))
-    return AutoModelForCausalLM.from_config(MODELS[name][0])
-
-
-@table("name", [*MODELS, "muse"])
+@table("name", [*MODELS])
 def test_logprobs_and_gradients_are_those_of_the_models_own_forward_pass(name):
-    policy = Policy(model_of(name), chain_tokenizer(), ModelOptions())
-    found = shaping_of(policy.model)
-    expected = Shaping(3.0, 3.0) if name == "muse" else MODELS[name][1]
-    assert found.scale == pytest.approx(expected.scale, rel=1e-6)
-    assert found.cap == (expected.cap and pytest.approx(expected.cap, rel=1e-6))
+    torch.manual_seed(7)
+    config, expected = MODELS[name]
+    model = AutoModelForCausalLM.from_config(config)
+    policy = Policy(model, chain_tokenizer(), ModelOptions())
+    assert Shaping.of(model) == expected
     ids, prompt_lengths, mask, _ = rows(RAGGED)
     ours, _ = response_logprobs(policy.model, ids, prompt_lengths, mask, temperature=0.7, chunk=16)
     theirs = torch.zeros_like(ours)
@@ -96,22 +62,3 @@ def test_logprobs_and_gradients_are_those_of_the_models_own_forward_pass(name):
         theirs[row, :length] = plain_logprobs(policy, of_row[:start], of_row[start:], 0.7)
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
     assert difference(gradients(policy, ours), gradients(policy, theirs)) < 1e-5
-
-
-@table("fault", ["a layer", "a norm", "another bound", "fewer tokens"])
-def test_a_model_whose_logits_are_anything_else_is_refused(fault):
-    model = model_of("muse")
-    model.fault = fault
-    with pytest.raises(UsageError, match="the logits of Muse are more than the product"):
-        Policy(model, chain_tokenizer(), ModelOptions())
-    assert "forward" not in {*vars(model.model), *vars(model.lm_head)}
-
-
-def test_no_weight_is_asked():
-    """So ranks that have none yet find the same, and a copy in bf16 what the model has."""
-    with torch.device("meta"):
-        empty = model_of("granite")
-    assert shaping_of(empty) == Shaping(1 / 8)
-    model = model_of("granite")
-    shaping_of(model)
-    assert vars(HalfCopy(model).working)["mugrpo_shaping"] == Shaping(1 / 8)

@@ -11,22 +11,14 @@ signal 11     ends it by a signal
 raise boom    ValueError("boom")
 child FILE    starts a process, writes the ids of both to FILE, and never ends nor releases the
               interpreter's lock
-daemons FILE  starts daemons and writes their ids to FILE
-share 600     takes 600 MB of memory in a shared map
-children 4 150  starts 4 processes that take 150 MB each
-forks 3 200   takes 200 MB and has 3 forks that read them
 killed FILE   ends by SIGKILL unless FILE exists, which it creates; then returns 1
 say hello     prints
-shout 200     prints 200 MB
-send TEXT     sends a message of its own to the run, and never ends
 where         returns the process id
 """
 
 from __future__ import annotations
 
 import asyncio
-import gc
-import mmap
 import os
 import re
 import signal
@@ -85,68 +77,11 @@ def _child(rest):
     re.match("(a+)+$", "a" * 64 + "b")
 
 
-def _daemons(rest):
-    for _ in range(3):
-        if (pid := os.fork()) == 0:
-            os.setsid()
-            if os.fork() == 0:
-                os.setsid()
-                with open(rest, "a") as file:
-                    file.write(f"{os.getpid()} ")
-                time.sleep(600)
-            os._exit(0)
-        os.waitpid(pid, 0)
-    while len(Path(rest).read_text().split()) % 3:
-        time.sleep(0.01)
-    return 1.0
-
-
-def _share(rest):
-    shared = mmap.mmap(-1, int(rest) << 20)
-    for _ in range(int(rest)):
-        shared.write(b"x" * (1 << 20))
-    time.sleep(60)
-
-
-def _children(rest):
-    count, megabytes = map(int, rest.split())
-    code = f"import time; a = b'x' * ({megabytes} << 20); time.sleep(60)"
-    for _ in range(count):
-        subprocess.Popen([sys.executable, "-c", code])
-    time.sleep(60)
-
-
-def _forks(rest):
-    count, megabytes = map(int, rest.split())
-    hoard = b"x" * (megabytes << 20)
-    for _ in range(count):
-        if os.fork() == 0:
-            hoard.count(b"y")
-            time.sleep(1.0)
-            os._exit(0)
-    for _ in range(count):
-        os.wait()
-    return 1.0
-
-
-def _shout(rest):
-    for _ in range(int(rest)):
-        os.write(1, b"!" * (1 << 20))
-    return 1.0
-
-
 def _killed(rest):
     if not Path(rest).exists():
         Path(rest).touch()
         os.kill(os.getpid(), signal.SIGKILL)
     return 1.0
-
-
-def _send(rest):
-    (channel,) = (o for o in gc.get_objects() if type(o).__name__ == "Channel")
-    data = rest.replace("DEEP", "[" * 100_000).encode()
-    channel._socket.sendall(len(data).to_bytes(8, "big") + data)
-    time.sleep(600)
 
 
 def _say(rest):
@@ -164,14 +99,8 @@ ACTS = {
     "signal": lambda rest: os.kill(os.getpid(), int(rest)),
     "raise": _raise,
     "child": _child,
-    "daemons": _daemons,
-    "share": _share,
-    "children": _children,
-    "forks": _forks,
     "killed": _killed,
     "say": _say,
-    "send": _send,
-    "shout": _shout,
     "where": lambda _: float(os.getpid()),
 }
 

@@ -179,14 +179,13 @@ def test_forms_of_functions(name, reward):
 
 
 WHAT = """
-import datetime
 def what(prompts, completions, completion_ids, level, answer, **rest):
     assert prompts == PROMPTS, prompts
     assert completions == COMPLETIONS, completions
     assert completion_ids == [[5, 6, 0], [5, 6, 0]], completion_ids
     assert level == ["easy", None], level
     assert answer == ["12", "13"], answer
-    assert rest.pop("when") == [datetime.date(2026, 1, 2)] * 2, rest
+    assert rest.pop("when") == ["2026-01-02"] * 2, rest
     assert callable(rest.pop("log_extra")) and callable(rest.pop("log_metric"))
     state = rest.pop("trainer_state")
     assert (state.global_step, state.max_steps, state.stage) == (16, 48, 1)

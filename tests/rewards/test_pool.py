@@ -16,12 +16,11 @@ import pytest
 from mugrpo.config.base import WorkerOptions
 from mugrpo.config.rewards import ExactOptions, FunctionOptions
 from mugrpo.disk.errors import RunStopped
-from mugrpo.processes.child import LONGEST_LOG
 from mugrpo.processes.messages import to_json
 from mugrpo.processes.workers import Limits
 from mugrpo.rewards import grading
 from mugrpo.rewards.grading import Pool
-from tests.cases import some, table
+from tests.cases import table
 from tests.waiting import alive, soon
 
 HERE = Path(__file__).parent
@@ -61,12 +60,7 @@ def value_of(outcome: dict) -> object:
 
 
 def processes(workers: Pool) -> list[int]:
-    """Return the ids of the workers. Each is the only child of its warden, once it has begun."""
-    children = [f"/proc/{pid}/task/{pid}/children" for pid in wardens(workers)]
-    return [int(pid) for file in children for pid in Path(file).read_text().split()]
-
-
-def wardens(workers: Pool) -> list[int]:
+    """Return the ids of the workers."""
     return [worker.process.pid for worker in workers._workers]
 
 
@@ -139,32 +133,6 @@ def test_a_call_that_fails_says_why_and_the_pool_goes_on(text, reason):
     workers.close()
 
 
-@pytest.mark.parametrize(
-    "text",
-    some(
-        4,
-        [
-            "DEEP",
-            "{",
-            "7",
-            "[]",
-            "{}",
-            '{"failure": "no more"}',
-            '{"results": 7}',
-            '{"results": []}',
-            '{"results": [7]}',
-            '{"results": [{"values": 7}]}',
-        ],
-    ),
-)
-def test_a_message_of_another_form_ends_the_worker_and_gives_a_reason(text):
-    """A reward shares the process that sends them."""
-    workers = pool()
-    results = outcomes(workers, "1", f"send {text}", "2")
-    assert results == [1, "the worker died (SIGKILL)", 2]
-    workers.close()
-
-
 def test_after_a_memory_error_a_fresh_process_judges():
     workers = pool()
     assert len(set(outcomes(workers, "where", "raise x", "where"))) == 2
@@ -191,9 +159,9 @@ def test_what_a_reward_prints_goes_to_stderr(capfd):
 def test_workers_stay_warm_and_close_ends_them():
     workers = pool(count=2)
     [first] = outcomes(workers, "where")
-    known = wardens(workers)
+    known = processes(workers)
     assert int(first) in processes(workers) and outcomes(workers, "1", "2", "3") == [1, 2, 3]
-    assert wardens(workers) == known and all(map(alive, known))
+    assert processes(workers) == known and all(map(alive, known))
     workers.close()
     assert not any(map(alive, known))
     workers.close()
@@ -249,9 +217,9 @@ def test_a_slow_answer_holds_back_a_bounded_number(monkeypatch):
 def test_a_worker_that_died_between_calls_is_replaced():
     workers = pool()
     outcomes(workers, "1")
-    [worker], [warden] = processes(workers), wardens(workers)
+    [worker] = processes(workers)
     os.kill(worker, signal.SIGKILL)
-    assert soon(lambda: not alive(warden))
+    assert soon(lambda: not alive(worker))
     assert outcomes(workers, "2", "3") == [2, 3]
     workers.close()
 
@@ -270,7 +238,7 @@ def test_an_answer_whose_worker_something_else_kills_is_judged_by_the_next_one(t
 def test_a_worker_that_is_killed_while_it_loads_stops_the_run_and_refuses_nothing():
     workers = pool()
     workers._start_missing()
-    os.kill(wardens(workers)[0], signal.SIGKILL)
+    os.kill(processes(workers)[0], signal.SIGKILL)
     with pytest.raises(RunStopped, match=r"died while it was loading \(SIGKILL\)"):
         workers.start()
 
@@ -281,60 +249,6 @@ def test_what_a_reward_started_dies_with_it(tmp_path):
     assert outcomes(workers, f"child {file}") == ["not finished after 2 seconds of computing"]
     assert soon(lambda: not any(alive(int(number)) for number in file.read_text().split()))
     workers.close()
-
-
-def numbers(file: Path) -> list[int]:
-    return [int(number) for number in file.read_text().split()]
-
-
-def test_daemons_that_a_reward_starts_die_with_the_worker_at_its_deadline_and_at_the_end(tmp_path):
-    """They have left its session and its group, and their parents have ended."""
-    workers = pool(timeout=1.0)
-    file = tmp_path / "numbers"
-    assert outcomes(workers, f"daemons {file}", "2") == [1, 2]
-    known = numbers(file)
-    assert len(known) == 3 and len({os.getsid(number) for number in known}) == 3
-    assert outcomes(workers, "3") == [3] and all(map(alive, known))  # they may serve later calls
-    assert outcomes(workers, "loop", "4") == ["not finished after 1 seconds of computing", 4]
-    assert not any(map(alive, known))
-    assert outcomes(workers, f"daemons {file}") == [1]
-    workers.close()
-    assert not any(map(alive, numbers(file)))
-
-
-def test_daemons_die_with_a_killed_run(tmp_path):
-    file = tmp_path / "numbers"
-    run = script('outcomes(workers, f"daemons {sys.argv[1]}", "sleep 60 1")', file)
-    assert soon(lambda: file.exists() and len(numbers(file)) == 3)
-    known = numbers(file)
-    assert all(map(alive, known))
-    run.kill()
-    run.communicate()
-    assert soon(lambda: not any(map(alive, known)))
-
-
-@table("text", ["share 600", "children 4 150"])
-def test_shared_maps_and_the_memory_of_children_count(text):
-    """A limit for each process would not see the first, and let the second have it four times."""
-    workers = pool(memory_mb=400, timeout=60)
-    assert outcomes(workers, "1", text, "2") == [1, "took more than 400 MiB of memory", 2]
-    workers.close()
-
-
-def test_memory_that_processes_share_counts_once():
-    workers = pool(memory_mb=400, timeout=60)
-    assert outcomes(workers, "forks 3 200") == [1]
-    workers.close()
-
-
-def test_200_mb_of_output_are_kept_in_a_log_with_a_limit(tmp_path):
-    workers = pool(timeout=60)
-    workers.log = tmp_path / "rewards.log"
-    assert outcomes(workers, "say hello", "shout 200", "2") == [1, 1, 2]
-    workers.close()
-    log = workers.log.read_bytes()
-    assert log.startswith(b"hello\n!!!") and log.endswith(b"reward worker is left out]\n")
-    assert LONGEST_LOG <= len(log) < LONGEST_LOG + 100
 
 
 def test_workers_ignore_ctrl_c():
@@ -365,7 +279,7 @@ def test_workers_in_a_hot_loop_die_with_a_killed_run(tmp_path):
     run = script(
         """
     workers.start()
-    print(*wardens(workers), flush=True)
+    print(*processes(workers), flush=True)
     outcomes(workers, "loop", f"child {sys.argv[1]}")
     """,
         file,
@@ -375,7 +289,7 @@ def test_workers_in_a_hot_loop_die_with_a_killed_run(tmp_path):
     assert soon(lambda: file.exists() and len(file.read_text().split()) == 2)
     known += [int(number) for number in file.read_text().split()]
     time.sleep(1.0)  # until both are in the loop
-    assert len(set(known)) == 4 and all(map(alive, known))
+    assert len(set(known)) == 3 and all(map(alive, known))
     run.kill()
     run.communicate()
     assert soon(lambda: not any(map(alive, known)))
@@ -386,17 +300,3 @@ def test_a_run_that_ends_without_closing_leaves_no_worker():
     out, err = run.communicate(timeout=60)
     assert (run.returncode, err) == (0, "")
     assert not any(alive(int(number)) for number in out.split())
-
-
-def test_a_fork_of_the_run_has_workers_of_its_own():
-    run = script("""
-    outcomes(workers, "1")
-    mine = processes(workers)
-    if os.fork() == 0:
-        theirs = int(outcomes(workers, "where")[0])
-        sys.exit(theirs in mine)  # and closes at exit
-    status = os.waitstatus_to_exitcode(os.wait()[1])
-    print(status, all(map(alive, mine)), *outcomes(workers, "2"))
-    """)
-    out, err = run.communicate(timeout=60)
-    assert (out, err) == ("0 True 2.0\n", "")

@@ -39,6 +39,8 @@ def shard_of(folder: Path, lengths: Sequence[tuple[str, int, int]], shard: int =
 class Recorder:
     """An engine whose n-th answer is the last digits of the request's seed, n times."""
 
+    streams, exact = False, True
+
     def __init__(self) -> None:
         self.prompts: list[int] = []
 

@@ -186,6 +186,8 @@ def test_rollout_seeds_of_a_run_are_distinct_and_fill_64_bits():
 class EchoEngine:
     """An engine that answers every request with one token."""
 
+    streams, exact = False, True
+
     def generate(
         self,
         requests: Sequence[Request],

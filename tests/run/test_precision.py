@@ -16,7 +16,7 @@ from tests.runs import write_config
 
 def opened(folder: Path, monkeypatch: pytest.MonkeyPatch, device: str) -> str:
     """Return the precision of the run in `folder` on a CPU, or on a GPU that computes in bf16."""
-    monkeypatch.setattr(hardware, "device_of", lambda _: device)
+    monkeypatch.setattr(hardware, "device", lambda: device)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100")
     with mugrpo.open_run(write_config(folder), run_dir=folder / "run") as run:

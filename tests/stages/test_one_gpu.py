@@ -90,7 +90,7 @@ def test_memory_that_runs_out_in_a_refresh_ends_the_run_with_the_option_to_lower
     ended = command("train", config, "--run-dir", tmp_path / "run", "--engine.processes", 1)
     assert ended.status == 3, ended
     assert "--engine.processes (now 1)" in ended.err
-    assert "--engine.gpu_memory_utilization (now 0.85)" in VLLMOptions().way_out_of_loading
+    assert "--engine.gpu_memory_utilization (now 0.85)" in VLLMOptions().loading_remedy
 
 
 @pytest.mark.parametrize("option", [{"rest": "stay"}, {"cpu_offload": True}])

@@ -25,7 +25,7 @@ from tests.runs import (
     state,
     train,
 )
-from tests.waiting import engines_of, until
+from tests.waiting import until
 
 pytest_plugins = ["tests.run_fixtures"]
 
@@ -112,18 +112,6 @@ def test_a_signal_stops_generation_and_updates_and_saves(tmp_path: Path, referen
 
 
 @pytest.mark.long
-def test_the_loss_of_the_engine_stops_the_updates_that_wait(tmp_path: Path, reference: Path):
-    run_dir = tmp_path / "run"
-    started = held(run_dir, 2, "--engine.restarts", "0")
-    os.kill(engines_of(started.pid)[0], signal.SIGKILL)
-    go_on(run_dir)
-    ended = started.end()
-    stopped(ended, "the engine ended with SIGKILL", "finished shards are kept")
-    assert mugrpo(*resume_words(ended)).status == 0
-    assert_same_but_for_order(run_dir, reference)
-
-
-@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [
@@ -139,22 +127,17 @@ def test_logprobs_of_other_policies_are_made_as_shards_arrive(tmp_path: Path, op
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("what", ["SIGTERM", "engine"])
-def test_ranks_that_wait_are_asked_to_save(tmp_path: Path, what: str):
-    """They are asked after a signal or the loss of the engine. Every update made is kept."""
+def test_ranks_that_wait_are_asked_to_save_after_a_signal(tmp_path: Path):
+    """Every update made is kept."""
     run_dir = tmp_path / "run"
     two = ("--distributed.processes", "2")
     # the third shard is not requested yet
-    started = held(run_dir, 2, *two, "--engine.restarts", "0")
+    started = held(run_dir, 2, *two)
     until(lambda: updates(run_dir) == [1])
-    if what == "engine":
-        os.kill(engines_of(started.pid)[0], signal.SIGKILL)
-    else:
-        os.kill(started.pid, signal.SIGTERM)
+    os.kill(started.pid, signal.SIGTERM)
     go_on(run_dir)
     ended = started.end(300)
-    words = {"engine": "the engine ended with SIGKILL", "SIGTERM": "stopped by SIGTERM"}
-    stopped(ended, words[what])
+    stopped(ended, "stopped by SIGTERM")
     assert max(state(run_dir).checkpoints) == max(updates(run_dir))
     finished(tmp_path / "plain", *two)
     assert mugrpo(*resume_words(ended)).status == 0

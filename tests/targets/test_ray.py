@@ -18,6 +18,7 @@ from tests.runs import (
     Started,
     checkpoints,
     differences,
+    final_weights,
     finished,
     mugrpo,
     read_metrics,
@@ -110,7 +111,6 @@ def test_a_ray_that_a_run_starts_runs_nothing_of_the_working_directory_and_liste
     run_dir, config = tmp_path / "run", write_config(tmp_path)
     words = [sys.executable, "-P", "-m", "mugrpo", "train", str(config), "--run-dir", str(run_dir)]
     words += [*TWO, "--backend.name", "ray", "--engine.processes", "1"]
-    words += ["--backend.engine_cpus", "0.1", "--backend.rank_cpus", "0.1"]
     with subprocess.Popen(words, env={**os.environ, **ENVIRONMENT}) as run:
         try:
             until(lambda: last_update(run_dir) >= 2, 240)
@@ -163,16 +163,6 @@ def test_updates_whose_worker_is_killed_go_on(
     assert (ended.status, ended.err) == (0, ""), ended
     assert not differences(run_dir, local, LAST)
     assert not any(Path(f"/proc/{pid}").exists() for pid in first)
-
-
-def test_a_worker_that_is_killed_too_often_stops_the_run(on_ray: tuple[str, ...], tmp_path: Path):
-    run_dir = tmp_path / "run"
-    started = start_train(run_dir, *TWO, *on_ray, "--backend.restarts", "0")
-    until(lambda: last_update(run_dir) >= 3)
-    os.kill(ranks(run_dir)[0], signal.SIGKILL)
-    ended = started.end(600)
-    stopped(ended, "of 2 ended with SIGKILL", "more often than --backend.restarts 0 allows")
-    assert max(checkpoints(run_dir)) >= 2
 
 
 def test_a_signal_saves_and_the_run_goes_on_without_ray(
@@ -255,16 +245,16 @@ def test_ranks_stay_for_the_run_where_the_cluster_has_room_for_engines_beside_th
 def test_ranks_and_engines_take_turns_where_there_is_no_room_for_both(
     on_ray: tuple[str, ...], several: Path, tmp_path: Path
 ):
-    """2 x 1.4 CPUs and one more are more than three."""
+    """Two ranks and two engines, on three CPUs."""
     run_dir = tmp_path / "run"
-    started = start_train(run_dir, *SEVERAL, *on_ray, "--backend.rank_cpus", "1.4")
+    started = start_train(run_dir, *SEVERAL, *on_ray, "--engine.processes", "2")
     until(lambda: last_update(run_dir) >= 2, 300)
     early = ranks(run_dir)
     until(lambda: last_update(run_dir) >= 9, 300)
     assert not set(early) & set(ranks(run_dir))
     ended = started.end(600)
     assert (ended.status, ended.err) == (0, ""), ended
-    assert not differences(run_dir, several, 12)
+    assert final_weights(run_dir, 12) == final_weights(several, 12)
 
 
 def test_a_rank_that_is_killed_between_orders_is_started_again(
@@ -289,9 +279,9 @@ def test_ray_is_started_for_a_run_if_there_is_no_cluster(tmp_path: Path):
 
 def test_more_than_the_machine_has_is_refused(tmp_path: Path):
     """A Ray that is started for the run cannot grow."""
-    options = ("--backend.name", "ray", "--backend.rank_cpus", "1000")
-    ended = start_train(tmp_path / "run", *TWO, *options).end(600)
-    assert ended.status == 2 and "need 2000 CPUs at once, but this machine's Ray has" in ended.err
+    options = ("--backend.name", "ray", "--distributed.processes", "1000")
+    ended = start_train(tmp_path / "run", *options).end(600)
+    assert ended.status == 2 and "need 1000 CPUs and 0 GPUs at once" in ended.err
 
 
 def test_a_missing_cluster_is_refused(tmp_path: Path):

@@ -146,8 +146,8 @@ class WorkerOptions(Options):
     Functions, programs and environments may wait: they have 12 times as long by the clock. 0 sets
     no limit, nor one for loading functions."""
     memory_mb: int = Field(2048, ge=0)
-    """Memory in MiB that a process may take with all that it starts, shared memory included. 0 sets
-    no limit, as CUDA needs it."""
+    """Private memory in MiB that a process, and each that it starts, may take. 0 sets no limit, as
+    CUDA needs it."""
     batch_size: int = Field(1, ge=1, le=LISTED)
     """Completions per call. If a call with several fails, each of them is tried alone."""
 

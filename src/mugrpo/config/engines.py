@@ -25,32 +25,24 @@ _OTHER_DISTRIBUTION = (
 )
 
 
+CANARY_RESPONSES = 4  # short responses of each engine that a refresh compares with the trainer's
+RESTARTS = 2  # of an engine process per refresh; what kills a third one is no chance
+SILENCE = 600.0  # seconds without a message after which an engine process counts as hanging
+
+
 class EngineOptions(NamedOptions):
     """The options that every engine has."""
 
     loading_option: ClassVar[str]  # the option that decides how much is taken before generation
     slots: int  # sequences decoded together, which decide how much memory generation takes
 
-    canary_responses: int = Field(4, ge=0, le=LISTED)
-    """Responses at each refresh whose logprobs are compared with the trainer's. 0 turns the canary
-    off."""
-    canary_tolerance: float | None = Field(None, gt=0)
-    """Largest difference in logprob that the canary accepts. In fp32 it is a single token's
-    difference, 0.001 if unset. In bf16, where rounding moves single logprobs by tenths, it is the
-    mean over tokens, 0.1 if unset."""
-    restarts: int = Field(2, ge=0, json_schema_extra=HARMLESS)
-    """How often, per refresh, an engine process that has died or hangs is restarted."""
-    silence: float = Field(600.0, gt=0, json_schema_extra=HARMLESS)
-    """Seconds without a message after which an engine process counts as hanging. "hf" sends nothing
-    until a batch is done. A server has a tenth of a second more for each token of a response."""
-
     @property
-    def way_out_of_memory(self) -> str:
+    def memory_remedy(self) -> str:
         """Return what to do if generation runs out of memory."""
         return f"lower --engine.slots (now {self.slots}, with --force)"
 
     @property
-    def way_out_of_loading(self) -> str:
+    def loading_remedy(self) -> str:
         """Return what to do if memory runs out when the engines start, wake or take weights."""
         return f"lower --engine.{self.loading_option} (now {getattr(self, self.loading_option)})"
 

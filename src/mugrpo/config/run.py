@@ -87,8 +87,6 @@ class ModelOptions(Options):
     """Precision of forward and backward passes. Weights and optimizer stay in fp32. "auto" takes
     bf16 on a GPU that computes in it, which the run says, and fp32 elsewhere. What a run began with
     stays, also on another machine."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the model runs. "auto" takes the GPU if there is one."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     eos_token: str | None = None
@@ -279,12 +277,12 @@ class RunConfig(Options):
 
     @property
     def canary_tolerance(self) -> float:
-        """Return the largest gap that the canary accepts, by default what rounding explains.
+        """Return the largest gap in logprob that rounding explains, which the canary accepts.
 
-        bf16 keeps 8 bits of a logit.
+        In fp32 it is a single token's. In bf16, which keeps 8 bits of a logit, rounding moves
+        single logprobs by tenths, so it is the mean over tokens.
         """
-        by_precision = 1e-3 if self.model.precision == "fp32" else 0.1
-        return self.engine.canary_tolerance or by_precision
+        return 1e-3 if self.model.precision == "fp32" else 0.1
 
     @property
     def engine_in_process(self) -> bool:

@@ -23,7 +23,7 @@ from mugrpo.engines.continuous import ContinuousEngine, unfit
 from mugrpo.engines.hf import HFEngine
 from mugrpo.engines.process import Host, RemoteEngine, Started, exclusive_part, own_part
 from mugrpo.engines.server import ServerEngine
-from mugrpo.engines.vllm import adapters_of, require_vllm, vllm_host
+from mugrpo.engines.vllm import require_vllm, vllm_host
 from mugrpo.model.loading import Vocabulary
 from mugrpo.model.policy import Policy
 from mugrpo.processes.cluster import cluster_of
@@ -73,19 +73,18 @@ def make_engines(
     """
     options = config.engine
     if isinstance(options, VLLMServerOptions):
-        how = (vocabulary, options, check)
-        return [ServerEngine(url, *how) for url in options.urls]
+        return [ServerEngine(url, vocabulary, options) for url in options.urls]
     if config.engine_in_process:
         assert policy is not None, "an engine in this process needs the policy"
         return [make_engine(policy, options, notify)]
     assert isinstance(options, OwnEngineOptions | VLLMOptions)
-    engines: list[RemoteEngine] = []
+    engines: list[Engine] = []
     for number in range(len(reserved_gpus(config))):
         host = _host(vocabulary, config, log(f"engine-{number}").absolute())
-        engines.append(RemoteEngine(host, _starts(host, number, config), options, notify, check))
+        engines.append(RemoteEngine(host, _starts(host, number, config), notify, check))
     if cluster := cluster_of(config.backend):
         cluster.require_room(0, reserved_gpus(config))
-    return list(engines)
+    return engines
 
 
 def reserved_gpus(config: RunConfig) -> list[int]:
@@ -101,10 +100,11 @@ def reserved_gpus(config: RunConfig) -> list[int]:
 def _host(vocabulary: Vocabulary, config: RunConfig, log: Path) -> Host:
     options = config.engine
     if isinstance(options, VLLMOptions):
-        adapters = adapters_of(config.model, config.lora)
-        return vllm_host(vocabulary, config.model, options, log, adapters)
+        return vllm_host(vocabulary, config.model, config.lora, options, log)
     assert isinstance(options, OwnEngineOptions)
-    threads = _threads(config, options)
+    threads = 1  # of the CPU that an actor reserves
+    if cluster_of(config.backend) is None:
+        threads = max(1, torch.get_num_threads() // options.processes)
     setup = {
         "backend": "own",
         "model": config.model.model_dump(mode="json"),
@@ -119,15 +119,7 @@ def _host(vocabulary: Vocabulary, config: RunConfig, log: Path) -> Host:
         log=log,
         vocab_size=vocabulary.size,
         rest="stay",
-        exact=True,
-        silence=options.silence,
     )
-
-
-def _threads(config: RunConfig, options: OwnEngineOptions) -> int:
-    if cluster := cluster_of(config.backend):
-        return cluster.engine_threads
-    return max(1, torch.get_num_threads() // options.processes)
 
 
 def _starts(host: Host, number: int, config: RunConfig) -> Callable[[], Started]:

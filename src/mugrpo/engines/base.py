@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.records import FinishReason
-from mugrpo.processes.messages import printable
 
 _ROUNDING = 1e-3  # a logprob above 0 that is only imprecise: log-softmax in fp32 was 1e-6 off
 WAIT = 0.02  # seconds at most between two calls of `more` by an engine that has room
@@ -52,6 +51,19 @@ class Engine(Protocol):
     Its weights are those of the last refresh, or the trainer's own if they share the model.
     """
 
+    @property
+    def streams(self) -> bool:
+        """Whether it takes requests while it works on others."""
+        ...
+
+    @property
+    def exact(self) -> bool:
+        """Whether completions have the same bits whenever the same requests come at the same steps.
+
+        A step is one `Decoded` of `generate`.
+        """
+        ...
+
     def refresh(self, update: int, weights: Callable[[], str]) -> dict[str, float]:
         """Switch to the weights that the policy has after `update` updates.
 
@@ -68,6 +80,7 @@ class Engine(Protocol):
         temperature: float,
         max_new_tokens: int,
         top_p: float = 1.0,
+        more: More | None = None,
     ) -> Iterator[Decoded]:
         """Yield a completion for each of `requests`, as they finish.
 
@@ -78,6 +91,11 @@ class Engine(Protocol):
         are those of the result. The nucleus is the smallest set of most likely tokens whose
         probability reaches `top_p` (Holtzman et al., arXiv 1904.09751), with the token that crosses
         it. Only evaluations ask for it: training needs the whole distribution.
+
+        Only an engine that `streams` may be given `more`, which it calls when it has room. `more`
+        returns the requests that have come since, which may be none, or None if no request will
+        ever come again. Their indices follow those of the ones before. An engine without work
+        yields an empty `Decoded` and calls `more` again, so `more` may then wait for a moment.
         """
         ...
 
@@ -90,44 +108,10 @@ class Engine(Protocol):
         ...
 
 
-@runtime_checkable
-class StreamingEngine(Engine, Protocol):
-    """An engine that may take requests while it works on others."""
-
-    @property
-    def streams(self) -> bool:
-        """Whether it does."""
-        ...
-
-    @property
-    def exact(self) -> bool:
-        """Whether completions have the same bits whenever the same requests come at the same steps.
-
-        A step is one `Decoded` of `generate`.
-        """
-        ...
-
-    def generate(
-        self,
-        requests: Sequence[Request],
-        *,
-        temperature: float,
-        max_new_tokens: int,
-        top_p: float = 1.0,
-        more: More | None = None,
-    ) -> Iterator[Decoded]:
-        """See `Engine.generate`. Only an engine that `streams` may be given `more`.
-
-        It calls `more` when it has room. `more` returns the requests that have come since, which
-        may be none, or None if no request will ever come again. The indices of those requests
-        follow those of the ones before. An engine without work yields an empty `Decoded` and calls
-        `more` again, so `more` may then wait for a moment. `requests` may be empty.
-        """
-        ...
-
-
 class SharedModel:
     """An engine that samples with the trainer's own model, so no weights are handed over."""
+
+    exact = True
 
     def refresh(self, update: int, weights: Callable[[], str]) -> dict[str, float]:
         """See `Engine.refresh`."""
@@ -143,21 +127,18 @@ class SharedModel:
 def checked(
     ids: NDArray[np.integer[Any]],
     logprobs: NDArray[np.floating[Any]],
-    reason: object,
+    reason: str,
     *,
     longest: int,
     vocab_size: int,
     source: str,
-    stop_ids: Collection[int] | None = None,
 ) -> Completion:
     """Return a response from another process as a Completion.
 
-    With `stop_ids`, it must end at the first of them, or else have `longest` tokens. Raises
-    RunStopped, naming `source`, if it is empty, longer than `longest` tokens, or malformed.
+    A wrong id or logprob would be a wrong gradient. Raises RunStopped, naming `source`, if it is
+    empty, longer than `longest` tokens, or has ids or logprobs that no model gives.
     """
     fault = None
-    with np.errstate(over="ignore"):  # one below fp32's range becomes -inf, and is refused
-        logprobs = logprobs.astype(np.float32, copy=False)
     if not 0 < len(ids) <= longest or len(ids) != len(logprobs):
         fault = f"{len(ids)} ids with {len(logprobs)} logprobs, where {longest} are asked for"
     elif ids.min() < 0 or ids.max() >= vocab_size:
@@ -167,22 +148,11 @@ def checked(
     elif logprobs.max() > _ROUNDING:
         fault = f"a logprob of {logprobs.max():g}, which no probability has"
     elif reason not in list(FinishReason):
-        fault = f"a response with finish reason {printable(repr(reason), 60)}"
-    elif stop_ids is not None:
-        fault = _wrong_end(ids, reason, longest, np.isin(ids, list(stop_ids)))
+        fault = f"a response with finish reason {reason!r}"  # such as "abort" of vLLM
     if fault:
         raise RunStopped(f"the engine returned {fault}; see {source}")
-    return Completion(ids.astype(np.int32, copy=False), logprobs, FinishReason(str(reason)))
-
-
-def _wrong_end(
-    ids: NDArray[np.integer[Any]], reason: object, longest: int, stops: NDArray[np.bool_]
-) -> str | None:
-    """Return how the end of a response contradicts the ids that `stops` marks, or None."""
-    if stops[:-1].any():
-        return "ids after one that ends a response"
-    if reason == FinishReason.STOP and not stops[-1]:
-        return f"a response that ends with id {ids[-1]}, which ends none"
-    if reason == FinishReason.LENGTH and len(ids) < longest:
-        return f"a response cut at {len(ids)} tokens, where {longest} are asked for"
-    return None
+    return Completion(
+        ids.astype(np.int32, copy=False),
+        logprobs.astype(np.float32, copy=False),
+        FinishReason(reason),
+    )

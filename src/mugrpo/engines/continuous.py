@@ -24,7 +24,7 @@ from mugrpo.config.engines import ContinuousOptions
 from mugrpo.disk.records import FinishReason
 from mugrpo.engines.base import Completion, Decoded, More, Request, SharedModel
 from mugrpo.engines.cache import ATTENTION, KeysValues, SlotCache, cache_argument, reordered
-from mugrpo.engines.sampling import refuse_nan, sample, uniforms
+from mugrpo.engines.sampling import left_padded, refuse_nan, sample, uniforms
 from mugrpo.model.attention import attending
 from mugrpo.model.policy import Policy
 
@@ -43,7 +43,7 @@ _PREFILL_TOKENS = 2048  # padded prompt tokens that go through the model togethe
 class ContinuousEngine(SharedModel):
     """An engine that decodes in slots with the trainer's own model. A refresh costs nothing."""
 
-    streams = exact = True
+    streams = True
 
     def __init__(self, policy: Policy, options: ContinuousOptions) -> None:
         self.policy = policy
@@ -58,7 +58,7 @@ class ContinuousEngine(SharedModel):
         top_p: float = 1.0,
         more: More | None = None,
     ) -> Iterator[Decoded]:
-        """See `StreamingEngine.generate`. Finished responses are reported after every step."""
+        """See `Engine.generate`. Finished responses are reported after every step."""
         batch = _Sequences(self.policy, self.options, temperature, max_new_tokens, top_p)
         batch.add(requests)
         rows = self.options.slots if more else batch.slots
@@ -75,18 +75,12 @@ class ContinuousEngine(SharedModel):
 @torch.inference_mode()
 def prefill(policy: Policy, prompts: Sequence[np.ndarray]) -> list[Prefilled]:
     """Return each prompt's keys and values in every layer, and the logits after its last token."""
-    longest = max(map(len, prompts))
-    ids_UP = np.full((len(prompts), longest), policy.pad_id, np.int64)
-    mask_UP = np.zeros((len(prompts), longest), np.int64)
-    for row, prompt in enumerate(prompts):
-        ids_UP[row, longest - len(prompt) :] = prompt
-        mask_UP[row, longest - len(prompt) :] = 1
-    mask = torch.from_numpy(mask_UP).to(policy.device)
+    ids_UP, mask_UP = left_padded(prompts, policy)
     cache, model = DynamicCache(), policy.working()
     logits_UV = model(
-        input_ids=torch.from_numpy(ids_UP).to(policy.device),
-        attention_mask=mask,
-        position_ids=(mask.cumsum(-1) - 1).clamp(min=0),
+        input_ids=ids_UP,
+        attention_mask=mask_UP,
+        position_ids=(mask_UP.cumsum(-1) - 1).clamp(min=0),
         use_cache=True,
         logits_to_keep=1,
         **cache_argument(cache, model),
@@ -94,7 +88,7 @@ def prefill(policy: Policy, prompts: Sequence[np.ndarray]) -> list[Prefilled]:
     cached: Any = cache.layers
     prefilled = []
     for row, prompt in enumerate(prompts):
-        begin = longest - len(prompt)
+        begin = ids_UP.shape[1] - len(prompt)
         layers = [(c.keys[row, :, begin:], c.values[row, :, begin:]) for c in cached]
         prefilled.append(Prefilled(layers, logits_UV[row]))
     return prefilled

@@ -14,9 +14,9 @@ from transformers import StaticCache
 from mugrpo.config.engines import HFOptions
 from mugrpo.disk.publishing import passing
 from mugrpo.disk.records import FinishReason
-from mugrpo.engines.base import Completion, Decoded, Request, SharedModel
+from mugrpo.engines.base import Completion, Decoded, More, Request, SharedModel
 from mugrpo.engines.cache import cache_argument
-from mugrpo.engines.sampling import refuse_nan, sample, uniforms
+from mugrpo.engines.sampling import left_padded, refuse_nan, sample, uniforms
 from mugrpo.model.policy import Policy
 
 
@@ -25,6 +25,8 @@ class HFEngine(SharedModel):
 
     It shares the trainer's model, so a refresh costs nothing.
     """
+
+    streams = False
 
     def __init__(self, policy: Policy, options: HFOptions) -> None:
         self.policy = policy
@@ -37,8 +39,10 @@ class HFEngine(SharedModel):
         temperature: float,
         max_new_tokens: int,
         top_p: float = 1.0,
+        more: More | None = None,
     ) -> Iterator[Decoded]:
         """See `Engine.generate`. A batch runs until its longest response ends."""
+        assert more is None
         size = self.options.slots
         for start in range(0, len(requests), size):
             passing("engine batch")
@@ -52,58 +56,49 @@ class HFEngine(SharedModel):
     def _batch(
         self, requests: Sequence[Request], temperature: float, limits: Sequence[int], top_p: float
     ) -> list[Completion]:
-        policy, device, max_new_tokens = self.policy, self.policy.device, max(limits)
-        longest = max(len(r.prompt_ids) for r in requests)
-        ids_BP = np.full((len(requests), longest), policy.pad_id, np.int64)
-        mask_BP = np.zeros((len(requests), longest), np.int64)
-        for row, request in enumerate(requests):
-            ids_BP[row, longest - len(request.prompt_ids) :] = request.prompt_ids
-            mask_BP[row, longest - len(request.prompt_ids) :] = 1
-        step_ids = torch.from_numpy(ids_BP).to(device)
-        mask_BL = torch.from_numpy(mask_BP).to(device)
+        policy, steps = self.policy, max(limits)
+        step_ids, mask_BL = left_padded([r.prompt_ids for r in requests], policy)
         position_ids = (mask_BL.cumsum(-1) - 1).clamp(min=0)
-        stop_ids = torch.tensor(policy.stop_ids, device=device)
-        uniforms_BT = torch.from_numpy(uniforms([r.seed for r in requests], max_new_tokens))
-        uniforms_BT = uniforms_BT.to(device)
-        finished_B = torch.zeros(len(requests), dtype=torch.bool, device=device)
-        limit_B = torch.tensor(limits, device=device)
-        tokens, logprobs = [], []
+        stop_ids = torch.tensor(policy.stop_ids, device=policy.device)
+        uniforms_BT = torch.from_numpy(uniforms([r.seed for r in requests], steps))
+        uniforms_BT = uniforms_BT.to(policy.device)
+        limit_B = torch.tensor(limits, device=policy.device)
+        finished_B = torch.zeros(len(requests), dtype=torch.bool, device=policy.device)
+        drawn = []
         with policy.evaluating() as model:
-            cache = StaticCache(config=model.config, max_cache_len=longest + max_new_tokens)
-            held = cache_argument(cache, model)
-            for t in range(max_new_tokens):
+            cache = StaticCache(config=model.config, max_cache_len=mask_BL.shape[1] + steps)
+            cached = cache_argument(cache, model)
+            for t in range(steps):
                 logits_BV = model(
                     input_ids=step_ids,
                     attention_mask=mask_BL,
                     position_ids=position_ids,
                     use_cache=True,
                     logits_to_keep=1,
-                    **held,
+                    **cached,
                 ).logits[:, -1]
                 token_B, logprob_B = sample(logits_BV, temperature, uniforms_BT[:, t], top_p)
                 refuse_nan(logprob_B, policy)
-                tokens.append(token_B)
-                logprobs.append(logprob_B)
+                drawn.append((token_B, logprob_B))
                 finished_B |= torch.isin(token_B, stop_ids) | (limit_B == t + 1)
                 if finished_B.all():
                     break
                 step_ids = token_B[:, None]
-                mask_BL = torch.cat([mask_BL, mask_BL.new_ones(len(requests), 1)], -1)
+                mask_BL = torch.cat([mask_BL, torch.ones_like(step_ids)], -1)
                 position_ids = position_ids[:, -1:] + 1
-        return self._completions(torch.stack(tokens, -1), torch.stack(logprobs, -1), limits)
+        ids_BT, logprobs_BT = (torch.stack(column, -1) for column in zip(*drawn, strict=True))
+        return self._completions(ids_BT, logprobs_BT, limits)
 
     def _completions(
         self, ids_BT: torch.Tensor, logprobs_BT: torch.Tensor, limits: Sequence[int]
     ) -> list[Completion]:
         """Return each row, cut after its first stop id. A row without one was truncated."""
         ids, logprobs = ids_BT.cpu().numpy().astype(np.int32), logprobs_BT.cpu().numpy()
-        stops = np.isin(ids, self.policy.stop_ids)
         completions = []
         for row, limit in enumerate(limits):
-            stop = stops[row, :limit]
-            stopped = bool(stop.any())
-            length = int(stop.argmax()) + 1 if stopped else limit
-            reason = FinishReason.STOP if stopped else FinishReason.LENGTH
+            stops = np.flatnonzero(np.isin(ids[row, :limit], self.policy.stop_ids))
+            length = int(stops[0]) + 1 if len(stops) else limit
+            reason = FinishReason.STOP if len(stops) else FinishReason.LENGTH
             completions.append(
                 Completion(ids[row, :length].copy(), logprobs[row, :length].copy(), reason)
             )

@@ -1,4 +1,7 @@
-"""How an engine process is started, and what its engine can do."""
+"""An engine in its own process: the run sends it requests, and restarts it if it dies.
+
+The process runs `worker.py`, possibly under an interpreter with a different environment.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -15,7 +17,7 @@ import numpy as np
 import torch
 
 from mugrpo.config.cores import cores
-from mugrpo.config.engines import EngineOptions
+from mugrpo.config.engines import RESTARTS, SILENCE
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.engines.base import WAIT, Completion, Decoded, More, Request, checked
 from mugrpo.processes.messages import to_json
@@ -34,10 +36,9 @@ class Host:
     log: Path
     vocab_size: int  # of the policy
     rest: Literal["sleep", "stay", "end"]  # what it does between generations
-    exact: bool  # whether the same batch of requests gives bit-identical completions
-    silence: float  # seconds without a message after which it counts as lost
     slots: int | None = None  # of an engine that takes requests while it works on others
     gpus: int = 1  # GPUs that it uses, if there are any
+    silence: float = SILENCE  # seconds without a message after which it counts as lost
 
     def start(self) -> Peer:
         """Start the process on this machine and return its peer.
@@ -45,7 +46,6 @@ class Host:
         Raises UsageError if the interpreter cannot be run.
         """
         python = self.python or sys.executable
-        self.log.parent.mkdir(parents=True, exist_ok=True)
         try:
             return Peer(
                 [python, "-P", str(_WORKER)],
@@ -81,12 +81,6 @@ class Started(Protocol):
         ...
 
 
-# An engine in its own process: the run sends it requests, and restarts it if it dies.
-#
-# The process runs `worker.py`, possibly under an interpreter with a different environment. Its
-# answers are validated before use.
-
-
 class RemoteEngine:
     """An engine whose process runs here or under an actor.
 
@@ -97,7 +91,6 @@ class RemoteEngine:
         self,
         host: Host,
         start: Callable[[], Started],
-        options: EngineOptions,
         notify: Callable[[str], None],
         check: Callable[[], None],
     ) -> None:
@@ -108,7 +101,6 @@ class RemoteEngine:
         """
         self._host = host
         self._start = start
-        self._restarts_allowed = options.restarts
         self._notify = notify
         self._check = check
         self._process: Started | None = None
@@ -118,6 +110,8 @@ class RemoteEngine:
         self._restarts = 0  # processes lost since the last new weights
         self._tasks = 0  # that the process has got and not ended
         self._spent: dict[str, float] = {}  # seconds of the last refresh, by its parts
+        self.streams = host.slots is not None
+        self.exact = not self.streams
 
     def refresh(self, update: int, weights: Callable[[], str]) -> dict[str, float]:
         """See `Engine.refresh`.
@@ -136,16 +130,6 @@ class RemoteEngine:
             except PeerLost as lost:
                 self._count(lost)
 
-    @property
-    def streams(self) -> bool:
-        """Whether the process takes requests while it works on others."""
-        return self._host.slots is not None
-
-    @property
-    def exact(self) -> bool:
-        """See `StreamingEngine.exact`."""
-        return self._host.exact
-
     def generate(
         self,
         requests: Sequence[Request],
@@ -155,32 +139,43 @@ class RemoteEngine:
         top_p: float = 1.0,
         more: More | None = None,
     ) -> Iterator[Decoded]:
-        """See `StreamingEngine.generate`. Yields an empty `Decoded` while nothing finishes.
+        """See `Engine.generate`. Yields an empty `Decoded` while nothing finishes.
 
         If the process is lost, a new one generates the missing responses. An exact engine repeats
         all requests, so that its completions equal those that the lost process would have sent.
         Raises RunStopped if the process is lost too often or returns malformed completions.
         """
+        assert self.streams or not more
         sampling = {"temperature": temperature, "max_new_tokens": max_new_tokens, "top_p": top_p}
         missing = dict(enumerate(requests))  # by their indices
-        everything = dict(missing) if self._host.exact else missing
-        asked = _Asked(more, len(missing))
-        assert self.streams or not more
+        everything = dict(missing) if self.exact else missing
+        count = len(missing)
+
+        def come() -> dict[int, Request]:
+            """Return the requests that have come since, by their indices."""
+            nonlocal count, more
+            added = more() if more else None
+            more = None if added is None else more
+            numbered = dict(enumerate(added or (), count))
+            missing.update(numbered)
+            count += len(numbered)
+            return numbered
+
         try:
-            while missing or asked.open:
+            while missing or more:
                 if not missing:
-                    missing.update(asked.more())
+                    come()
                     yield Decoded((), 0)
                     continue
                 try:
                     process = self._loaded()
                     process.send(_task(everything, sampling))
                     self._tasks = 1
-                    for decoded in self._decoded(process, max_new_tokens, asked):
+                    wait = (process, max_new_tokens, lambda: WAIT if more else TICK)
+                    for decoded in self._decoded(*wait):
                         fresh = [(i, c) for i, c in decoded.completions if missing.pop(i, None)]
                         yield Decoded(fresh, decoded.slots)
-                        if len(missing) < (self._host.slots or 0) and (added := asked.more()):
-                            missing.update(added)
+                        if len(missing) < (self._host.slots or 0) and (added := come()):
                             self._tasks += 1
                             process.send(_task(added, sampling))
                     if missing:
@@ -217,8 +212,7 @@ class RemoteEngine:
         process = self._process = self._process or self._start()
         if self._loaded_key != key:
             process.send(to_json({"load": self._weights, "update": self._update}))
-            with _understood():
-                wake = float(self._answer(process, "loaded")["wake"])
+            wake = self._answer(process, "loaded")["wake"]
             self._loaded_key = key
             self._spent = {"wake": wake, part: time.monotonic() - began - wake}
         return process
@@ -238,25 +232,23 @@ class RemoteEngine:
         """
         while True:
             if (message := process.hear(patience())) is not None:
-                with _understood():
-                    raise_failure(message)
+                raise_failure(message)
             yield message
 
-    def _decoded(self, process: Started, max_new_tokens: int, asked: _Asked) -> Iterator[Decoded]:
+    def _decoded(
+        self, process: Started, max_new_tokens: int, patience: Callable[[], float]
+    ) -> Iterator[Decoded]:
         """Yield the finished responses of the current tasks until they end."""
-        for message in self._messages(process, lambda: WAIT if asked.open else TICK):
-            if message is None:
-                yield Decoded((), 0)
-            elif "end" in message:
-                with _understood():
-                    self._tasks -= message["end"]
+        for message in self._messages(process, patience):
+            if message and "end" in message:
+                self._tasks -= message["end"]
                 if not self._tasks:
                     return
-            elif "completions" in message:
-                with _understood():
-                    entries, slots = message["completions"], int(message["slots"])
-                    completions = [self._completion(e, max_new_tokens) for e in entries]
-                yield Decoded(completions, slots)
+            elif message and "completions" in message:
+                completions = [self._completion(e, max_new_tokens) for e in message["completions"]]
+                yield Decoded(completions, message["slots"])
+            else:
+                yield Decoded((), 0)
 
     def _completion(self, entry: dict[str, Any], max_new_tokens: int) -> tuple[int, Completion]:
         completion = checked(
@@ -267,51 +259,18 @@ class RemoteEngine:
             vocab_size=self._host.vocab_size,
             source=str(self._host.log),
         )
-        return int(entry["index"]), completion
+        return entry["index"], completion
 
     def _count(self, lost: PeerLost) -> None:
         """Record the loss of the process. Raises RunStopped if no restart is left."""
         self.close()
         self._restarts += 1
         text = f"the engine {lost}; its log is {self._host.log}"
-        if self._restarts > self._restarts_allowed:
+        if self._restarts > RESTARTS:
             raise RunStopped(
-                f"{text}. It was started {self._restarts} times (--engine.restarts "
-                f"{self._restarts_allowed}); finished shards are kept"
+                f"{text}. It was started {self._restarts} times; finished shards are kept"
             )
-        self._notify(f"{text}. Restarting it ({self._restarts}/{self._restarts_allowed})")
-
-
-class _Asked:
-    """The requests that come while others run."""
-
-    def __init__(self, more: More | None, count: int) -> None:
-        self._more = more
-        self._count = count  # requests so far
-
-    @property
-    def open(self) -> bool:
-        """Whether a request may still come."""
-        return self._more is not None
-
-    def more(self) -> dict[int, Request]:
-        """Return the requests that have come since, by their indices."""
-        requests = self._more() if self._more else None
-        self._more = None if requests is None else self._more
-        numbered = dict(enumerate(requests or (), self._count))
-        self._count += len(numbered)
-        return numbered
-
-
-@contextmanager
-def _understood() -> Iterator[None]:
-    """Raise PeerLost if the block finds that a message has another form than a worker's."""
-    try:
-        yield
-    except UsageError:
-        raise
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise PeerLost(f"has sent a message of another form ({error!r})") from None
+        self._notify(f"{text}. Restarting it ({self._restarts}/{RESTARTS})")
 
 
 def _task(requests: Mapping[int, Request], sampling: dict[str, float]) -> str:

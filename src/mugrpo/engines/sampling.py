@@ -29,6 +29,17 @@ def uniforms(seeds: Sequence[int], length: int) -> NDArray[np.float64]:
     return np.stack(rows)
 
 
+def left_padded(prompts: Sequence[np.ndarray], policy: Policy) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the ids of prompts and a mask of their tokens, both [B, P], on the policy's device."""
+    longest = max(map(len, prompts))
+    ids_BP = np.full((len(prompts), longest), policy.pad_id, np.int64)
+    mask_BP = np.zeros((len(prompts), longest), np.int64)
+    for row, prompt in enumerate(prompts):
+        ids_BP[row, longest - len(prompt) :] = prompt
+        mask_BP[row, longest - len(prompt) :] = 1
+    return torch.from_numpy(ids_BP).to(policy.device), torch.from_numpy(mask_BP).to(policy.device)
+
+
 def sample(
     logits_BV: torch.Tensor, temperature: float, uniforms_B: torch.Tensor, top_p: float = 1.0
 ) -> tuple[torch.Tensor, torch.Tensor]:

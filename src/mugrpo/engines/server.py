@@ -15,13 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from mugrpo.config.engines import VLLMServerOptions
+from mugrpo.config.engines import RESTARTS, SILENCE, VLLMServerOptions
 from mugrpo.disk.errors import RunStopped
 from mugrpo.engines.base import WAIT, Completion, Decoded, More, Request, checked
-from mugrpo.engines.vllm import EXTENSION, OLDEST, new_enough
+from mugrpo.engines.vllm import EXTENSION
 from mugrpo.model.loading import Vocabulary
 from mugrpo.processes import http
-from mugrpo.processes.messages import printable
 
 _TICK = 0.5  # seconds after which a waiting caller gets control back
 _PAUSE = 1.0  # seconds between attempts to reach the server
@@ -29,10 +28,6 @@ _PAUSE = 1.0  # seconds between attempts to reach the server
 # The server sends nothing until a response is whole, so it may be silent for longer the longer a
 # response may be: a response may get 10 tokens per second, as one of many on a slow server.
 _SECONDS_PER_TOKEN = 0.1
-# Of an answer, for each token of prompt and response: its id, its logprob, and its text, which vLLM
-# writes three times. A token's text has up to 128 characters.
-_BYTES_PER_TOKEN = 1 << 10
-_BYTES = 1 << 20  # of any answer
 
 # Overrides the model's own generation config.
 _NEUTRAL = {
@@ -54,23 +49,16 @@ class ServerEngine:
 
     streams, exact = True, False
 
-    def __init__(
-        self,
-        url: str,
-        vocabulary: Vocabulary,
-        options: VLLMServerOptions,
-        check: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Prepare requests to the server at `url`. `check` raises if the run is to stop."""
+    def __init__(self, url: str, vocabulary: Vocabulary, options: VLLMServerOptions) -> None:
+        """Prepare requests to the server at `url`."""
         self._url, self._name = url, url.rstrip("/")
         self._vocabulary = vocabulary
-        self._options = options
-        self._check = check
+        self._slots = options.slots
         self._update: int | None = None
         self._model = ""
 
     def refresh(self, update: int, weights: Callable[[], str]) -> dict[str, float]:
-        """See `Engine.refresh`. Asks vLLM to load the weights.
+        """See `Engine.refresh`. Asks vLLM to load the weights, by the routes of its dev mode.
 
         Raises RunStopped if the server does not answer or refuses.
         """
@@ -79,35 +67,19 @@ class ServerEngine:
         path = weights()
         began = time.monotonic()
         try:
-            self._take(path)
-        except RunStopped:
-            if update:
-                raise  # the initial weights it may have already, which the canary checks
+            self._ask("/collective_rpc", {"method": "take_weights", "args": [path]})
+            self._ask("/reset_prefix_cache", {})
+        except RunStopped as refusal:
+            if update:  # the initial weights it may have already, which the canary checks
+                raise RunStopped(
+                    f"{refusal}. The server must run with VLLM_SERVER_DEV_MODE=1, "
+                    f"PYTHONPATH={EXTENSION} and --worker-extension-cls mugrpo_vllm.TakesWeights, "
+                    "and see the run's folder under the same path"
+                ) from None
         with self._understood():
-            self._model = str(self._ask("/v1/models")["data"][0]["id"])
+            self._model = self._ask("/v1/models")["data"][0]["id"]
         self._update = update
         return {"load": time.monotonic() - began}
-
-    def _take(self, path: str) -> None:
-        """Have the live server load the weights at `path`, by the routes of vLLM's dev mode."""
-        with self._understood():
-            version = self._ask("/version")["version"]
-            usable = new_enough(version)
-        if not usable:
-            oldest = ".".join(map(str, OLDEST))
-            raise RunStopped(
-                f"{self._name} is vLLM {printable(str(version), 20)}, and before {oldest} it "
-                "cannot load weights while it runs; start a newer one"
-            )
-        try:
-            self._ask("/collective_rpc", {"method": "take_weights", "args": [path]})
-        except RunStopped as refusal:
-            raise RunStopped(
-                f"{refusal}. The server must run with VLLM_SERVER_DEV_MODE=1, "
-                f"PYTHONPATH={EXTENSION} and --worker-extension-cls mugrpo_vllm.TakesWeights, and "
-                "see the run's folder under the same path"
-            ) from None
-        self._ask("/reset_prefix_cache", {})
 
     def generate(
         self,
@@ -118,19 +90,19 @@ class ServerEngine:
         top_p: float = 1.0,
         more: More | None = None,
     ) -> Iterator[Decoded]:
-        """See `StreamingEngine.generate`. Yields an empty `Decoded` while nothing finishes.
+        """See `Engine.generate`. Yields an empty `Decoded` while nothing finishes.
 
         Raises RunStopped if the server refuses, does not answer, or returns malformed completions.
         """
         sampling = {"temperature": temperature, "max_tokens": max_new_tokens, "top_p": top_p}
-        asked = _Asked(lambda request: self._completed(request, sampling), self._options.slots)
+        asked = _Asked(lambda request: self._completed(request, sampling), self._slots)
         try:
             asked.add(requests)
             while asked.unfinished or more:
                 answer = asked.next(WAIT if more else _TICK) if asked.unfinished else None
                 yield Decoded([answer], len(answer[1].ids)) if answer else Decoded((), 0)
                 # Once per answer, so that another server gets its share of the work.
-                if more and asked.unfinished < self._options.slots:
+                if more and asked.unfinished < self._slots:
                     added = more()
                     more = None if added is None else more
                     asked.add(added or ())
@@ -138,24 +110,32 @@ class ServerEngine:
             asked.stop()
 
     def _completed(self, request: Request, sampling: dict[str, Any]) -> Completion:
+        longest = request.max_new_tokens or sampling["max_tokens"]
         body = {
             "model": self._model,
             "prompt": request.prompt_ids.tolist(),
             "seed": request.seed % (1 << 63),
             "stop_token_ids": self._vocabulary.stop_ids,
+            **sampling,
+            "max_tokens": longest,
+            **_NEUTRAL,
         }
-        if request.max_new_tokens:
-            sampling = sampling | {"max_tokens": request.max_new_tokens}
-        longest = sampling["max_tokens"]
-        answer = self._ask(
-            "/v1/completions",
-            body | sampling | _NEUTRAL,
-            seconds=longest * _SECONDS_PER_TOKEN,
-            length=(longest + len(request.prompt_ids)) * _BYTES_PER_TOKEN,
-        )
+        answer = self._ask("/v1/completions", body, seconds=longest * _SECONDS_PER_TOKEN)
         with self._understood():
             (choice,) = answer["choices"]
-            return self._completion(choice, longest)
+            if choice.get("token_ids") is None or not choice.get("logprobs"):
+                raise RunStopped(
+                    f"{self._name} returns no token ids or no logprobs; it must be a vLLM server "
+                    "of a version that supports return_token_ids"
+                )
+            return checked(
+                np.array(choice["token_ids"], np.int64),
+                np.array(choice["logprobs"]["token_logprobs"], np.float64),
+                choice["finish_reason"],
+                longest=longest,
+                vocab_size=self._vocabulary.size,
+                source=self._name,
+            )
 
     def rest(self) -> None:
         """See `Engine.rest`. Does nothing: the server has its own machine."""
@@ -163,49 +143,25 @@ class ServerEngine:
     def close(self) -> None:
         """See `Engine.close`. Does nothing: the engine holds no resources of the server."""
 
-    def _completion(self, choice: dict[str, Any], max_new_tokens: int) -> Completion:
-        ids, logprobs = choice.get("token_ids"), (choice.get("logprobs") or {})
-        if ids is None or "token_logprobs" not in logprobs:
-            raise RunStopped(
-                f"{self._name} returns no token ids or no logprobs; it must be a vLLM server of a "
-                "version that supports return_token_ids"
-            )
-        logprobs = logprobs["token_logprobs"]
-        # numpy would make numbers of text and of truth values, and integers of fractions
-        if {*map(type, ids)} - {int} or {*map(type, logprobs)} - {int, float}:
-            raise TypeError("token ids must be integers, and logprobs numbers")
-        return checked(
-            np.array(ids, np.int64),
-            np.array(logprobs, np.float64),
-            choice.get("finish_reason"),
-            longest=max_new_tokens,
-            vocab_size=self._vocabulary.size,
-            source=self._name,
-            stop_ids=self._vocabulary.stop_ids,
-        )
-
     @contextmanager
     def _understood(self) -> Iterator[None]:
         """Raise RunStopped if the block finds that an answer has another form than vLLM's."""
         try:
             yield
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError) as error:
             raise RunStopped(
-                f"{self._name} gives answers of another form than vLLM ({printable(repr(error))}); "
-                "see its log"
+                f"{self._name} gives answers of another form than vLLM ({error!r}); see its log"
             ) from None
 
-    def _ask(self, route: str, body: Any = None, *, seconds: float = 0.0, length: int = 0) -> Any:
+    def _ask(self, route: str, body: Any = None, *, seconds: float = 0.0) -> Any:
         """Return the server's answer to `body` (or to a GET without one), parsed from JSON.
 
-        It may take `seconds` beyond those that it may be silent, and have `length` bytes beyond
-        those of any answer. If the server does not answer, try again up to `restarts` times. Raises
-        RunStopped if that fails, or if the server answers with an error.
+        It may be silent for `seconds` more than any answer. If the server does not answer, try
+        again. Raises RunStopped if that fails, or if the server answers with an error.
         """
-        seconds, length = seconds + self._options.silence, length + _BYTES
-        for retries_left in reversed(range(self._options.restarts + 1)):
+        for retries_left in reversed(range(RESTARTS + 1)):
             try:
-                return http.ask(self._url, route, body, seconds=seconds, longest=length)
+                return http.ask(self._url, route, body, seconds=SILENCE + seconds)
             except http.Refused as refusal:
                 raise RunStopped(f"{self._name} {refusal}") from None
             except http.Unanswered as error:
@@ -215,7 +171,11 @@ class ServerEngine:
 
 
 class _Asked:
-    """Requests that threads send to the server, `concurrency` at once."""
+    """Requests that threads send to the server, `concurrency` at once.
+
+    Daemon threads rather than a ThreadPoolExecutor, whose threads Python joins when it exits: a
+    run that stops would wait for the longest response.
+    """
 
     def __init__(self, complete: Callable[[Request], Completion], concurrency: int) -> None:
         self._complete = complete
@@ -232,7 +192,7 @@ class _Asked:
         self._added += len(requests)
         self.unfinished += len(requests)
         while self._threads < min(self._concurrency, self._added):
-            threading.Thread(target=self._work, daemon=True).start()  # never joined
+            threading.Thread(target=self._work, daemon=True).start()
             self._threads += 1
 
     def next(self, patience: float) -> tuple[int, Completion] | None:

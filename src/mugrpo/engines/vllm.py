@@ -53,24 +53,15 @@ class Adapters(TypedDict):
     rank: int  # one that vLLM keeps room for
 
 
-def adapters_of(model: ModelOptions, lora: LoRAOptions) -> Adapters | None:
-    """Return what a run's engines must know of its adapters, or None if it trains the model."""
-    room = next(rank for rank in _RANKS if rank >= lora.rank)
-    return Adapters(base=model_path(model), rank=room) if lora.rank else None
-
-
 def vllm_host(
-    vocabulary: Vocabulary,
-    model: ModelOptions,
-    options: VLLMOptions,
-    log: Path,
-    adapters: Adapters | None = None,
+    vocabulary: Vocabulary, model: ModelOptions, lora: LoRAOptions, options: VLLMOptions, log: Path
 ) -> Host:
     """Return the host of one vLLM process.
 
-    With `adapters`, the process keeps their base model. vLLM's engine core runs in that same
-    process, so nothing is left to hang when it is killed.
+    If the run trains an adapter, the process keeps the base model. vLLM's engine core runs in that
+    same process, so nothing is left to hang when it is killed.
     """
+    room = next(rank for rank in _RANKS if rank >= lora.rank)
     arguments = {
         "dtype": "float32" if model.precision == "fp32" else "bfloat16",
         "tensor_parallel_size": options.tensor_parallel,
@@ -83,8 +74,7 @@ def vllm_host(
         "arguments": arguments,
         "stop_ids": vocabulary.stop_ids,
         "sleeps": options.rest == "sleep",
-        "oldest": OLDEST,
-        "adapters": adapters,
+        "adapters": Adapters(base=model_path(model), rank=room) if lora.rank else None,
     }
     paths = [str(EXTENSION), *filter(None, [os.environ.get("PYTHONPATH")])]
     return Host(
@@ -98,8 +88,6 @@ def vllm_host(
         log=log,
         vocab_size=vocabulary.size,
         rest=options.rest,
-        exact=False,
-        silence=options.silence,
         slots=options.slots,
         gpus=options.tensor_parallel,
     )

@@ -19,7 +19,6 @@ process.
 from __future__ import annotations
 
 import importlib
-import re
 import sys
 import time
 from collections.abc import Iterator
@@ -55,9 +54,8 @@ class Own:
         from mugrpo.model.policy import load_policy
 
         if self._engine is None:
-            policy = load_policy(
-                self._model, lora=self._lora, share_prompts=False
-            )  # A does not matter before it is loaded
+            # An adapter's A does not matter before it is loaded.
+            policy = load_policy(self._model, lora=self._lora, share_prompts=False)
             self._engine = make_engine(policy, self._options, print)
         self._engine.policy.load_weights(path, update)
         return 0.0
@@ -146,20 +144,13 @@ class VLLM:
         return time.monotonic() - began
 
     def _made(self, path: str) -> Any:
-        import vllm
         from vllm import EngineArgs, LLMEngine
 
-        oldest = self._setup["oldest"]
-        if [int(n) for n in re.findall(r"\d+", vllm.__version__)[:2]] < oldest:
-            needed = ".".join(map(str, oldest))
-            raise ValueError(f"its version is {vllm.__version__}, but at least {needed} is needed")
         # The CPU build (0.32) crashes on a seeded request whose prompt is split into chunks.
         for_cpu = {"enable_chunked_prefill": False} if self._on_cpu() else {}
         adapters = self._setup["adapters"]
         lora: dict[str, Any] = {}
         if adapters:
-            if self._setup["arguments"]["dtype"] == "float32" and not self._on_cpu():
-                raise ValueError("adapters on a GPU need model.precision = 'bf16'")
             lora = {"enable_lora": True, "max_loras": 1, "max_lora_rank": adapters["rank"]}
         return LLMEngine.from_engine_args(
             EngineArgs(

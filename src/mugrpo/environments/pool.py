@@ -141,9 +141,6 @@ class EnvironmentPool(WorkerPool):
                 return
             yield rollout, text
 
-    def _is_answer(self, job: _Rollout, message: dict[str, Any]) -> bool:
-        return isinstance(message.get("reply"), dict)
-
     def _hear(self, worker: Worker, job: _Rollout, message: dict[str, Any]) -> None:
         """Pass on a reply, or compare it with the one that it repeats."""
         told = message["reply"]

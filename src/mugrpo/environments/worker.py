@@ -1,6 +1,6 @@
 """The program of an environment worker: loads the environment, then answers for its rollouts.
 
-python -P -m mugrpo.environments.worker MEGABYTES SOCKET LIFELINE
+python -P -m mugrpo.environments.worker SOCKET LIFELINE
 
 An object with TRL's contract, or a function of messages, answers one rollout at a time.
 """

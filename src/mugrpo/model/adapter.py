@@ -15,27 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers.pytorch_utils import Conv1D
 
 from mugrpo.config.training import LoRAOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.model.files import local, readable_as, rows_of
 
 CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_LINEAR = (nn.Linear, Conv1D)
 _PREFIX = "base_model.model."  # of names in peft's files
-_FREE = {  # entries of peft's config that say nothing about the arithmetic, or that shapes show
-    "base_model_name_or_path",
-    "inference_mode",
-    "init_lora_weights",
-    "megatron_core",
-    "peft_version",
-    "qalora_group_size",
-    "target_modules",
-}
+_ARITHMETIC = ("lora_alpha", "use_rslora", "use_dora")  # what shapes of A and B do not show
 
 
 class Adapter:
@@ -47,7 +37,7 @@ class Adapter:
         """Put the adapter in the folder `path` into `model`, which was loaded from `base`.
 
         By default, put a new one there, and draw its A with `seed`. Raises UsageError as
-        `put_adapter` and `load` do, before memory is taken.
+        `put_adapter` and `load` do.
         """
         self._model, self._base, self._seed = model, base, seed
         self._config = put_adapter(model, options)
@@ -97,27 +87,20 @@ class Adapter:
         return initial
 
     def _saved(self, folder: Path) -> dict[str, torch.Tensor]:
-        """Return the values in `folder`. Of an adapter of another form, read only the shapes."""
         file, ours = folder / _WEIGHTS, self._config.to_dict()
         if not file.is_file():
             raise UsageError(f"{folder} holds no adapter, but the run trains one (lora.rank)")
-        for name, value in read_config(folder).items():
-            if value and value != ours.get(name) and name not in _FREE:
-                raise UsageError(
-                    f"{folder} holds an adapter of another form ({CONFIG} has {name} = {value!r}, "
-                    f"not {ours.get(name)!r})"
-                )
+        saved = read_config(folder)
         try:
-            with safe_open(file, framework="pt") as saved:
-                names = saved.keys()
-                shapes = {name: tuple(saved.get_slice(name).get_shape()) for name in names}
-                if shapes != {name: tuple(t.shape) for name, t in self.tensors().items()}:
-                    raise UsageError(
-                        f"{folder} holds an adapter of another rank or of other layers"
-                    )
-                return {name: saved.get_tensor(name) for name in names}
+            values: dict[str, torch.Tensor] = load_file(file)
         except SafetensorError as error:
             raise UsageError(f"{file} cannot be read ({error})") from None
+        if other := [name for name in _ARITHMETIC if saved.get(name) != ours[name]]:
+            raise UsageError(f"{folder} holds an adapter with another {other[0]} in {CONFIG}")
+        shapes = {name: tensor.shape for name, tensor in self.tensors().items()}
+        if {name: tensor.shape for name, tensor in values.items()} != shapes:
+            raise UsageError(f"{folder} holds an adapter of another rank or of other layers")
+        return values
 
     def _set(self, values: Mapping[str, torch.Tensor]) -> None:
         for name, tensor in self.tensors().items():
@@ -143,7 +126,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Return the adapter's config in `folder`. Raises UsageError if it cannot be read."""
     try:
         return dict(json.loads((folder / CONFIG).read_text()))
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise UsageError(f"{folder / CONFIG} is not the config of an adapter ({error})") from None
 
 
@@ -153,14 +136,7 @@ def put_adapter(model: Any, options: LoRAOptions) -> Any:
     Raises UsageError if peft is missing, or if `options.targets` does not name linear layers.
     """
     peft = imported_peft()
-    targets, head = options.targets, model.get_output_embeddings()
-    for target in targets if isinstance(targets, tuple) else ():
-        layers = [m for n, m in model.named_modules() if f".{n}".endswith(f".{target}")]
-        if not layers or not all(isinstance(m, _LINEAR) and m is not head for m in layers):
-            raise UsageError(
-                f"lora.targets: {target!r} names no linear layers, or the model's output head; "
-                'name others, such as "q_proj", or use "all-linear"'
-            )
+    targets = options.targets
     config = peft.LoraConfig(
         task_type=peft.TaskType.CAUSAL_LM,
         r=options.rank,
@@ -168,8 +144,14 @@ def put_adapter(model: Any, options: LoRAOptions) -> Any:
         target_modules=targets if isinstance(targets, str) else list(targets),
         lora_dropout=0.0,  # the policy that is trained must be the one that was sampled from
     )
-    with warnings.catch_warnings(), torch.device("meta"):
-        warnings.simplefilter("ignore", UserWarning)  # of transposed weights, as in GPT-2
-        peft.inject_adapter_in_model(config, model)
+    try:
+        with warnings.catch_warnings(), torch.device("meta"):
+            warnings.simplefilter("ignore", UserWarning)  # of transposed weights, as in GPT-2
+            peft.inject_adapter_in_model(config, model)
+    except ValueError as error:
+        raise UsageError(f"lora.targets = {targets!r} names no linear layers ({error})") from None
+    # Logprobs are computed from the head's own weights, so an adapter there would not count.
+    if any(p.requires_grad for p in model.get_output_embeddings().parameters()):
+        raise UsageError(f"lora.targets = {targets!r} names the output head; name other layers")
     config.target_modules = sorted(config.target_modules or ())  # a set has no order
     return config

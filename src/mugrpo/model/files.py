@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from mugrpo.processes.ranks import Ranks
 
 _INDEX = "model.safetensors.index.json"
-_AT_ONCE = 1 << 26  # bytes that a rank sends to others at once, but for a larger tensor
 _PIECE = 1 << 25  # bytes that are written at once
 _TYPES = {  # names of types in safetensors files
     torch.float64: "F64",
@@ -34,8 +33,6 @@ _TYPES = {  # names of types in safetensors files
     torch.bfloat16: "BF16",
     torch.int64: "I64",
     torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
@@ -62,31 +59,49 @@ def weights_in_memory(
 ) -> Weights:
     """Return what this rank writes of `tensors`, a model's by name, in CPU memory.
 
-    It writes file number `own`, or none. Ranks that split the model must all call this; with
-    several files, those that write. If `copied`, later updates do not change what is returned.
-    Floating-point numbers are rounded to `dtype`, if it is given.
+    It writes file number `own`, or none. Ranks that split the model must all call this. If
+    `copied`, later updates do not change what is returned. Floating-point numbers are rounded to
+    `dtype`, if it is given.
     """
-
-    def type_of(name: str) -> torch.dtype:
-        own_type = tensors[name].dtype
-        return dtype if dtype and own_type.is_floating_point else own_type
-
-    def kept(name: str, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to("cpu", type_of(name), copy=copied).contiguous()
-
-    if files == 1:
-        whole = ((name, full(tensor)) for name, tensor in tensors.items())
-        return Weights({name: kept(name, t) for name, t in whole if own is not None})
-    if own is None:
-        return Weights({})
-    sizes = {name: t.numel() * type_of(name).itemsize for name, t in tensors.items()}
-    dealt = _dealt(sizes, files)
-    held = {name: kept(name, tensors[name]) for name in dealt[own] if not _split(tensors[name])}
-    for names in _together(tensors, sizes, files):
-        held |= _exchanged({name: tensors[name] for name in names}, dealt, own, type_of)
-    index = {name: _file(number, files) for number, part in enumerate(dealt) for name in part}
+    types = {
+        name: dtype if dtype and t.is_floating_point() else t.dtype for name, t in tensors.items()
+    }
+    sizes = {name: t.numel() * types[name].itemsize for name, t in tensors.items()}
+    owners = _dealt(sizes, files)
+    mine: Tensors = {}
+    for name, tensor in tensors.items():
+        whole = _sent(tensor, types[name], owners[name], own)
+        if whole is not None and owners[name] == own:
+            mine[name] = whole.to("cpu", types[name], copy=copied).contiguous()
+    if files == 1 or own is None:
+        return Weights(mine)
+    index = {name: _file(owner, files) for name, owner in owners.items()}
     total = {"total_size": sum(sizes.values())}
-    return Weights(held, _file(own, files), {"metadata": total, "weight_map": index})
+    return Weights(mine, _file(own, files), {"metadata": total, "weight_map": index})
+
+
+def _sent(
+    tensor: torch.Tensor, dtype: torch.dtype, owner: int, own: int | None
+) -> torch.Tensor | None:
+    """Return the whole tensor on the rank `owner`; other ranks send it their rows.
+
+    `DTensor.full_tensor` would send every tensor to every rank, over gloo if weights are in host
+    memory: as many times the bytes as there are ranks.
+    """
+    if not isinstance(tensor, DTensor):
+        return tensor
+    mesh = tensor.device_mesh
+    each = math.ceil(len(tensor) / mesh.size())  # rows per rank; the last ones may have fewer
+    rows = local(tensor).to(dtype).reshape(len(local(tensor)), math.prod(tensor.shape[1:]))
+    padded = rows.new_zeros(each, rows.shape[1])
+    padded[: len(rows)] = rows
+    sent = padded.view(torch.uint8)  # gloo knows few types
+    if owner != own:
+        dist.gather(sent, group_dst=owner, group=mesh.get_group())
+        return None
+    received = sent.new_empty(mesh.size() * each, sent.shape[1])
+    dist.gather(sent, list(received.split(each)), group_dst=owner, group=mesh.get_group())
+    return received.view(dtype)[: len(tensor)].view(tensor.shape)
 
 
 def write_weights(model: Any, weights: Weights, ranks: Ranks, folder: Path) -> dict[str, str]:
@@ -125,8 +140,11 @@ def readable_as(file: Path) -> None:
 def write_tensors(path: Path, tensors: Tensors, *, cached: bool = False) -> str:
     """Write `tensors`, which are in CPU memory, as a safetensors file. Return its checksum.
 
-    It is computed on the way, so nobody has to read the file for it. Unless it is to be `cached`,
-    it leaves the page cache, where it would take the room of files that somebody reads.
+    safetensors' own writer gives no checksum, so the file would be read again for it, and leaves
+    all of it in the page cache, where it takes the room of files that somebody reads. Unless the
+    file is to be `cached`, it leaves the cache while it is written: the kernel would wait until new
+    pages fill a share of the memory, and the fsync for all of them (500 MB took 3.2 to 3.8 s, and
+    2.2 s with this, as with O_DIRECT).
     """
     # The largest numbers come first, so all are aligned. The order of `tensors` does not matter.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].itemsize, item[0]))
@@ -137,19 +155,19 @@ def write_tensors(path: Path, tensors: Tensors, *, cached: bool = False) -> str:
         place = {"shape": [*tensor.shape], "data_offsets": [offset, end]}
         header[name] = {"dtype": _TYPES[tensor.dtype], **place}
         offset = end
-    parts: list[bytes | memoryview] = [_framed(header), *(_bytes_of(t) for _, t in ordered)]
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    parts = [memoryview(len(text).to_bytes(8, "little") + text)]
+    parts += [tensor.view(-1).view(torch.uint8).numpy().data for _, tensor in ordered]
     sha256 = hashlib.sha256()
-    waiting = 0  # bytes
     with open(path, "wb") as file:
         for part in parts:
             for start in range(0, len(part), _PIECE):
                 piece = part[start : start + _PIECE]
                 file.write(piece)
                 sha256.update(piece)
-                waiting += len(piece)
-                if not cached and waiting >= _PIECE:
+                if not cached and len(piece) == _PIECE:
                     _send_to_disk(file.fileno())
-                    waiting = 0
         if not cached:
             file.flush()
             os.fsync(file.fileno())
@@ -158,11 +176,7 @@ def write_tensors(path: Path, tensors: Tensors, *, cached: bool = False) -> str:
 
 
 def _send_to_disk(descriptor: int) -> None:
-    """Let the kernel begin to write the file's new pages, and drop those that are on the disk.
-
-    Otherwise it waits until they fill a share of the memory, and the fsync waits for all of them:
-    500 MB took 3.2 to 3.8 s, and 2.2 s with this, as with O_DIRECT.
-    """
+    """Let the kernel begin to write the file's new pages, and drop those that are on the disk."""
     if hasattr(os, "posix_fadvise"):  # macOS has none
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
@@ -192,77 +206,13 @@ def saved_tensors(model: nn.Module) -> Tensors:
     return {name: tensor for name, tensor in tensors_of(model).items() if name in names}
 
 
-def _split(tensor: torch.Tensor) -> bool:
-    return isinstance(tensor, DTensor)
-
-
-def _together(tensors: Tensors, sizes: Mapping[str, int], files: int) -> Iterator[list[str]]:
-    """Yield the names of tensors whose rows are sent at once, which takes room on their device."""
-    names: list[str] = []
-    for name in filter(lambda name: _split(tensors[name]), tensors):
-        if names and sum(sizes[n] for n in (*names, name)) > _AT_ONCE * files:
-            yield names
-            names = []
-        names.append(name)
-    if names:
-        yield names
-
-
-def _exchanged(
-    tensors: Tensors, dealt: list[list[str]], own: int, type_of: Callable[[str], torch.dtype]
-) -> Tensors:
-    """Return those of the split `tensors` that are dealt to file `own`, whole, in CPU memory.
-
-    All ranks that write call this, and each sends its rows to the others' files.
-    """
-    parts = [[name for name in part if name in tensors] for part in dealt]
-
-    def own_rows(name: str) -> torch.Tensor:
-        return local(tensors[name]).to(type_of(name)).contiguous().view(-1).view(torch.uint8)
-
-    def bytes_from(rank: int, name: str) -> int:
-        place, tensor = rows_of(tensors[name], rank), tensors[name]
-        numbers = (place.stop - place.start) * math.prod(tensor.shape[1:])
-        return int(numbers * type_of(name).itemsize)
-
-    mine = parts[own]
-    sent = torch.cat([own_rows(name) for part in parts for name in part])
-    to_each = [sum(bytes_from(own, name) for name in part) for part in parts]
-    lengths = [[bytes_from(rank, name) for name in mine] for rank in range(len(dealt))]
-    received = torch.empty(sum(map(sum, lengths)), dtype=torch.uint8, device=sent.device)
-    first = next(iter(tensors.values()))
-    assert isinstance(first, DTensor)
-    group = first.device_mesh.get_group(first.device_mesh.ndim - 1)
-    dist.all_to_all_single(received, sent, [*map(sum, lengths)], to_each, group=group)
-    pieces = received.split([length for of_rank in lengths for length in of_rank])
-    wholes = {}
-    for place, name in enumerate(mine):
-        whole = received if len(mine) == 1 else torch.cat(pieces[place :: len(mine)])
-        wholes[name] = whole.cpu().view(type_of(name)).view(tensors[name].shape)
-    return wholes
-
-
-def _dealt(sizes: Mapping[str, int], files: int) -> list[list[str]]:
-    """Return the names of the tensors in each of `files`: each goes to the smallest one."""
-    names: list[list[str]] = [[] for _ in range(files)]
-    filled = [0] * files
+def _dealt(sizes: Mapping[str, int], files: int) -> dict[str, int]:
+    """Return the file of each tensor: each goes to the one that is smallest so far."""
+    filled, owners = [0] * files, {}
     for name, size in sizes.items():
-        smallest = filled.index(min(filled))
-        names[smallest].append(name)
+        owners[name] = smallest = filled.index(min(filled))
         filled[smallest] += size
-    return names
-
-
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    """Return the tensor's numbers as they are in memory."""
-    return tensor.view(-1).view(torch.uint8).numpy().data
-
-
-def _framed(header: Mapping[str, Any]) -> bytes:
-    """Return the header as a safetensors file begins with it: its length, then JSON."""
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
+    return owners
 
 
 def _file(number: int, files: int) -> str:
@@ -282,15 +232,14 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def rows_of(tensor: torch.Tensor, rank: int | None = None) -> slice:
-    """Return which rows of the whole tensor this rank holds, or another one that splits it."""
+def rows_of(tensor: torch.Tensor) -> slice:
+    """Return which rows of the whole tensor this rank holds."""
     if not isinstance(tensor, DTensor):
         return slice(0, len(tensor))
-    mesh = tensor.device_mesh  # its last dimension splits; one before it holds replicas
-    rank = mesh.get_local_rank(mesh.ndim - 1) if rank is None else rank
-    per_rank = math.ceil(len(tensor) / mesh.size(mesh.ndim - 1))
-    start = min(rank * per_rank, len(tensor))
-    return slice(start, min(start + per_rank, len(tensor)))
+    mesh = tensor.device_mesh
+    each = math.ceil(len(tensor) / mesh.size())
+    start = min(mesh.get_local_rank() * each, len(tensor))
+    return slice(start, min(start + each, len(tensor)))
 
 
 def like(rows: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,6 @@ from typing import Literal
 
 import torch
 
-from mugrpo.config.cores import crowding
 from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.disk.errors import RunStopped, UsageError
 
@@ -22,18 +21,9 @@ Precision = Literal["fp32", "bf16"]
 _UNITS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512"}  # flags of CPUs that compute in bf16
 
 
-def device_of(options: ModelOptions) -> str:
-    """Return the device of the model. Raises UsageError if it is missing."""
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise UsageError("model.device = 'cuda', but torch sees no GPU; use auto or cpu")
-    if options.device != "auto":
-        return options.device
+def device() -> str:
+    """Return where models compute: on the GPU, if there is one."""
     return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def crowded(options: ModelOptions) -> str:
-    """Return a sentence if the model computes on a CPU whose cores others use, or ""."""
-    return crowding(torch.get_num_threads()) if device_of(options) == "cpu" else ""
 
 
 def bf16_units() -> str:
@@ -45,30 +35,23 @@ def bf16_units() -> str:
     return " and ".join(name for flag, name in _UNITS.items() if flag in flags)
 
 
-def precision_of(options: ModelOptions) -> tuple[Precision, str]:
-    """Return the model's precision here, and if a GPU decides it a sentence that says so, or "".
-
-    Raises UsageError if the model's device is missing.
-    """
+def precision_of(options: ModelOptions) -> Precision:
+    """Return the model's precision here: "auto" is bf16 on a GPU that computes in it, else fp32."""
     if options.precision != "auto":
-        return options.precision, ""
-    if device_of(options) == "cpu":
-        return "fp32", ""
-    if torch.cuda.is_bf16_supported(including_emulation=False):
-        return "bf16", "precision: bf16; the GPU computes in it"
-    return "fp32", "precision: fp32; not bf16, because the GPU does not compute in it"
+        return options.precision
+    fast = device() == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return "bf16" if fast else "fp32"
 
 
-def with_precision(config: RunConfig) -> tuple[RunConfig, str]:
-    """Return `config` with the precision that "auto" stands for, and as `precision_of` why."""
-    precision, why = precision_of(config.model)
-    model = config.model.model_copy(update={"precision": precision})
-    return config.model_copy(update={"model": model}), why
+def with_precision(config: RunConfig) -> RunConfig:
+    """Return `config` with the precision that "auto" stands for here."""
+    model = config.model.model_copy(update={"precision": precision_of(config.model)})
+    return config.model_copy(update={"model": model})
 
 
-def arithmetic(options: ModelOptions) -> str:
+def arithmetic() -> str:
     """Return what decides how this machine rounds: the GPU's name, or the CPU's vector units."""
-    if device_of(options) == "cuda":
+    if device() == "cuda":
         return str(torch.cuda.get_device_name())
     capability = torch.backends.cpu.get_cpu_capability()
     return f"{capability}, {bf16_units()} for bf16" if bf16_units() else capability
@@ -158,11 +141,11 @@ def failure_kind(error: BaseException) -> str | None:
 
 
 @contextmanager
-def out_of_memory_explained(work: str, way_out: str) -> Iterator[None]:
-    """Raise RunStopped, naming `work` and `way_out`, if memory runs out in the block."""
+def out_of_memory_explained(work: str, remedy: str) -> Iterator[None]:
+    """Raise RunStopped, naming `work` and `remedy`, if memory runs out in the block."""
     try:
         yield
     except Exception as error:
         if not out_of_memory(error):
             raise
-        raise RunStopped(f"memory ran out in {work}; {way_out}") from error
+        raise RunStopped(f"memory ran out in {work}; {remedy}") from error

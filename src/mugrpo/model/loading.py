@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import logging
-import os
-import re
 import socket
-import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,27 +13,21 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 import torch
-import transformers
 from huggingface_hub import is_offline_mode
 from huggingface_hub.constants import ENDPOINT
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
-from transformers.utils.hub import cached_file
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from mugrpo.config.run import ModelOptions
 from mugrpo.config.training import LoRAOptions
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.publishing import SUMS, regular, sha256_of
 from mugrpo.model.adapter import put_adapter
 from mugrpo.model.files import tensors_of
-from mugrpo.model.hardware import out_of_memory
 from mugrpo.model.pretrained import model_path, refuse_no_folder
-from mugrpo.processes.limited import LimitError, limited
-from mugrpo.processes.messages import printable, visible
+from mugrpo.processes.messages import printable
 
-_WAY_OUT = (
+_REMEDY = (
     "name a directory in Hugging Face format, or a hub id if there is a network (a gated one "
     "needs `hf auth login`)"
 )
@@ -125,22 +113,19 @@ def model_config(options: ModelOptions) -> Any:
     path = model_path(options)
     _refuse_absent(path)
     with _loading(f"the model {path}"):
-        refuse_absurd_sizes(path, local_files_only=_how(path)["local_files_only"])
         return AutoConfig.from_pretrained(path, **_how(path))
 
 
 def load_model(path: str | Path) -> Any:
     """Return the model in fp32.
 
-    Raises UsageError if it cannot be loaded or lacks weights, if they are quantized already, or if
-    its config has absurd sizes.
+    Raises UsageError if it cannot be loaded or lacks weights, or if they are quantized already.
     """
     text = str(path)
     _refuse_absent(text)
     model: Any
     info: dict[str, Any]
     with _loading(f"the model {text}"):
-        refuse_absurd_sizes(path, local_files_only=_how(path)["local_files_only"])
         model, info = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]
             path, dtype=torch.float32, output_loading_info=True, **_how(path)
         )
@@ -179,13 +164,9 @@ def _how(path: str | Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _loading(description: str) -> Iterator[None]:
-    """Within the block, turn a loading error into a UsageError that names `description`.
-
-    What libraries print there is shown without characters that a terminal obeys.
-    """
+    """Within the block, turn a loading error into a UsageError that names `description`."""
     try:
-        with visibly():
-            yield
+        yield
     except UsageError:
         raise
     except Exception as error:  # a bad file may raise any
@@ -196,12 +177,11 @@ def _loading(description: str) -> Iterator[None]:
             ) from None
         if "Unrecognized configuration class" in str(error):
             raise UsageError(
-                f"{description} is none that reads text alone and continues it: it reads images or "
-                "sound too, or has an encoder; name a text model, or save this one's text part "
-                "alone and name that"
+                f"{description} is no causal model of text alone: it has an encoder, or reads "
+                "images or sound too; name a text model, or save this one's text part and name that"
             ) from None
         raise UsageError(
-            f"{description} cannot be loaded ({first_line(error)}); {_WAY_OUT}"
+            f"{description} cannot be loaded ({first_line(error)}); {_REMEDY}"
         ) from None
 
 
@@ -219,27 +199,13 @@ def _refuse_absent(path: str) -> None:
     With peft, transformers would load the model that the adapter names instead.
     """
     refuse_no_folder(path)
-    _refuse_paths_out(Path(path))
     with _loading(f"the model {path}"):
         adapter = find_adapter_config_file(path, local_files_only=_how(path)["local_files_only"])
     if adapter is not None:
-        sealed = (Path(path) / SUMS).is_file()
-        merge = f"`mugrpo merge {path} DIRECTORY`" if sealed else "peft's merge_and_unload"
-        raise UsageError(f"{path} holds an adapter, not a model; make one with {merge}")
-
-
-def _refuse_paths_out(folder: Path) -> None:
-    """Raise UsageError if a file of a model's directory names others that are not in it.
-
-    transformers joins the names to the directory, and would follow them anywhere.
-    """
-    for file in [*folder.glob("*.index.json"), *folder.glob("tokenizer_config.json")]:
-        with _loading(f"the model {folder}"):
-            listed = dict(json.loads(regular(file).read_bytes()))
-            weights = dict(listed.get("weight_map") or {}).values()
-            names = [str(name) for name in (*weights, *(listed.get("fast_tokenizer_files") or ()))]
-        if out := [name for name in names if name != os.path.basename(name)]:
-            raise UsageError(f"{file} names {out[0]!r:.80}, which is no file in that directory")
+        raise UsageError(
+            f"{path} holds an adapter, not a model; make one with `mugrpo merge {path} DIRECTORY` "
+            "if a run has made it, else with peft's merge_and_unload"
+        )
 
 
 def first_line(error: Exception) -> str:
@@ -278,121 +244,6 @@ def vocabulary_of(
             f"{size} embeddings: the tokenizer of {options.path} belongs to another model"
         )
     return Vocabulary(size, stop_ids)
-
-
-# Whether a model's config.json has sizes that its weights can have, before the model is built.
-
-
-_SECONDS, _MEGABYTES = 60, 2048  # a model without weights: a few seconds for thousands of layers
-_PER_BYTE = 4  # parameters of weights with two bits each, the smallest in use
-_LONGEST = 1 << 20  # bytes of a config that is read here; a real one has thousands
-_WEIGHTS = ("*.safetensors", "*.bin")
-
-_parameters: dict[str, int] = {}  # of each config that was built, by its hash
-
-
-def refuse_absurd_sizes(path: str | Path, *, local_files_only: bool) -> None:
-    """Raise UsageError if no model has the sizes in the config of `path`, a directory or hub id.
-
-    The model is built without weights, in a process with limits on time and memory. Weight files
-    in a directory must not be much too small for it. Raises OSError or ValueError if the config
-    cannot be used.
-    """
-    file = cached_file(str(path), "config.json", local_files_only=local_files_only)
-    if file is None:
-        return  # loading says so
-    key = sha256_of(Path(file))
-    if key not in _parameters:
-        _import_model(Path(file))
-        try:
-            built = limited(lambda: _built(str(path)), seconds=_SECONDS, megabytes=_MEGABYTES)
-        except LimitError as error:
-            raise UsageError(
-                f"the model that {file} describes {error} before it has any weights; its sizes "
-                "cannot be right: get it again, or name another model"
-            ) from None
-        if "error" in built:
-            raise ValueError(built["error"])
-        _parameters[key] = built["parameters"]
-    files = [weights for form in _WEIGHTS for weights in Path(path).glob(form)]
-    size = sum(weights.stat().st_size for weights in files)
-    if files and _parameters[key] > _PER_BYTE * size:
-        raise UsageError(
-            f"{file} describes {_parameters[key]:,} parameters, but the weight files beside it "
-            f"have only {size:,} bytes; get the model again, or name another one"
-        )
-
-
-def _import_model(config: Path) -> None:
-    """Import the model's class before the fork; otherwise the fork and this process both would."""
-    if config.stat().st_size < _LONGEST:
-        kind = dict(json.loads(config.read_bytes())).get("model_type")
-        name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(str(kind))
-        if isinstance(name, str):
-            getattr(transformers, name)
-
-
-def _built(path: str) -> dict[str, Any]:
-    """Return the number of parameters of the model at `path`, or why it cannot be built."""
-    how: dict[str, Any] = {"trust_remote_code": False}
-    try:
-        config = AutoConfig.from_pretrained(path, local_files_only=True, **how)
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, **how)
-        return {"parameters": sum(parameter.numel() for parameter in model.parameters())}
-    except Exception as error:
-        if out_of_memory(error):
-            raise MemoryError from None
-        return {"error": str(error) or type(error).__name__}
-
-
-# What libraries print of others' files, without the characters that a terminal obeys.
-
-
-_COLORS = re.compile(r"\x1b\[[0-9;]*m")  # a library's own, or another's: dropped
-
-
-class _Visible:
-    """A stream that passes text on without the characters that a terminal obeys."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        self._stream.write(visible(_COLORS.sub("", text).expandtabs()))
-        return len(text)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
-@contextmanager
-def visibly() -> Iterator[None]:
-    """Escape what Python code prints, warns of or logs within the block.
-
-    Names of tensors, tokens and keys are quoted by libraries in reports and warnings as they are.
-    A log handler keeps the stream that it was made with, so that stream is replaced too.
-    """
-    streams = {name: getattr(sys, name) for name in ("stdout", "stderr")}
-    loggers = [logging.root, *map(logging.getLogger, list(logging.root.manager.loggerDict))]
-    handlers = {
-        handler: handler.stream
-        for logger in loggers
-        for handler in logger.handlers
-        if isinstance(handler, logging.StreamHandler)
-        and vars(handler).get("stream") is not None  # else it looks for one, or opens a file
-    }
-    try:
-        for name, stream in streams.items():
-            setattr(sys, name, _Visible(stream))
-        for handler, stream in handlers.items():
-            handler.stream = _Visible(stream)
-        yield
-    finally:
-        for handler, stream in handlers.items():
-            handler.stream = stream
-        for name, stream in streams.items():
-            setattr(sys, name, stream)
 
 
 # Whether the Hugging Face hub can be reached.

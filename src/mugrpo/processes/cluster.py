@@ -26,8 +26,6 @@ class Job(Protocol):
 class Cluster(Protocol):
     """A cluster that chooses machines. `engines` are the numbers of GPUs of each engine."""
 
-    engine_threads: int
-
     def require_room(self, ranks: int, engines: Sequence[int]) -> None:
         """Raise UsageError if the cluster can never provide what they reserve at once."""
 

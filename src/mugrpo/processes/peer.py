@@ -1,7 +1,7 @@
 """Peer processes: how this process starts one, exchanges messages with it, and ends it.
 
 A peer runs its own program, which uses `child`. Both sides exchange JSON (`messages`). A peer and
-all that it starts end with the process that started it, however that process ends.
+all of its group end with the process that started it, however that process ends.
 """
 
 from __future__ import annotations
@@ -53,48 +53,35 @@ class Peer:
         silence: float | None,
         environment: Mapping[str, str],
         log: Path | None = None,
-        guarded: bool = False,
     ) -> None:
         """Start `command`, with the descriptors of `child.Channel` appended, and send `setup`.
 
-        A `guarded` one has a warden, which ends all that it starts (`child.guard`). Its output goes
-        to `log`, or to this process's stderr. `environment` is added to this process's environment.
-        Raises OSError if the command cannot be run or `log` cannot be opened.
+        Its output goes to `log`, or to this process's stderr. `environment` is added to this
+        process's environment. Raises OSError if the command cannot be run.
         """
         self.silence: float | None = silence  # longest silence in seconds; None for no limit
         self._spoke = time.monotonic()  # when either side last sent a message
-        self.guarded = guarded
         self._inbox = Inbox()
-        self._owner = os.getpid()
         self._ended: str | None = None
         self._lifeline, their_lifeline = socket.socketpair()  # never carries data, see `child`
         self._channel, theirs = socket.socketpair()
         with theirs, their_lifeline:
             descriptors = theirs.fileno(), their_lifeline.fileno()
-            try:
-                if log:
-                    log.parent.mkdir(parents=True, exist_ok=True)
-                with open(log, "ab") if log else nullcontext(_STDERR) as out:
-                    self.process = subprocess.Popen(
-                        [*command, *map(str, descriptors)],
-                        pass_fds=descriptors,
-                        stdin=subprocess.DEVNULL,
-                        stdout=out,
-                        stderr=out,
-                        env=passed_on(**environment),
-                        start_new_session=True,
-                    )
-            except OSError:
-                self._hang_up()
-                raise
+            if log:
+                log.parent.mkdir(parents=True, exist_ok=True)
+            with open(log, "ab") if log else nullcontext(_STDERR) as out:
+                self.process = subprocess.Popen(
+                    [*command, *map(str, descriptors)],
+                    pass_fds=descriptors,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=out,
+                    env=passed_on(**environment),
+                    start_new_session=True,
+                )
         _peers.add(self)
         with suppress(PeerLost):  # if it has already ended, `hear` says how
             self.send(setup)
-
-    @property
-    def ours(self) -> bool:
-        """Whether this process started the peer, and is not a fork of the one that did."""
-        return self._owner == os.getpid()
 
     @property
     def due(self) -> float:
@@ -130,39 +117,24 @@ class Peer:
                     raise self._lost()
         except OSError:
             raise self._lost() from None
-        except ValueError:  # not a valid message
-            ended = self.end()
-            raise PeerLost(f"ended with {ended}", ended) from None
         self._spoke = time.monotonic()
         return message
 
     def end(self) -> str:
-        """Kill the peer and all that it started. Return how it ended, now or earlier.
-
-        In a fork of the process that started it, only close the connection.
-        """
+        """Kill the peer and all of its group. Return how it ended, now or earlier."""
         if self._ended is None:  # before the connection closes, at which it might end by itself
-            if self.guarded and self.ours:
-                self._lifeline.close()  # its warden kills all that it started
-                self._wait()
-            self._ended = kill_with_all(self.process) if self.ours else ""
-        self._hang_up()
+            self._ended = kill_with_all(self.process)
+        self._lifeline.close()
+        self._channel.close()
         return self._ended
 
     def _lost(self) -> PeerLost:
         """Wait for a process that has closed its channel to end. Return an error that says how."""
-        self._wait()
+        deadline = time.monotonic() + _ENDING
+        while _runs(self.process.pid) and time.monotonic() < deadline:
+            time.sleep(0.01)
         ended = self.end()
         return PeerLost(f"ended with {ended}", ended)
-
-    def _wait(self) -> None:
-        deadline = time.monotonic() + _ENDING
-        while self._ended is None and _runs(self.process.pid) and time.monotonic() < deadline:
-            time.sleep(0.01)
-
-    def _hang_up(self) -> None:
-        self._lifeline.close()
-        self._channel.close()
 
 
 def audible(peers: Sequence[P], patience: float = math.inf) -> list[P]:
@@ -189,10 +161,7 @@ def raise_failure(message: dict[str, Any]) -> None:
 
 
 def kill_with_all(process: subprocess.Popen[bytes]) -> str:
-    """Kill a process that leads its own session, and all that it started.
-
-    Return how it ended, now or earlier.
-    """
+    """Kill a process that leads its own session, and its group. Return how it ended."""
     with suppress(ProcessLookupError):  # before waiting: until then no other process can get its id
         os.killpg(process.pid, signal.SIGKILL)
     status = process.wait()
@@ -206,11 +175,10 @@ def _runs(pid: int) -> bool:
     return False
 
 
+@atexit.register
 def _end_all() -> None:
     for peer in list(_peers):
         peer.end()
 
 
-atexit.register(_end_all)
-# Without this, a fork would keep peers alive after their parent ends.
-os.register_at_fork(after_in_child=_end_all)
+os.register_at_fork(after_in_child=_peers.clear)  # a fork that exits does not end them

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import io
 import math
 import os
 import re
@@ -20,7 +19,6 @@ import torch.distributed as dist
 
 from mugrpo.disk.errors import UsageError
 from mugrpo.processes.lifetime import DRIVER
-from mugrpo.processes.logs import append_only
 from mugrpo.processes.messages import visible
 
 T = TypeVar("T")
@@ -56,31 +54,19 @@ class Ranks:
         return self.size == 1 and not self.driven
 
     def all(self, value: T) -> list[T]:
-        """Return the values of all ranks, in rank order.
-
-        They are numbers, text, tensors and containers of them: the ranks' sockets can be reached by
-        others, so what arrives is read without executing anything, unlike `all_gather_object`.
-        """
-        if self.size == 1:
-            return [value]
-        own = _bytes_of(value)
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        dist.all_gather(sizes, torch.tensor([len(own)]))
-        room = max(int(size) for size in sizes)
-        padded = [torch.empty(room, dtype=torch.uint8) for _ in sizes]
-        dist.all_gather(padded, torch.nn.functional.pad(own, (0, room - len(own))))
-        return [_value_in(one[: int(size)]) for one, size in zip(padded, sizes, strict=True)]
+        """Return the values of all ranks, in rank order. They must be picklable."""
+        values: list[Any] = [value] * self.size
+        if self.size > 1:
+            dist.all_gather_object(values, value)
+        return values
 
     def from_first(self, value: T | None) -> T:
         """Return the first rank's value, see `all`. Other ranks may pass None."""
-        if self.size == 1:
-            return value  # type: ignore[return-value]
-        sent = _bytes_of(value) if self.first else torch.empty(0, dtype=torch.uint8)
-        size = torch.tensor([len(sent)])
-        dist.broadcast(size, src=0)
-        received = sent if self.first else torch.empty(int(size), dtype=torch.uint8)
-        dist.broadcast(received, src=0)
-        return _value_in(received)  # type: ignore[no-any-return]
+        values: list[Any] = [value]
+        if self.size > 1:
+            dist.broadcast_object_list(values, src=0)
+        received: T = values[0]
+        return received
 
     def any(self, condition: bool) -> bool:
         """Return whether `condition` holds on any rank."""
@@ -104,16 +90,6 @@ class Ranks:
 ALONE = Ranks()
 
 
-def _bytes_of(value: Any) -> torch.Tensor:
-    file = io.BytesIO()
-    torch.save(value, file)
-    return torch.frombuffer(bytearray(file.getbuffer()), dtype=torch.uint8)
-
-
-def _value_in(received: torch.Tensor) -> Any:
-    return torch.load(io.BytesIO(received.numpy().tobytes()), weights_only=True)
-
-
 @contextmanager
 def joined(command: str, *, follow: bool = False) -> Iterator[Ranks]:
     """Join the ranks that torchrun started, and yield this process's place among them.
@@ -124,8 +100,6 @@ def joined(command: str, *, follow: bool = False) -> Iterator[Ranks]:
     """
     started = DRIVER in os.environ
     place = {"driven": started or follow, "by_hand": follow and not started}
-    if started:
-        append_only(1, 2)  # torchrun's logs of its ranks do not
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         yield Ranks(**place)
@@ -170,10 +144,6 @@ def within_a_machine(folder: str) -> dict[str, str]:
 
 def said_by_ranks(logs: Iterable[Path]) -> str | None:
     """Return the last error message in the ranks' logs, or None if no rank wrote one."""
-    sentences = [
-        s
-        for log in logs
-        if log.is_file()
-        for s in _SENTENCE.findall(log.read_text(errors="replace"))
-    ]
-    return visible(str(sentences[-1])) if sentences else None
+    texts = [log.read_text(errors="replace") for log in logs if log.is_file()]
+    sentences = [sentence for text in texts for sentence in _SENTENCE.findall(text)]
+    return visible(sentences[-1]) if sentences else None

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mugrpo.disk.errors import BrokenReward, RunStopped, UsageError
-from mugrpo.processes.child import OUT_OF_MEMORY, Channel, cpu_deadline, guard, limit_memory
+from mugrpo.processes.child import Channel, cpu_deadline, limit_memory
 from mugrpo.processes.messages import printable, to_json
 from mugrpo.processes.peer import TICK, Peer, PeerLost, audible
 
@@ -31,7 +31,7 @@ class Limits:
 
     seconds: float  # by the clock
     computing: float  # seconds of CPU time
-    megabytes: int  # of memory, with all that it starts
+    megabytes: int  # of memory
 
 
 class Worker(Peer):
@@ -53,35 +53,29 @@ class Worker(Peer):
         log: Path | None,
         python: str | None = None,
     ) -> None:
-        program = [sys.executable, "-m", module] if python is None else [python, "-P", module]
-        command = [*program, str(limits.megabytes)]
         environment = {
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
             "PYTHONHASHSEED": "0",  # so that an answer does not depend on the order of a set
         }
-        limited = {**setup, "memory_mb": limits.megabytes, "timeout": limits.computing}
         super().__init__(
-            command,
-            to_json(limited),
+            [sys.executable, "-m", module] if python is None else [python, "-P", module],
+            to_json({**setup, "memory_mb": limits.megabytes, "timeout": limits.computing}),
             silence=starting,
             environment=environment,
             log=log,
-            guarded=True,
         )
         self.limits, self.kind, self._starting = limits, kind, starting
         self.ready = False
         self.jobs: list[Any] = []  # all that it has
         self.sent: deque[Any] = deque()  # those whose answers it owes, in order
 
-    def loss(self, lost: PeerLost) -> tuple[str, bool] | None:
-        """Return (reason, True) if a call took too much, or None if the worker just died."""
+    def loss(self, lost: PeerLost) -> tuple[str, bool]:
+        """Return why a call failed, and whether that is because it took too much time."""
         if lost.ended is None:
             return f"not finished within {self.limits.seconds:g} seconds", True
         if lost.ended == signal.SIGPROF.name:
             return f"not finished after {self.limits.computing:g} seconds of computing", True
-        if lost.ended == f"status {OUT_OF_MEMORY}":
-            return f"took more than {self.limits.megabytes} MiB of memory", True
-        return None
+        return f"the worker died ({lost.ended})", False
 
     def never_ready(self, lost: PeerLost, proven: bool) -> Exception:
         """Return the error for a worker that is lost before it is ready.
@@ -113,7 +107,7 @@ class WorkerPool(ABC):
     all its waiting (`Limits.seconds`). The job of a call that takes too much fails. If a worker
     just dies, its job gets a second one, as something else may have killed it.
 
-    Output goes to `log`, up to a limit, or to stderr. `what` is what users call the loaded code.
+    Output goes to `log`, or to stderr. `what` is what users call the loaded code.
     """
 
     def __init__(
@@ -137,10 +131,6 @@ class WorkerPool(ABC):
         """Yield (job, JSON text of a call) to send now to a worker that owes no answer."""
 
     @abstractmethod
-    def _is_answer(self, job: Any, message: dict[str, Any]) -> bool:
-        """Return whether a message has the form of an answer. The code of others can send any."""
-
-    @abstractmethod
     def _hear(self, worker: Worker, job: Any, message: dict[str, Any]) -> None:
         """Handle the answer to a job's call."""
 
@@ -158,8 +148,7 @@ class WorkerPool(ABC):
             self._workers.pop().end()
 
     def _start_missing(self) -> None:
-        """Start workers up to their number. A fork has none: they belong to who started them."""
-        self._workers = [worker for worker in self._workers if worker.ours]
+        """Start workers up to their number."""
         while len(self._workers) < self._count:
             self._workers.append(self._new_worker())
 
@@ -197,38 +186,36 @@ class WorkerPool(ABC):
                 self._lose(worker, lost)
         self._dispatch()
 
-    def _take(self, worker: Worker, message: Any) -> None:
-        """Handle a worker's message. Raises PeerLost if it has another form."""
-        match message:
-            case {"refused": str(reason)}:
-                self.close()
-                raise (RunStopped if self.greeting else UsageError)(reason)
-            case {"broken": str(reason)}:
-                self.close()
-                raise BrokenReward(f"{reason}; fix it (--force accepts the changed {self._what})")
-            case {"ready": True}:
-                worker.ready, worker.silence, self.greeting = True, None, message
-            case dict() if worker.sent and self._is_answer(worker.sent[0], message):
-                job = worker.sent.popleft()
-                worker.silence = (self._limits.seconds or None) if worker.sent else None
-                self._hear(worker, job, message)
-                if message.get("spent"):
-                    self._retire(worker)
-            case _:
-                raise PeerLost("sent another form of answer", worker.end())
+    def _take(self, worker: Worker, message: dict[str, Any]) -> None:
+        if "refused" in message:
+            self.close()
+            raise (RunStopped if self.greeting else UsageError)(message["refused"])
+        if "broken" in message:
+            self.close()
+            raise BrokenReward(
+                f"{message['broken']}; fix it (--force accepts the changed {self._what})"
+            )
+        if "ready" in message:
+            worker.ready, worker.silence, self.greeting = True, None, message
+            return
+        job = worker.sent.popleft()
+        worker.silence = (self._limits.seconds or None) if worker.sent else None
+        self._hear(worker, job, message)
+        if message.get("spent"):
+            self._retire(worker)
 
     def _lose(self, worker: Worker, lost: PeerLost) -> None:
         """Handle a worker that died or reached a deadline."""
         if not worker.ready:
             self.close()
             raise worker.never_ready(lost, bool(self.greeting))
-        taken = worker.loss(lost) if worker.sent else None
+        reason, unfinished = worker.loss(lost)
         # Between calls, each job may have ended it.
         for job in [worker.sent[0]] if worker.sent else list(worker.jobs):
             job.deaths += 1
-            if taken or job.deaths == _DEATHS:
+            if unfinished or job.deaths == _DEATHS:
                 worker.jobs.remove(job)
-                self._fail(job, *(taken or (f"the worker died ({lost.ended})", False)))
+                self._fail(job, reason, unfinished)
         self._retire(worker)
 
     def _retire(self, worker: Worker) -> None:
@@ -243,14 +230,13 @@ Answer = Callable[[Any], dict[str, Any]]
 
 
 def serve(load: Callable[[dict[str, Any]], tuple[dict[str, Any], Answer]]) -> None:
-    """Be the program of a worker, whose arguments are MEGABYTES SOCKET LIFELINE.
+    """Be the program of a worker, whose arguments are SOCKET LIFELINE.
 
     It communicates only through the socket. It ends when the run that started it ends, even during
-    a busy loop (`child`), and all that it started ends with it (`guard`). `load` gets the setup,
-    and returns what to tell the run and the function that answers a call. Its memory and the time
-    that it computes on a call are limited; the run limits the time that a call waits.
+    a busy loop (`child`). `load` gets the setup, and returns what to tell the run and the function
+    that answers a call. Its memory and the time that it computes on a call are limited; the run
+    limits the time that a call waits.
     """
-    guard(int(sys.argv[-3]))
     channel = Channel()
     setup = channel.receive()
     limit_memory(setup["memory_mb"])
@@ -277,10 +263,7 @@ def failure(
     "unfinished" means that it took too much (the error is one of `unfinished`), "spent" that the
     process must not be used again.
     """
-    try:
-        text = "; ".join([str(error), *getattr(error, "__notes__", ())])
-    except Exception:
-        text = ""
+    text = "; ".join([str(error), *getattr(error, "__notes__", ())])
     return {
         "failure": printable(f"{label}: {type(error).__name__}: {text}".removesuffix(": ")),
         "unfinished": isinstance(error, unfinished),

@@ -115,14 +115,6 @@ class Pool(WorkerPool):
             call = self._waiting.popleft()
             yield call, f"[{','.join(call.items)}]"
 
-    def _is_answer(self, job: Call, message: dict[str, Any]) -> bool:
-        match message:
-            case {"results": list(results)}:
-                return len(results) == len(job.items) and all(map(_is_result, results))
-            case {"failure": str(), "unfinished": bool()}:
-                return True
-        return False
-
     def _hear(self, worker: Worker, job: Call, message: dict[str, Any]) -> None:
         worker.jobs.remove(job)
         if "results" in message:
@@ -138,13 +130,6 @@ class Pool(WorkerPool):
 
     def _again(self, jobs: Sequence[Call]) -> None:
         self._waiting.extendleft(reversed(jobs))
-
-
-def _is_result(result: Any) -> bool:
-    match result:
-        case {"values": dict(), "extra": dict()}:
-            return True
-    return False
 
 
 class Grader:
@@ -170,7 +155,7 @@ class Grader:
     def start(self, log: Path | None = None) -> list[str]:
         """Load the rewards now rather than at the first answer, to learn early if that fails.
 
-        What they print goes to `log`, up to a limit, or to stderr. Return sentences for the user.
+        What they print goes to `log`, or to stderr. Return sentences for the user.
         """
         if log is not None:
             log.parent.mkdir(parents=True, exist_ok=True)

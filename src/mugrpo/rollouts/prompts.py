@@ -14,11 +14,7 @@ from mugrpo.config.run import PromptOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import regular
 from mugrpo.disk.records import Message, Problem
-from mugrpo.processes.limited import LimitError, limited
 from mugrpo.tasks.cells import literal, present, shown
-
-# What a chat template may take: for all problems, and problems per further second of CPU time.
-_SECONDS, _MEGABYTES, _PER_SECOND = 20, 4096, 100
 
 
 class PromptEncoder:
@@ -83,10 +79,9 @@ class PromptEncoder:
         """Return the problems whose prompts leave room for a response.
 
         Raises UsageError if some do not and `overlong` is "error", if none does, if a problem
-        cannot be written in the chosen form, if an id is outside the model's vocabulary, or if the
-        chat template takes too much time or memory.
+        cannot be written in the chosen form, or if an id is outside the model's vocabulary.
         """
-        texts, limit = self._texts(problems), self.limit
+        texts, limit = [self.text(problem) for problem in problems], self.limit
         if self._may_be_outside:
             for problem, text in zip(problems, texts, strict=True):
                 self.checked(self._ids(problem, text), f"problem {problem.id!r}")
@@ -121,37 +116,6 @@ class PromptEncoder:
                 "(a task.system_prompt makes every problem one)"
             )
         return problem.prompt
-
-    def _texts(self, problems: Sequence[Problem]) -> list[str]:
-        """Return the texts of `problems`, from a process with limits if a template writes them."""
-        if self.options.form == "plain":
-            return [self.text(problem) for problem in problems]
-        return self.limited(lambda: [self.text(problem) for problem in problems], len(problems))
-
-    def limited(self, write: Callable[[], list[str]], count: int) -> list[str]:
-        """Return what `write` returns of `count` problems, from a process with limits.
-
-        Raises UsageError as `write` does, and if the chat template takes too much time or memory.
-        """
-        _ = self.tools  # before the process: a worker tells them
-
-        def written() -> list[str] | str:
-            try:
-                return write()
-            except UsageError as error:
-                return str(error)
-
-        seconds = _SECONDS + count // _PER_SECOND
-        try:
-            texts: list[str] | str = limited(written, seconds=seconds, megabytes=_MEGABYTES)
-        except LimitError as error:
-            raise UsageError(
-                f"the chat template {error} for {count} problems; fix it, or name another "
-                "with --prompt.chat_template"
-            ) from None
-        if isinstance(texts, str):
-            raise UsageError(texts)
-        return texts
 
     @cached_property
     def _added(self) -> int:
@@ -285,9 +249,9 @@ def notices(
     """Return sentences on prompts that no model was trained on, and on turns without an end.
 
     A response ends at one of `stop_ids`. Raises UsageError if the template ends turns with a token
-    outside the model's vocabulary, or takes too much time or memory.
+    outside the model's vocabulary.
     """
-    return encode.limited(lambda: list(_notices(encode, stop_ids, problems)), len(problems))
+    return list(_notices(encode, stop_ids, problems))
 
 
 def _notices(

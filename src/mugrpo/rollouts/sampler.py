@@ -13,7 +13,7 @@ from typing import Any
 from mugrpo.disk.publishing import passing
 from mugrpo.disk.records import Problem, Rollout
 from mugrpo.disk.shards import ShardSet, read_lengths, write_rollouts
-from mugrpo.engines.base import Completion, Decoded, Engine, Request, StreamingEngine
+from mugrpo.engines.base import Completion, Decoded, Engine, Request
 from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.schedule import rollout_seed
 from mugrpo.rollouts.turns import Conversation, Dialogue, Turns
@@ -180,7 +180,7 @@ class Sampler:
 
         # Without turns, an exact engine gets a piece at once, and knows how many slots it needs.
         streams = self._mixes_pieces or self.dialogue is not None
-        if isinstance(engine, StreamingEngine) and engine.streams and streams:
+        if engine.streams and streams:
             for decoded in engine.generate(more() or (), more=more, **sampling):
                 turns.take(decoded.completions)
                 yield decoded.slots
@@ -196,8 +196,7 @@ class Sampler:
     @property
     def _mixes_pieces(self) -> bool:
         """Whether the engine may work on several pieces at once: one that is not exact anyway."""
-        engine = self.engine
-        return isinstance(engine, StreamingEngine) and engine.streams and not engine.exact
+        return self.engine.streams and not self.engine.exact
 
     def _asked(self, groups: Sequence[Draw], size: int) -> _Asked:
         """Return requests for `size` responses to each of `groups`, the longest expected first."""

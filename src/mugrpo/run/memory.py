@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from mugrpo.config.engines import ContinuousOptions, OwnEngineOptions, slots_for
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
-from mugrpo.model.hardware import device_of, host_memory
+from mugrpo.model.hardware import device, host_memory
 from mugrpo.model.loading import model_config
 from mugrpo.optimize.forward import LOGPROB_CHUNK
 
@@ -89,7 +89,7 @@ def changed(config: RunConfig, group: str, option: str, value: Any) -> RunConfig
 def fitted(config: RunConfig) -> tuple[RunConfig, str]:
     """Return `config` with sizes that fit this CPU's memory, and a sentence on those lowered."""
     sizes_open = left_open(config)
-    if device_of(config.model) != "cpu" or not sizes_open:
+    if device() != "cpu" or not sizes_open:
         return config, ""
     room, lowered = _DEFAULTS * host_memory(), {}
     for group, option in sizes_open:
@@ -109,14 +109,14 @@ def require_memory(config: RunConfig) -> None:
     if config.backend.clustered:
         return  # its machines are others
     need = need_of(config)
-    if device_of(config.model) == "cpu":
+    if device() == "cpu":
         if need.peak > host_memory():
             raise UsageError(
                 f"the run takes {need.peak / GIB:.1f} GiB of memory (weights, gradients and "
                 f"moments {need.states / GIB:.1f}, a micro-batch {need.micro_batch / GIB:.1f}, the "
                 f"engine's cache {need.cache / GIB:.1f}), but this machine has "
                 f"{host_memory() / GIB:.1f}: lower --optimizer.micro_batch_tokens (now "
-                f"{config.optimizer.micro_batch_tokens}), {config.engine.way_out_of_memory}, use a "
+                f"{config.optimizer.micro_batch_tokens}), {config.engine.memory_remedy}, use a "
                 "smaller model, or train an adapter (--lora.rank 16)"
             )
         return

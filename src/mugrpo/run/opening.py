@@ -10,6 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from mugrpo.config.cores import crowding
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import Interrupted, RunStopped, UsageError
 from mugrpo.disk.publishing import publish_json, set_aside, with_sum
@@ -19,10 +22,9 @@ from mugrpo.disk.seal import changed_shards, require_metrics, unsealed_lines
 from mugrpo.environments.base import Environments
 from mugrpo.environments.pool import environments_of, tools_of
 from mugrpo.model.adapter import require_packages
-from mugrpo.model.hardware import crowded, with_precision
+from mugrpo.model.hardware import device, with_precision
 from mugrpo.model.loading import Vocabulary, load_tokenizer, load_vocabulary, model_sizes
 from mugrpo.processes.lifetime import StopFlag
-from mugrpo.processes.logs import limited_logs
 from mugrpo.processes.ranks import ALONE, Ranks
 from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.schedule import Schedule, schedule_of
@@ -146,7 +148,6 @@ def open_run(
         if ranks.first and not ranks.driven:
             for notice in stack.enter_context(folder.locked()):
                 progress.say(notice)
-            stack.enter_context(limited_logs(folder.rank_logs().parent))
             provenance = provenance_of(config, problems, eval_problems)
             _settle(folder, config, provenance, force, progress, schedule.stage_of(newest))
         try:
@@ -228,7 +229,7 @@ def _for_this_machine(folder: RunDir, config: RunConfig, progress: Progress) -> 
     That is the precision that "auto" stands for, and sizes that fit the memory. Say if others use
     the cores.
     """
-    if busy := crowded(config.model):
+    if device() == "cpu" and (busy := crowding(torch.get_num_threads())):
         progress.say(busy)
     stored = folder.read_config()
     if stored is not None:
@@ -237,10 +238,13 @@ def _for_this_machine(folder: RunDir, config: RunConfig, progress: Progress) -> 
             if option in (began_with := stored["config"][group]):
                 config = changed(config, group, option, began_with[option])
         return config
-    config, why = with_precision(config)
+    if config.model.precision == "auto":
+        config = with_precision(config)
+        if config.model.precision == "bf16":
+            progress.say("precision: bf16; the GPU computes in it")
     config, lowered = fitted(config)
-    for sentence in filter(None, (why, lowered)):
-        progress.say(sentence)
+    if lowered:
+        progress.say(lowered)
     return config
 
 

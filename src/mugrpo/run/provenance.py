@@ -130,7 +130,7 @@ def provenance_of(config: RunConfig, *problem_sets: Sequence[Problem]) -> dict[s
         "code_sha256": code_sha256(HOME),
         **{name: metadata.version(name) for name in packages},
         "threads": torch.get_num_threads(),
-        "arithmetic": arithmetic(config.model),
+        "arithmetic": arithmetic(),
         "git_revision": _git_revision(HOME),
     }
 

@@ -105,7 +105,7 @@ def _sample(
     dialogues = sampling.dialogues()
     samplers = samplers_of(run, engines, _STAGE, k, temperature, update, dialogues=dialogues)
     run.progress.begin(f"update {update}  evaluate", "rollouts", len(draws) * k)
-    with out_of_memory_explained("generation", run.config.engine.way_out_of_memory):
+    with out_of_memory_explained("generation", run.config.engine.memory_remedy):
         ((_, sampled),) = sampled_shards(samplers, [(0, draws)], counted(run), pieces=len(engines))
     run.progress.end()
     return sampled

@@ -61,7 +61,7 @@ class Generation:
     total: int  # rollouts of the stage, as known so far
     refresh: Refresh
     settle: Callable[[], None]  # waits until their policy is published
-    way_out_of_memory: str
+    memory_remedy: str
 
     def shards(self, on_decoded: Callable[[Decoded], None]) -> Iterator[int]:
         """Generate the missing shards. Yields the number of each one after publishing it.
@@ -75,7 +75,7 @@ class Generation:
             on_decoded(some)
 
         try:
-            with out_of_memory_explained("generation", self.way_out_of_memory):
+            with out_of_memory_explained("generation", self.memory_remedy):
                 for number, sampled in sampled_shards(
                     self.samplers, self.missing, decoded, pieces=self.pieces
                 ):
@@ -135,7 +135,7 @@ def begin_generation(run: OpenRun, stage: Stage, sampling: Sampling) -> Generati
         total,
         refresh,
         _policy_published(run),
-        run.config.engine.way_out_of_memory,
+        run.config.engine.memory_remedy,
     )
 
 

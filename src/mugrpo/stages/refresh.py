@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mugrpo.config.engines import EngineOptions
+from mugrpo.config.engines import CANARY_RESPONSES, EngineOptions
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.publishing import passing
 from mugrpo.disk.records import Rollout
@@ -36,13 +36,12 @@ def canary_rollouts(
     options: EngineOptions,
     on_decoded: Callable[[Decoded], None],
 ) -> list[Rollout]:
-    """Return a short response from each engine to each of the first `canary_responses` groups.
+    """Return a short response from each engine to each of the first groups.
 
-    The engines answer at once, and `on_decoded` is called in their threads. The list is empty if
-    `canary_responses` is 0, which turns the canary off.
+    The engines answer at once, and `on_decoded` is called in their threads.
     """
-    with out_of_memory_explained("generation", options.way_out_of_memory):
-        draws = groups[: options.canary_responses]
+    with out_of_memory_explained("generation", options.memory_remedy):
+        draws = groups[:CANARY_RESPONSES]
         sampled = at_once(
             lambda sampler: sampler.sample(draws, on_decoded, samples=1, longest=_LONGEST), samplers
         )
@@ -75,8 +74,7 @@ def canary(
     if not gap <= tolerance:
         raise Mismatch(
             f"canary: {difference} (tolerance {tolerance:g}); the engine's weights or sampling do "
-            "not match the policy. Fix the engine, or raise --engine.canary_tolerance (with "
-            "--force)"
+            "not match the policy; fix the engine"
         )
     return gap
 

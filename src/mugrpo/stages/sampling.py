@@ -163,8 +163,8 @@ class Sampling:
             with lock:
                 return handed_over()
 
-        way_out = self._run.config.engine.way_out_of_loading
-        with out_of_memory_explained("a refresh of the engines", way_out):
+        remedy = self._run.config.engine.loading_remedy
+        with out_of_memory_explained("a refresh of the engines", remedy):
             parts += at_once(lambda engine: engine.refresh(update, weights), engines)
         if self._refreshed != update:
             self._refreshed, self.spent = update, {}

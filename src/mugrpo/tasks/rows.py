@@ -17,7 +17,7 @@ from huggingface_hub import constants
 
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import regular
-from mugrpo.model.loading import hub_answers, visibly
+from mugrpo.model.loading import hub_answers
 
 Row = tuple[str, dict[str, Any]]  # (place such as "problems.jsonl, line 3", column -> value)
 
@@ -121,7 +121,7 @@ def _hub_rows(data: str, split: str, subset: str | None, revision: str | None) -
         ) from None
     datasets.disable_progress_bars()
     try:
-        with _offline_if_the_hub_is_silent(datasets.config), visibly():
+        with _offline_if_the_hub_is_silent(datasets.config):
             table = datasets.load_dataset(data, subset, split=split, revision=revision)
     except Exception as error:  # of datasets, the hub or the network
         raise UsageError(

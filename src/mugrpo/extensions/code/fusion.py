@@ -20,7 +20,6 @@ from mugrpo.extensions.code.sandbox import (
 from mugrpo.processes import http
 from mugrpo.rewards.verdict import Unfinished
 
-_LONGEST_ANSWER = 256 << 20  # bytes
 _SPARE = 10.0  # seconds that the server may take beyond those of the program
 
 
@@ -58,13 +57,7 @@ class SandboxFusion:
             "run_timeout": patience,
         }
         try:
-            answer = http.ask(
-                self._url,
-                "/run_code",
-                question,
-                seconds=patience + _SPARE,
-                longest=_LONGEST_ANSWER,
-            )
+            answer = http.ask(self._url, "/run_code", question, seconds=patience + _SPARE)
         except (http.Refused, http.Unanswered) as error:
             raise SandboxError(f"{self._name} {error}") from None
         if not isinstance(answer, dict):

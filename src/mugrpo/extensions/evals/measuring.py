@@ -75,9 +75,7 @@ def measure(
     """
     found = _target(target, out)
     raw = apply_overrides(found.raw, overrides)
-    base, why = with_precision(build_config(raw, target, overrides))
-    if why:
-        progress.say(why)
+    base = with_precision(build_config(raw, target, overrides))
     require_packages(base.lora)
     require_engines(base)
     model_sizes(base.model)  # a model that is not there is refused before anything is written
@@ -139,7 +137,7 @@ def _config(base: RunConfig, suite: Suite, overrides: Sequence[str]) -> RunConfi
     """Return the suite's config. The command line's options stand above the suite's."""
     raw = suite_config(base, suite).model_dump(mode="json")
     config = build_config(apply_overrides(raw, overrides), f"the suite {suite.name}", overrides)
-    return with_precision(config)[0]
+    return with_precision(config)
 
 
 def _as_trained(run: OpenRun, base: RunConfig) -> OpenRun:

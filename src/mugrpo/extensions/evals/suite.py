@@ -189,7 +189,7 @@ def _sample(run: OpenRun, suite: Suite, engines: Engines, update: int, rollouts:
     total, left = len(draws) * size, sum(len(part) for _, part in missing) * size
     run.progress.begin(f"{suite.name}  update {update}", "responses", total, total - left)
     pieces = pieces_of(len(draws), len(parts[0]), len(samplers))
-    with out_of_memory_explained("generation", run.config.engine.way_out_of_memory):
+    with out_of_memory_explained("generation", run.config.engine.memory_remedy):
         for shard, sampled in sampled_shards(samplers, missing, counted(run), pieces=pieces):
             sampled.publish(rollouts, shard, policy_step=update, top_p=top_p)
             passing("suite sampled")

@@ -83,7 +83,7 @@ def import_rollouts(
     held_out = [problem for problem in held_out if canonical(problem.prompt) not in asked]
     options = _options(raw, config, groups, named=named, evaluated=bool(held_out))
     problems = {PROBLEMS: [group[0].problem for group in groups], HELD_OUT: held_out}
-    final, _ = with_precision(
+    final = with_precision(
         build_config(_with_data(options, folder.absolute(), problems), str(target))
     )
     for sentence in notices(groups, final, encode):

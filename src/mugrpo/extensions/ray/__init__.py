@@ -14,27 +14,18 @@ from mugrpo.config.options import HARMLESS
 
 class RayBackend(BackendOptions):
     """Ray, on a cluster or on this machine: an actor for each of `engine.processes` (at least one)
-    and Ray Train for the updates.
+    and Ray Train for the updates. Each reserves one CPU and, if the cluster has GPUs when the run
+    starts, its GPUs.
 
     The run's directory, the model and mugrpo itself must have the same paths on every machine.
     """
 
     name: Literal["ray"] = Field("ray", json_schema_extra=HARMLESS)
-    factory: ClassVar[str] = "mugrpo.extensions.ray.backend:RayCluster"
+    factory: ClassVar[str] = "mugrpo.extensions.ray.cluster:RayCluster"
     address: str | None = Field(None, json_schema_extra=HARMLESS)
     """Address of the cluster; "auto" is the cluster that this machine belongs to. The default
     is the environment variable RAY_ADDRESS. If that is unset too, Ray starts on this machine for
     the run."""
-    gpus: bool | None = Field(None, json_schema_extra=HARMLESS)
-    """Whether engines and update processes reserve GPUs. If unset, they do if the cluster has GPUs
-    when the run starts."""
-    engine_cpus: float = Field(1.0, ge=0, json_schema_extra=HARMLESS)
-    """CPUs that an engine's actor reserves, besides the engine's GPUs."""
-    rank_cpus: float = Field(1.0, ge=0, json_schema_extra=HARMLESS)
-    """CPUs that each update process reserves, besides its GPU."""
-    restarts: int = Field(2, ge=0, json_schema_extra=HARMLESS)
-    """How often the update processes are restarted after one of them is lost, from the newest
-    checkpoint: per run, or per stage if they end after each (distributed.rest)."""
 
     @property
     def addresses(self) -> Mapping[str, str]:

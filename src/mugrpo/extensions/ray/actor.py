@@ -1,7 +1,6 @@
 """An engine process under a Ray actor, on whatever machine Ray chooses.
 
-The actor starts the process on its machine and relays messages both ways. Ray is imported on first
-use.
+The actor starts the process on its machine and relays messages both ways.
 """
 
 from __future__ import annotations
@@ -13,8 +12,6 @@ from typing import Any
 
 from mugrpo.disk.errors import UsageError
 from mugrpo.engines.process import Host
-from mugrpo.extensions.ray import RayBackend
-from mugrpo.extensions.ray.cluster import connected, on_gpus
 from mugrpo.processes.peer import TICK, Peer, PeerLost
 
 
@@ -58,12 +55,9 @@ class ActorPeer:
     Its silence counts from the actor's first answer, because placing the actor may take any time.
     """
 
-    def __init__(self, host: Host, options: RayBackend) -> None:
-        self._ray = connected(options)
-        resources = {"num_cpus": options.engine_cpus}
-        if on_gpus(options):
-            resources["num_gpus"] = host.gpus
-        self._actor = self._ray.remote(Relay).options(**resources).remote(host)
+    def __init__(self, ray: Any, host: Host, gpus: int) -> None:
+        self._ray = ray
+        self._actor = ray.remote(Relay).options(num_cpus=1, num_gpus=gpus).remote(host)
         self._silence = host.silence
         self._answered: float | None = None  # when the actor last answered
         self._inbox: deque[Any] = deque()

@@ -1,4 +1,4 @@
-"""Ray: the connection to a cluster, or to a Ray that is started on this machine for the run."""
+"""The backend "ray": what places engines and ranks (`processes.cluster.Cluster`)."""
 
 from __future__ import annotations
 
@@ -11,31 +11,83 @@ import sysconfig
 from collections.abc import Iterator, Sequence
 from contextlib import chdir, contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from mugrpo.disk.errors import UsageError
+from mugrpo.engines.process import Host, Started
 from mugrpo.extensions.ray import RayBackend
+from mugrpo.processes.cluster import Job
 
-LOOPBACK = "127.0.0.1"
 _PATIENCE = 10.0  # seconds to wait for a cluster to accept a connection
 _OBJECT_STORE = 1 << 28  # bytes, for a Ray started here; it carries only messages
 
 
-def connected(options: RayBackend) -> Any:
+class RayCluster:
+    """See `processes.cluster.Cluster`."""
+
+    def __init__(self, options: RayBackend) -> None:
+        address = options.address or os.environ.get("RAY_ADDRESS")
+        self._here = address is None
+        self._address = address or "local"
+
+    def require_room(self, ranks: int, engines: Sequence[int]) -> None:
+        # A cluster may grow, so on a cluster Ray waits until there is room.
+        if self._here and not self.has_room(ranks, engines):
+            cpus, gpus = self._reserved(ranks, engines)
+            raise UsageError(
+                f"engines and updates need {cpus} CPUs and {gpus} GPUs at once, which this "
+                "machine's Ray does not have; lower --engine.processes or "
+                "--distributed.processes, or name a cluster with --backend.address"
+            )
+
+    def has_room(self, ranks: int, engines: Sequence[int]) -> bool:
+        cpus, gpus = self._reserved(ranks, engines)
+        resources = connected(self._address).cluster_resources()
+        return bool(cpus <= resources.get("CPU", 0) and gpus <= resources.get("GPU", 0))
+
+    def connect(self) -> None:
+        connected(self._address)  # a Ray that is started here ends with this thread
+
+    def start_engine(self, host: Host) -> Started:
+        from mugrpo.extensions.ray.actor import ActorPeer
+
+        return ActorPeer(connected(self._address), host, host.gpus if self._on_gpus else 0)
+
+    def start_ranks(
+        self, words: Sequence[str], logs: Path, count: int, engines: Sequence[int]
+    ) -> Job:
+        from mugrpo.extensions.ray.ranks import RayJob
+
+        self.require_room(count, engines)
+        connected(self._address)
+        return RayJob(words, logs, count, with_gpus=self._on_gpus)
+
+    @property
+    def _on_gpus(self) -> bool:
+        return has_gpus(self._address)
+
+    def _reserved(self, ranks: int, engines: Sequence[int]) -> tuple[int, int]:
+        """Return the CPUs and GPUs that `ranks` and engines, with so many GPUs each, reserve."""
+        return ranks + len(engines), ranks + sum(engines) if self._on_gpus else 0
+
+
+@cache
+def has_gpus(address: str) -> bool:
+    """Return whether the cluster has GPUs.
+
+    The first answer is kept, so that a run keeps its devices even if the cluster changes.
+    """
+    return bool(connected(address).cluster_resources().get("GPU", 0))
+
+
+@cache
+def connected(address: str) -> Any:
     """Return the module ray, connected to the cluster.
 
     A Ray that is started here ends with the thread that first calls this. Raises UsageError if Ray
     is not installed or no cluster answers.
     """
-    return _connected(_address(options) or "local")
-
-
-def _address(options: RayBackend) -> str | None:
-    return options.address if options.address else os.environ.get("RAY_ADDRESS")
-
-
-@cache
-def _connected(address: str) -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     local_options: dict[str, Any] = {}
     if address == "local":
@@ -79,52 +131,6 @@ def _no_answer(address: str, reason: str) -> UsageError:
         f"no Ray cluster answers at {address} ({reason}); name one with "
         "--backend.address, or start one with `ray start --head`"
     )
-
-
-def reserved(options: RayBackend, ranks: int, engines: Sequence[int]) -> tuple[float, int]:
-    """Return the CPUs and GPUs that `ranks` and engines, with so many GPUs each, reserve."""
-    cpus = ranks * options.rank_cpus + len(engines) * options.engine_cpus
-    return cpus, ranks + sum(engines) if on_gpus(options) else 0
-
-
-def has_room(options: RayBackend, ranks: int, engines: Sequence[int]) -> bool:
-    """Return whether the cluster, as it is now, has what ranks and engines reserve at once."""
-    cpus, gpus = reserved(options, ranks, engines)
-    resources = connected(options).cluster_resources()
-    return bool(cpus <= resources.get("CPU", 0) and gpus <= resources.get("GPU", 0))
-
-
-def require_room(options: RayBackend, ranks: int, engines: Sequence[int]) -> None:
-    """Raise UsageError if this machine's Ray can never provide what they reserve at once.
-
-    A cluster may grow, so on a cluster Ray waits until it is available.
-    """
-    cpus, gpus = reserved(options, ranks, engines)
-    resources = connected(options).cluster_resources()
-    grows = _address(options)
-    for kind, required in (("CPU", cpus), ("GPU", gpus)):
-        if required > resources.get(kind, 0) and not grows:
-            raise UsageError(
-                f"engines and updates need {required:g} {kind}s at once, but this machine's Ray "
-                f"has {resources.get(kind, 0):g}; lower --engine.processes, "
-                "--distributed.processes, --backend.engine_cpus or --backend.rank_cpus, or name a "
-                "cluster with --backend.address"
-            )
-
-
-def on_gpus(options: RayBackend) -> bool:
-    """Return whether engines and ranks reserve GPUs."""
-    available = _has_gpus(_address(options) or "local")
-    return available if options.gpus is None else options.gpus
-
-
-@cache
-def _has_gpus(address: str) -> bool:
-    """Return whether the cluster has GPUs.
-
-    The first answer is kept, so that a run keeps its devices even if the cluster changes.
-    """
-    return bool(_connected(address).cluster_resources().get("GPU", 0))
 
 
 @contextmanager

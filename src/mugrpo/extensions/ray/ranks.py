@@ -20,14 +20,14 @@ from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
-from mugrpo.extensions.ray import RayBackend
-from mugrpo.extensions.ray.cluster import LOOPBACK, connected, on_gpus, require_room
 from mugrpo.processes.lifetime import DRIVER, driver_name, passed_on
 from mugrpo.processes.messages import visible
 from mugrpo.processes.peer import kill_with_all
 from mugrpo.processes.ranks import said_by_ranks, within_a_machine
 
+_LOOPBACK = "127.0.0.1"
 _TICK = 0.2
+_RESTARTS = 2  # of the job: per run, or per stage if its ranks end after each
 _PATIENCE = 30.0  # seconds that a rank may go on after another one has said why it ended
 _ENDED = re.compile(r"rank \d+ of \d+ ended with \w+(?: \d+)?")  # what a worker says of its rank
 
@@ -35,28 +35,15 @@ _ENDED = re.compile(r"rank \d+ of \d+ ended with \w+(?: \d+)?")  # what a worker
 class RayJob:
     """Ranks on a cluster: a Ray Train job, with a rank in each worker."""
 
-    def __init__(
-        self,
-        backend: RayBackend,
-        words: Sequence[str],
-        logs: Path,
-        count: int,
-        engines: Sequence[int],
-    ) -> None:
-        """Start a job of `count` ranks that run `mugrpo WORDS`.
-
-        `engines` has the number of GPUs of each engine that keeps running beside the ranks. Raises
-        UsageError if this machine can never have room for all of them.
-        """
-        self._backend, self._logs = backend, logs
+    def __init__(self, words: Sequence[str], logs: Path, count: int, *, with_gpus: bool) -> None:
+        """Start a job of `count` ranks that run `mugrpo WORDS`. Ray must be connected."""
+        self._logs = logs
         self._shown = 0  # bytes of the first rank's log
         self._job = Future[None]()
-        with_gpus = on_gpus(backend)
-        require_room(backend, count, engines)
 
         def fit() -> None:
             try:
-                _fit(backend, count, with_gpus, words, logs)
+                _fit(count, with_gpus, words, logs)
                 self._job.set_result(None)
             except Exception as error:
                 self._job.set_exception(error)
@@ -82,18 +69,14 @@ class RayJob:
         if ends := _ENDED.findall(str(error)):
             killed = [end for end in ends if "status" not in end]  # the others failed without it
             return (
-                f"{(killed or ends)[0]}, and the others with it, more often than "
-                f"--backend.restarts {self._backend.restarts} allows; their logs are in "
-                f"{self._logs}"
+                f"{(killed or ends)[0]}, and the others with it, {_RESTARTS + 1} times; their "
+                f"logs are in {self._logs}"
             )
         first = (str(error).splitlines() or [""])[0]
         return f"Ray Train stopped with {type(error).__name__}: {first}"
 
 
-def _fit(
-    backend: RayBackend, count: int, with_gpus: bool, words: Sequence[str], logs: Path
-) -> None:
-    connected(backend)
+def _fit(count: int, with_gpus: bool, words: Sequence[str], logs: Path) -> None:
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.v2.api.config import LoggingConfig
     from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
@@ -102,12 +85,12 @@ def _fit(
         _rank,
         train_loop_config={"words": list(words), "logs": str(logs)},
         scaling_config=ScalingConfig(
-            num_workers=count, use_gpu=with_gpus, resources_per_worker={"CPU": backend.rank_cpus}
+            num_workers=count, use_gpu=with_gpus, resources_per_worker={"CPU": 1}
         ),
         run_config=RunConfig(
             name=logs.parents[1].name,
             storage_path=str(logs / "ray"),
-            failure_config=FailureConfig(max_failures=backend.restarts),
+            failure_config=FailureConfig(max_failures=_RESTARTS),
             logging_config=LoggingConfig(log_level="ERROR"),
         ),
     ).fit()
@@ -165,7 +148,7 @@ def _meeting(folder: str) -> dict[str, str]:
         free.bind(("", 0))
         port = free.getsockname()[1]
     folder, host, port = broadcast_from_rank_zero((folder, here, port))
-    if host == LOOPBACK:
+    if host == _LOOPBACK:
         return within_a_machine(folder)
     return {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
 

@@ -300,6 +300,6 @@ class VerifiersEnvironments:
         if not worker.ready:
             self.close()
             raise worker.never_ready(lost, self._tools is not None)
-        reason, unfinished = worker.loss(lost) or (f"the worker died ({lost.ended})", False)
+        reason, unfinished = worker.loss(lost)
         for live in worker.rollouts.values():
             self._reply(live, Reply(done=True, failure=reason, unfinished=unfinished))

@@ -256,14 +256,10 @@ def _beside(file: str) -> Any:
 
 
 def _channel() -> Any:
-    """Return the channel to the run, in a process whose warden limits its memory.
-
-    The modules are imported by path, as mugrpo may be missing.
-    """
+    """Return the channel to the run. Its module is imported by path, as mugrpo may be missing."""
     sys.path.insert(0, str(_HERE.parents[1]))
     child = importlib.import_module("processes.child")
     sys.path.pop(0)
-    child.guard(int(sys.argv[-3]))
     return child.Channel()
 
 
@@ -290,6 +286,7 @@ async def _serve(channel: Any, setup: dict[str, Any]) -> None:
 def main() -> None:
     channel = _channel()
     setup = channel.receive()
+    sys.modules["processes.child"].limit_memory(setup["memory_mb"])
     sys.path.insert(0, str(_HERE / "extension"))
     os.environ["NO_PROXY"] = "127.0.0.1,localhost"
     asyncio.run(_serve(channel, setup))

@@ -169,7 +169,7 @@ def test_a_cell_is_the_run_that_its_config_makes(studied: Studied, tmp_path: Pat
     monkeypatch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
     assert main(["train", study.base, "--run-dir", str(tmp_path / "run"), *cell.overrides]) == 0
     with open_run(tmp_path / "run", progress=Progress()) as run:
-        assert run.config == with_precision(cell.config)[0]
+        assert run.config == with_precision(cell.config)
     by_hand = Results(tmp_path / "cells.parquet").add(cell, tmp_path / "run")
     shown = cells(studied)[cell.name]
     for key in ("accuracy", "best", "updates", "stages", "rollouts", "config"):
