@@ -14,7 +14,6 @@ import pytest
 from mugrpo.disk.records import FinishReason, Status
 from mugrpo.extensions.exchange import importing
 from tests.extensions.exchange.imports import (
-    CONFIG,
     EOS,
     GIVEN,
     TOKENIZER,
@@ -43,99 +42,64 @@ def changed(number: int, **values: Any) -> list[Row]:
     return [{k: v for k, v in row.items() if v is not None} for row in rows]
 
 
-@pytest.mark.parametrize(
-    ("rows", "parts"),
-    [
-        (
-            [{"prompt": "3+2=", "response": "5"}],
-            ("line 1 has no column 'reward'", "it has 'prompt', 'response'", "--columns reward="),
-        ),
-        (changed(1, prompt=None), ("line 2: it has neither a prompt nor prompt_ids",)),
-        (
-            changed(1, response_ids=[5, 16], logprobs=[-1, -1]),
-            ("line 2", "ids 5 to 16", "0 to 15", "model.path"),
-        ),
-        (changed(1, response_ids=[-1, 5], logprobs=[-1, -1]), ("line 2", "ids -1 to 5")),
-        (changed(1, logprobs=[-0.1]), ("line 2", "6 response ids with 1 logprobs", "--policy")),
-        (changed(1, logprobs=[-0.1] * 5 + [0.5]), ("line 2", "logprob 0.5", "not above 0")),
-        (changed(1, logprobs=[float("-inf")] * 6), ("line 2", "logprob -inf", "finite")),
-        (changed(1, logprobs=None), ("line 2 has no logprobs", "--policy PATH")),
-        (changed(1, reward=float("nan")), ("line 2", "reward", "nan", "finite number")),
-        (changed(1, reward=float("inf")), ("line 2", "reward", "inf", "finite number")),
-        (changed(1, reward=True), ("line 2", "reward", "True", "finite number")),
-        (changed(1, reward="high"), ("line 2", "high")),
-        (changed(1, response="", response_ids=None), ("line 2", "its response is empty")),
-        (changed(1, response_ids=[]), ("line 2", "not empty")),
-        (changed(1, response="3+2=\ud83d"), ("line 2", "surrogates not allowed")),
-        (changed(1, prompt="\ud83d"), ("line 2", "half a surrogate pair")),
-        (changed(1, logprobs=[-1e39] * 6), ("line 2", "logprob -1e+39", "finite")),
-        (changed(1, seed=-1), ("line 2", "seed", "-1")),
-        (changed(1, parts="[]"), ("line 2", "no JSON object")),
-        (changed(1, status="skipped"), ("line 2", "status 'skipped' has reward 0.0")),
-        (changed(1, status="fine"), ("line 2", "'fine' is not a valid Status")),
-        (changed(1, reward=10**400), ("line 2", "too large")),
-        (changed(1, seed=float("inf")), ("line 2", "infinity")),
-        (changed(1, seed=2.7), ("line 2", "seed", "2.7", "whole number")),
-        (changed(1, problem_id=" "), ("line 2", "its problem_id is blank")),
-        (changed(1, problem_id="\ud83d"), ("line 2", "surrogates not allowed")),
-        (changed(1, answer=float("nan")), ("line 2", "its answer is nan", "finite number")),
-        (changed(1, prompt=None, prompt_ids=[-5, 3]), ("line 2", "ids -5 to 3")),
-        (
-            changed(1, response_ids=[5, EOS, EOS], logprobs=[-1, -1, -1]),
-            ("line 2: its response goes on after the end-of-sequence token 1", "padding"),
-        ),
-        (changed(1, loss_mask=[1] * 6, turns=[9]), ("line 2", "ascending indices of the 6")),
-        (changed(1, loss_mask=[1] * 6, turns=[2**32]), ("line 2", "above 2^31")),
-        (changed(1, loss_mask=[1] * 6, turns=5), ("line 2", "a list that is not empty")),
-        (changed(1, temperature=0.7), ("line 2 was sampled at temperature 0.7", "--rollouts.temp")),
-        (changed(1, response_ids=[5] * 9, logprobs=[-1] * 9), ("line 2", "9 tokens", "= 8; raise")),
-    ],
-)
-def test_a_row_that_cannot_be_used_is_named_and_can_be_left_out(
-    take: Any, tmp_path: Path, rows: list[Row], parts: tuple[str, ...]
-):
-    """Without it one group is left, of the other prompt: the row's group is cut away."""
-    refused(take(rows), *parts, "--bad drop")
+BAD: dict[str, tuple[list[Row], tuple[str, ...]]] = {
+    "no reward": (
+        [{"prompt": "3+2=", "response": "5"}],
+        ("line 1", "no column 'reward'", "there are 'prompt', 'response'", "--columns reward="),
+    ),
+    "no prompt": (changed(1, prompt=None), ("line 2: it has neither a prompt nor prompt_ids",)),
+    "an unknown id": (
+        changed(1, response_ids=[5, 16], logprobs=[-1, -1]),
+        ("line 2", "token id 16", "0 to 15", "model.path"),
+    ),
+    "a negative id": (
+        changed(1, response_ids=[-1, 5], logprobs=[-1, -1]),
+        ("line 2: response_ids.0", "-1"),
+    ),
+    "few logprobs": (changed(1, logprobs=[-0.1]), ("line 2", "6 response_ids, but 1 logprobs")),
+    "a positive logprob": (changed(1, logprobs=[-0.1] * 5 + [0.5]), ("line 2: logprobs.5", "0.5")),
+    "an infinite logprob": (changed(1, logprobs=[float("-inf")] * 6), ("line 2: logprobs.0",)),
+    "no logprobs": (changed(1, logprobs=None), ("line 2 has no logprobs", "--policy PATH")),
+    "reward nan": (changed(1, reward=float("nan")), ("line 2: reward = nan", "finite number")),
+    "a word": (changed(1, reward="high"), ("line 2", "high")),
+    "nothing": (changed(1, response="", response_ids=None, logprobs=None), ("line 2", "is empty")),
+    "a status": (changed(1, status="skipped"), ("line 2", "'skipped' has reward 0.0")),
+    "padding": (
+        changed(1, response_ids=[5, EOS, EOS], logprobs=[-1, -1, -1]),
+        ("line 2: its response goes on after the end-of-sequence token 1", "padding"),
+    ),
+    "turns": (changed(1, loss_mask=[1] * 6, turns=[9]), ("line 2", "ascending indices of the 6")),
+    "hot": (changed(1, temperature=0.7), ("line 2 was sampled at temperature 0.7", "--rollouts.t")),
+    "long": (changed(1, response_ids=[5] * 9, logprobs=[-1] * 9), ("line 2", "9 tokens", "= 8; r")),
+    "unequal groups": (
+        [*table(**GIVEN), table(**GIVEN)[0] | {"response": "5", "logprobs": [-0.5] * 6}],
+        ("groups of unequal", "1 of 2, 1 of 3", "--group-size N"),
+    ),
+    "no answers": (
+        [{k: v for k, v in row.items() if k != "answer"} for row in table(**GIVEN)],
+        ("line 1 has no reference answer, and the reward regex needs one", "task.data"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_cannot_be_used_is_named_and_nothing_is_written(take: Any, tmp_path: Path, case: str):
+    rows, parts = BAD[case]
+    refused(take(rows), *parts)
     assert not (tmp_path / "run").exists()
-    ended = take(rows, "--bad", "drop", "--group-size", 2)
-    if len(rows) == 1:
-        refused(ended, "no rollout is left", *parts[:1])
-        return
-    checked(ended)
-    assert len(imported(tmp_path / "run")) == 2 and "2 rows are left out" in ended.out
 
 
-def test_groups_of_unequal_size_are_refused_or_cut(take: Any, tmp_path: Path):
+def test_groups_are_cut_and_repeated_ones_left_out(take: Any, tmp_path: Path):
     rows = [*table(**GIVEN), table(**GIVEN)[0] | {"response": "5", "logprobs": [-0.5] * 6}]
-    refused(take(rows), "groups of unequal", "1 of 2, 1 of 3", "--group-size N")
     ended = checked(take(rows, "--group-size", 2))
-    assert len(imported(tmp_path / "run")) == 4
-    assert "1 rows are left out; the first" in ended.out and "line 5 is left over" in ended.out
-
-
-def test_rows_that_are_there_twice_are_refused_dropped_or_kept(take: Any, tmp_path: Path):
-    rows = [*table(**GIVEN), *table(**GIVEN)]
-    refused(take(rows), "4 rows repeat others", "line 5)", "--duplicates drop", "--duplicates keep")
-    checked(take(rows, "--duplicates", "keep"))
-    assert len(imported(tmp_path / "run")) == 8
-    (tmp_path / "run").rename(tmp_path / "kept")
-    checked(take(rows, "--duplicates", "drop"))
-    assert len(imported(tmp_path / "run")) == 4
-
-
-def test_equal_responses_of_numbered_samples_are_different_samples(take: Any, tmp_path: Path):
-    rows = [table(**GIVEN)[0] | {"sample": number} for number in range(4)]
-    checked(take(rows))
-    assert len(imported(tmp_path / "run")) == 4
-    (tmp_path / "run").rename(tmp_path / "numbered")
-    refused(take([*rows, rows[0]]), "1 rows repeat others", "line 5)")
-
-
-def test_rollouts_without_answers_need_a_reward_that_needs_none(take: Any):
-    rows = [{k: v for k, v in row.items() if k != "answer"} for row in table(**GIVEN)]
-    parts = ("line 1 has no reference answer, and the reward regex needs one", "task.data")
-    refused(take(rows), *parts, "--columns answer=COLUMN")
-    refused(take([*rows[:2], *table(**GIVEN)[2:]]), *parts)
+    assert len(imported(tmp_path / "run")) == 4 and "1 rows are left out" in ended.out
+    (tmp_path / "run").rename(tmp_path / "cut")
+    named = [row | {"group": 1} for row in table(**GIVEN)]
+    other = [row | {"group": 2, "seed": 7} for row in table(**GIVEN)]
+    ended = checked(take([*named, *(row | {"group": 3} for row in named), *other]))
+    ids = {problem for problem, _ in imported(tmp_path / "run")}
+    assert len(imported(tmp_path / "run")) == 8 and "4 rows are left out" in ended.out
+    assert sorted(identity.partition("#")[2] for identity in ids) == ["", "", "1", "1"]
 
 
 def test_a_run_that_exists_is_left_as_it_is(take: Any, tmp_path: Path):
@@ -154,33 +118,12 @@ def test_text_that_ends_with_the_end_token_gets_no_second_one(take: Any, tmp_pat
         assert rollout.finish_reason is FinishReason.STOP
 
 
-def test_an_unknown_finish_reason_is_refused_if_the_ids_are_made(take: Any, tmp_path: Path):
-    """Given ids tell by themselves whether they have ended."""
-    reasons = ["stop", "eos_token", "length", "stop"]
-    ended = take(table(finish_reason=reasons), "--policy", "chain")
-    refused(ended, "line 2: its finish_reason 'eos_token' is neither stop nor length", "--bad drop")
-    checked(take(table(finish_reason=reasons, **GIVEN)))
-    assert len(imported(tmp_path / "run")) == 4
-
-
-def test_a_response_as_long_as_may_be_or_cut_needs_no_end(take: Any):
-    rows = table(**GIVEN)
-    rows[0] |= {"response_ids": ids_of("3+2=5"), "logprobs": [-0.1] * 5, "finish_reason": "length"}
-    rows[1] |= {"response_ids": ids_of("3+2=6++3"), "logprobs": [-0.1] * 8, "response": "3+2=6++3"}
-    assert "warning" not in checked(take(rows)).out
-
-
 def test_prompt_ids_that_the_run_would_not_make_are_told_of(take: Any):
     own = [ids_of(row["prompt"]) for row in table()]
     other = [[EOS, *ids] if number > 1 else ids for number, ids in enumerate(own)]
     ended = checked(take(table(prompt_ids=other, **GIVEN)))
     assert "the prompts of 1 groups have other ids than the run gives" in ended.out
     assert "line 3)" in ended.out
-
-
-def test_prompt_ids_that_the_run_would_make_are_not_told_of(take: Any):
-    own = [ids_of(row["prompt"]) for row in table()]
-    assert "warning" not in checked(take(table(prompt_ids=own, **GIVEN))).out
 
 
 def test_groups_that_do_not_fill_a_batch_are_told_of(take: Any, tmp_path: Path):
@@ -208,12 +151,6 @@ def test_empty_cells_of_csv_are_missing(take: Any, tmp_path: Path):
     assert (found[7].reward, found[7].status) == (None, Status.SKIPPED)
 
 
-def test_parts_may_be_an_object(take: Any, tmp_path: Path):
-    checked(take(table(parts=[{"judge": n} for n in range(4)], **GIVEN)))
-    parts = [score.parts for _, score in imported(tmp_path / "run").values()]
-    assert sorted(part["judge"] for part in parts) == [0, 1, 2, 3]
-
-
 def test_a_prompt_of_several_problems_is_told_apart_by_id_or_answer(take: Any, tmp_path: Path):
     data = [("a", "3+2=", "5"), ("b", "3+2=", "6"), ("c", "2-1=", "1")]
     data_rows = [dict(zip(("id", "prompt", "answer"), one, strict=True)) for one in data]
@@ -222,7 +159,7 @@ def test_a_prompt_of_several_problems_is_told_apart_by_id_or_answer(take: Any, t
     options += ["--task.id_column", "id"]
     rows = [{k: v for k, v in row.items() if k != "answer"} for row in table(**GIVEN)]
     ended = take(rows, *options)
-    refused(ended, "line 1: its prompt is that of 2 problems in task.data", "problem_id nor its")
+    refused(ended, "line 1: its prompt, and problem_id or answer, are those of 0 problems")
     for known in ({"problem_id": "b"}, {"answer": "6"}):
         checked(take([row | known for row in rows[:2]], *options))
         assert {r.problem_id for r, _ in imported(tmp_path / "run").values()} == {"b"}
@@ -258,14 +195,6 @@ def test_a_run_that_appears_meanwhile_is_left_as_it_is(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["r.jsonl", "run", "theirs.toml"]
 
 
-def test_the_code_of_an_imported_run_is_known_and_does_not_run(take: Any, tmp_path: Path):
-    (tmp_path / "rewards.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
-    own = '{ name = "regex", pattern = "=([0-9])$" }'
-    config = CONFIG.replace(own, f'["{tmp_path / "rewards.py"}:right"]')
-    checked(take(table(**GIVEN), config=config))
-    assert not (tmp_path / "ran").exists()
-
-
 def test_an_import_that_fails_midway_leaves_nothing(
     take: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -283,12 +212,9 @@ def test_an_import_that_fails_midway_leaves_nothing(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["r.jsonl", "theirs.toml"]
 
 
-@pytest.mark.parametrize("place", ["half a rollout shard", "half a score shard"])
-def test_an_import_that_is_killed_leaves_no_run_and_can_be_repeated(
-    take: Any, tmp_path: Path, place: str
-):
+def test_an_import_that_is_killed_leaves_no_run_and_can_be_repeated(take: Any, tmp_path: Path):
     (tmp_path / "r.jsonl").write_text(lines(table(**GIVEN)))
     words = ("import", config_in(tmp_path), tmp_path / "r.jsonl", "--run-dir", tmp_path / "run")
-    assert mugrpo_process(*words, at=place).status == -signal.SIGKILL
+    assert mugrpo_process(*words, at="half a score shard").status == -signal.SIGKILL
     assert not (tmp_path / "run").exists()
     checked(take(tmp_path / "r.jsonl"))

@@ -6,32 +6,41 @@ rollouts, RUN/held_out.jsonl the held-out problems of the config's own data.
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mugrpo.config.load import apply_overrides, build_config, read_toml
-from mugrpo.config.rewards import NumericOptions
 from mugrpo.config.run import RunConfig
 from mugrpo.config.tasks import DatasetOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.metrics import encoded
 from mugrpo.disk.publishing import publish_folder, publish_json, with_sum
-from mugrpo.disk.records import Problem
+from mugrpo.disk.records import (
+    FinishReason,
+    Problem,
+    Rollout,
+    Score,
+    Status,
+    outcome_from_text,
+)
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.shards import write_rollouts
-from mugrpo.extensions.exchange.foreign import HELD_OUT, PROBLEMS
-from mugrpo.extensions.exchange.grouping import Group
-from mugrpo.extensions.exchange.imported import Importer, Source
-from mugrpo.extensions.exchange.notices import notices
+from mugrpo.extensions.exchange.rows import Row, format_of, read
 from mugrpo.model.hardware import with_precision
-from mugrpo.model.loading import load_vocabulary
+from mugrpo.model.loading import Vocabulary, load_vocabulary
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.model.pretrained import model_fingerprint
 from mugrpo.optimize.forward import rollout_logprobs
-from mugrpo.rewards.verifiers import has_number
+from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.schedule import Schedule
 from mugrpo.rollouts.score import publish_scores
 from mugrpo.rollouts.statistics import described, refresh_metrics
@@ -39,15 +48,39 @@ from mugrpo.run.opening import prompt_encoder
 from mugrpo.run.provenance import config_document, provenance_of
 from mugrpo.run.target import remember
 from mugrpo.stages.stage import Stage, stage_shards
+from mugrpo.tasks.cells import prompt_of
 from mugrpo.tasks.dataset import Dataset, canonical
 
 Say = Callable[[str], None]
 Raw = dict[str, Any]  # the options of a config, before its defaults
 
-ID = "problem_id"  # the column of PROBLEMS and HELD_OUT
-# Options of a task that PROBLEMS and HELD_OUT have been read with, and all that are for its data.
+PROBLEMS, HELD_OUT, ID = "problems.jsonl", "held_out.jsonl", "problem_id"
+# Options of a task that PROBLEMS and HELD_OUT have been read with.
 _APPLIED = ("split", "subset", "revision", "eval_split", "system_prompt")
-_OF_DATA = (*_APPLIED, "eval_data", "prompt_template")
+
+
+@dataclass(frozen=True)
+class Source:
+    """What to import, and how to read it."""
+
+    names: Sequence[str]  # files and folders, or data sets on the hub
+    form: str = "table"  # a name in FORMATS
+    columns: Mapping[str, str] = field(default_factory=dict)  # field -> column, before the form's
+    policy: str | None = None  # the model that computes the behavior logprobs; None: they are given
+    group_size: int | None = None  # cut each prompt's responses into groups of this size
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A row as a run has it."""
+
+    problem: Problem
+    row: Row
+    rollout: Rollout  # with logprobs of 0 if a policy is to compute them
+    score: Score
+
+
+Group = list[Imported]  # the responses to one draw of a problem
 
 
 def import_rollouts(
@@ -67,69 +100,298 @@ def import_rollouts(
     cannot be used. Nothing is written then.
     """
     folder = run_dir or Path("runs") / target.stem
-    raw = _raw(target, folder, overrides)
-    task = raw["task"]
+    if folder.exists():
+        raise UsageError(f"{folder} exists already; name a new directory with --run-dir")
+    raw = apply_overrides(read_toml(target), overrides)
+    task = raw.get("task", {})
     named = "data" in task
     config = build_config(
         {**raw, "task": {"data": source.names[0], **task}}, str(target), overrides
     )
-    own = _dataset(config) if named else None
+    if not isinstance(config.task, DatasetOptions):
+        raise UsageError(f"{target}: rollouts from elsewhere need task.name = 'dataset'")
+    own = Dataset(config.task, config.workers) if named else None
     train, held_out = (own.train_problems(), own.eval_problems()) if own else ((), ())
     encode = prompt_encoder(config)
     vocabulary = load_vocabulary(config.model, encode.tokenizer)
-    importer = Importer(config, source, encode, vocabulary, [*train, *held_out])
-    groups = importer.groups()
+    importer = _Importer(config, source, encode, vocabulary, [*train, *held_out])
+    groups = _grouped(list(importer.rollouts()), source.group_size, say)
     asked = {canonical(group[0].problem.prompt) for group in groups}
     held_out = [problem for problem in held_out if canonical(problem.prompt) not in asked]
-    options = _options(raw, config, groups, named=named, evaluated=bool(held_out))
     problems = {PROBLEMS: [group[0].problem for group in groups], HELD_OUT: held_out}
+    options = _options(raw, config, groups, named=named, evaluated=bool(held_out))
     final = with_precision(
         build_config(_with_data(options, folder.absolute(), problems), str(target))
     )
-    for sentence in notices(groups, final, encode):
+    for sentence in _notices(groups, final, encode):
         say(sentence)
-    if dropped := importer.dropped:
-        say(f"{len(dropped)} rows are left out; the first: {dropped[0]}")
-    policy = _policy(config, source.policy, groups)
+    policy = _policy(config, source.policy)
     with publish_folder(folder, replace=False) as unfinished:
         draft = build_config(_with_data(options, unfinished, problems), str(target))
         for name, some in problems.items():
             _write_problems(unfinished / name, some, options["task"])
-        read = _dataset(draft)  # as the run will read it
-        provenance = provenance_of(
-            final, encode.fitting(read.train_problems()), encode.fitting(read.eval_problems())
-        )
+        assert isinstance(draft.task, DatasetOptions)
+        data = Dataset(draft.task, draft.workers)  # as the run will read it
+        sides = (encode.fitting(side) for side in (data.train_problems(), data.eval_problems()))
+        provenance = provenance_of(final, *sides)
         schedule = Schedule(final.schedule, len(groups), final.seed)
         stage = Stage(0, schedule, RunDir(unfinished), final, judge="")
         _write_stage(stage, groups, source, policy, check)
-        say(_begin(stage, provenance, say))
+        say(_begin(stage, provenance))
     return folder
 
 
-def _raw(target: Path, folder: Path, overrides: Sequence[str]) -> Raw:
-    """Return the options that `target` and `overrides` set, of a run that does not exist yet."""
-    if target.is_dir() or folder.exists():
-        raise UsageError(
-            f"{target if target.is_dir() else folder} exists already; an import begins a new run "
-            "from a config file: name one, and a new directory with --run-dir"
+class _Importer:
+    """Makes rollouts of the rows of `source` for a run with `config`.
+
+    `known` are the problems of the config's own data. If there are any, every prompt must be one of
+    them, and gets its reference answer.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        source: Source,
+        encode: PromptEncoder,
+        vocabulary: Vocabulary,
+        known: Sequence[Problem],
+    ) -> None:
+        self._config, self._source, self._vocabulary = config, source, vocabulary
+        self._encode = encode
+        without = ("logprobs",) if source.policy is not None else ()
+        self._form = format_of(source.form, source.columns, without=without)
+        self._known = defaultdict[bytes, list[Problem]](list)
+        for problem in encode.fitting(known) if known else ():
+            for key in self._keys(problem):
+                self._known[key].append(problem)
+
+    def rollouts(self) -> Iterator[Imported]:
+        """Yield the rollout of each row. Raises UsageError for the first that cannot be used."""
+        own: dict[bytes, Problem] = {}  # the same object for all rows with it
+        for row in read(self._source.names, self._form, self._source.columns):
+            problem = self._problem(row)
+            problem = own.setdefault(canonical([problem.id, problem.prompt]), problem)
+            if self._encode.limit is not None and len(self._prompt(problem, row)) > (
+                self._encode.limit
+            ):
+                raise UsageError(
+                    f"{row.place}: its prompt leaves no room for rollouts.max_new_tokens; lower it"
+                )
+            yield Imported(problem, row, self._rollout(problem, row), self._score(row))
+
+    def _keys(self, problem: Problem) -> set[bytes]:
+        """Return what a known problem may be found by: its prompt, or what the model gets."""
+        texts: list[Any] = [problem.prompt, self._encode.text(problem)]
+        texts.append(self._encode.tokenizer.decode(self._encode(problem), skip_special_tokens=True))
+        if self._encode.options.form == "chat":  # text is a turn of the user
+            texts.append([{"role": "user", "content": problem.prompt}])
+        return set(map(canonical, texts))
+
+    def _problem(self, row: Row) -> Problem:
+        """Return the problem that a row answers: a known one, or one that the row itself names."""
+        decode = self._encode.tokenizer.decode
+        if row.prompt is not None:
+            texts = [prompt_of(row.prompt, row.place)]
+        else:
+            self._in_vocabulary(row.prompt_ids or (), row)
+            texts = [decode(row.prompt_ids), decode(row.prompt_ids, skip_special_tokens=True)]
+        if self._known:
+            found = next(filter(None, (self._known.get(canonical(text)) for text in texts)), [])
+            if len(found) > 1:
+                found = [one for one in found if one.id == row.problem_id] or [
+                    one for one in found if one.answer == row.answer
+                ]
+            if len(found) != 1:
+                raise UsageError(
+                    f"{row.place}: its prompt, and problem_id or answer, are those of "
+                    f"{len(found)} problems in task.data"
+                )
+            return found[0]
+        if (self._form.written or row.prompt is None) and self._encode.options.form == "chat":
+            raise UsageError(
+                f"{row.place}: its prompt is the text that a chat template wrote; name the "
+                "problems themselves with task.data, or use --prompt.form plain"
+            )
+        prompt = texts[0] if isinstance(texts[0], str) else tuple(texts[0])
+        digest = hashlib.sha256(canonical([texts[0], row.answer])).hexdigest()
+        return Problem(row.problem_id or digest[:16], prompt, row.answer)
+
+    def _rollout(self, problem: Problem, row: Row) -> Rollout:
+        options = self._config.rollouts
+        temperature = options.temperature if row.temperature is None else row.temperature
+        if not math.isclose(temperature, options.temperature, rel_tol=1e-6):  # it may be a float32
+            raise UsageError(
+                f"{row.place} was sampled at temperature {temperature:g}, not at "
+                f"{options.temperature:g}; set --rollouts.temperature"
+            )
+        ids, finish_reason = self._response(row)
+        if len(ids) > options.max_new_tokens:
+            raise UsageError(
+                f"{row.place}: its response has {len(ids)} tokens, more than "
+                f"rollouts.max_new_tokens = {options.max_new_tokens}; raise that"
+            )
+        rollout = Rollout(
+            problem_id=problem.id,
+            occurrence=0,
+            sample=0,
+            seed=row.seed,
+            prompt_ids=self._prompt(problem, row),
+            response_ids=ids,
+            behavior_logprobs=self._logprobs(row, len(ids)),
+            finish_reason=finish_reason,
+            temperature=options.temperature,
+            policy_step=row.policy_step,
+            **_turns(row),
         )
-    raw = apply_overrides(read_toml(target), overrides)
-    task = raw.get("task")
-    if not isinstance(task, dict) or task.get("name") != "dataset":
-        raise UsageError(
-            f"{target}: rollouts from elsewhere need task.name = 'dataset', with task.rewards that "
-            "score them again"
-        )
-    unused = [] if "data" in task else [name for name in _OF_DATA if name in task]
-    if unused:
-        raise UsageError(
-            f"task.{unused[0]} is for problems of your own, and {target} names none; name them "
-            f"with task.data, or leave task.{unused[0]} out"
-        )
-    return raw
+        if rollout.fault and self._source.policy is None:
+            raise UsageError(f"{row.place}: {rollout.fault}")
+        return rollout
+
+    def _prompt(self, problem: Problem, row: Row) -> NDArray[np.int32]:
+        if row.prompt_ids is None:
+            return self._encode(problem)
+        return self._in_vocabulary(row.prompt_ids, row)
+
+    def _response(self, row: Row) -> tuple[NDArray[np.int32], FinishReason]:
+        """Return a response's ids, and whether its last id ends it.
+
+        Ids that the tokenizer makes get an end, unless they have one, the row says that the
+        response was cut, or it does not say and they are as many as a response may have.
+        """
+        given = row.response_ids
+        ids = list(given) if given is not None else self._encode.ids_of(row.response or "")
+        full = len(ids) >= self._config.rollouts.max_new_tokens
+        ended = row.finish_reason == "stop" if row.finish_reason else not full
+        if given is None and ended and not (ids and ids[-1] in self._vocabulary.stop_ids):
+            ids.append(self._encode.tokenizer.eos_token_id)
+        found = self._in_vocabulary(ids, row)
+        stops = np.isin(found, self._vocabulary.stop_ids)
+        if row.loss_mask is None and stops[:-1].any():
+            raise UsageError(
+                f"{row.place}: its response goes on after the end-of-sequence token "
+                f"{found[stops.argmax()]}; leave out what follows, such as padding"
+            )
+        if row.loss_mask is not None and row.finish_reason in set(FinishReason):
+            return found, FinishReason(row.finish_reason)  # a whole turn may have been the last
+        return found, FinishReason.STOP if stops[-1] else FinishReason.LENGTH
+
+    def _in_vocabulary(self, ids: Sequence[int], row: Row) -> NDArray[np.int32]:
+        if not ids or max(ids) >= self._vocabulary.size:
+            raise UsageError(
+                f"{row.place} has the token id {max(ids, default=None)}, but the model has the ids "
+                f"0 to {self._vocabulary.size - 1}; name the model that the rollouts were sampled "
+                "with as model.path"
+            )
+        return np.array(ids, np.int32)
+
+    def _logprobs(self, row: Row, length: int) -> NDArray[np.float32]:
+        if self._source.policy is not None:
+            return np.zeros(length, np.float32)
+        if row.logprobs is None:
+            raise UsageError(
+                f"{row.place} has no logprobs; name the model that sampled it, which computes them,"
+                " with --policy PATH"
+            )
+        return np.array(row.logprobs, np.float32)
+
+    def _score(self, row: Row) -> Score:
+        status = Status.SKIPPED if row.reward is None else Status.WRONG
+        if row.reward is not None and row.reward >= 1.0:
+            status = Status.RIGHT
+        try:
+            return Score(row.status or status, row.reward, row.parts)
+        except ValueError as error:
+            raise UsageError(f"{row.place}: {error}") from None
 
 
-def _begin(stage: Stage, provenance: Raw, say: Callable[[str], None]) -> str:
+def _turns(row: Row) -> Raw:
+    """Return the fields of a rollout with turns, which begin wherever sampled ids begin."""
+    if row.loss_mask is None:
+        return {}
+    mask = np.array(row.loss_mask, np.bool_)
+    begins = np.flatnonzero(mask & ~np.append(False, mask[:-1]))
+    turns = begins if row.turns is None else np.array(row.turns)
+    outcome = outcome_from_text(row.environment)
+    return {"loss_mask": mask, "turns": turns.astype(np.int32), "environment": outcome}
+
+
+def _grouped(imported: Sequence[Imported], size: int | None, say: Say) -> list[Group]:
+    """Return groups of one size, in the order of their first rows, with their samples numbered.
+
+    Rows with the same problem, and the same draw if the file tells draws apart, are a group. With a
+    `size`, they are cut into groups of it, and the rest is left out, as a group is that repeats
+    another: TRL logs the last batch at every step. A problem with several groups becomes several
+    problems with ids of their own. Raises UsageError for groups of unequal or too small size.
+    """
+    by_draw = defaultdict[Any, Group](list)
+    for one in imported:
+        by_draw[id(one.problem), one.row.group].append(one)
+    contents = {
+        (id(group[0].problem), *(_content(one) for one in group)): group
+        for group in reversed(by_draw.values())
+    }
+    groups = list(reversed(contents.values()))
+    if size is not None:
+        groups = [g[n : n + size] for g in groups for n in range(0, len(g) - size + 1, size)]
+    if left_out := len(imported) - sum(map(len, groups)):
+        say(f"{left_out} rows are left out: their groups repeat others, or they do not fill one")
+    sizes = Counter(map(len, groups))
+    if len(sizes) != 1 or min(sizes) < 2:
+        counts = ", ".join(f"{count} of {size}" for size, count in sorted(sizes.items()))
+        raise UsageError(
+            f"the rollouts are groups of unequal or too small size ({counts or 'none is left'}); a "
+            "group is two or more responses to one prompt; cut them into groups of N, and leave "
+            "out the rest, with --group-size N"
+        )
+    times = Counter[str]()
+    numbered = []
+    for group in groups:
+        problem = group[0].problem
+        if times[problem.id]:
+            problem = replace(problem, id=f"{problem.id}#{times[problem.id]}")
+        times[group[0].problem.id] += 1
+        rollouts = (replace(one.rollout, problem_id=problem.id) for one in group)
+        numbered.append(
+            [
+                replace(one, problem=problem, rollout=replace(rollout, sample=sample))
+                for sample, (one, rollout) in enumerate(zip(group, rollouts, strict=True))
+            ]
+        )
+    return numbered
+
+
+def _content(one: Imported) -> tuple[Any, ...]:
+    rollout = one.rollout
+    arrays = (rollout.response_ids, rollout.behavior_logprobs)
+    return (*(array.tobytes() for array in arrays), rollout.seed, one.row.reward)
+
+
+def _notices(groups: Sequence[Group], config: RunConfig, encode: PromptEncoder) -> Iterator[str]:
+    """Yield sentences on what was inferred for a run with `config`, and on what disagrees."""
+    batches, per_update = config.schedule.batches_per_stage, config.schedule.problems_per_update
+    yield f"{len(groups)} groups of {len(groups[0])} rollouts, for {batches} batches"
+    if rest := len(groups) - batches * per_update:
+        yield f"{rest} of the groups do not fill a batch, and are left out"
+    if not config.evaluation.every:
+        yield "nothing is evaluated: no problem of task.data is held out, or evaluation.every is 0"
+    everyone = [one for group in groups for one in group]
+    if made := sum(one.row.response_ids is None for one in everyone):
+        yield (
+            f"warning: the ids of {made} responses are made by the tokenizer, and may differ from "
+            "those that were sampled; whether a response had ended is not known"
+        )
+    other = [
+        g[0] for g in groups if not np.array_equal(g[0].rollout.prompt_ids, encode(g[0].problem))
+    ]
+    if other:
+        yield (
+            f"warning: the prompts of {len(other)} groups have other ids than the run gives these "
+            f"problems in later stages (the first: {other[0].row.place}); check prompt.form, "
+            "prompt.chat_template and model.path"
+        )
+
+
+def _begin(stage: Stage, provenance: Raw) -> str:
     """Write what a run has besides its stages. Return a line on its rollouts."""
     refresh = {"stage": 0, **refresh_metrics(stage.shards("rollouts"), stage.shards("scores"))}
     line = {"kind": "refresh", "update": 0, **refresh}
@@ -191,11 +453,6 @@ def _with_data(options: Raw, folder: Path, problems: Mapping[str, Sequence[Probl
     return {**options, "task": {**options["task"], "eval_data": None, **data}}
 
 
-def _dataset(config: RunConfig) -> Dataset:
-    assert isinstance(config.task, DatasetOptions)
-    return Dataset(config.task, config.workers)
-
-
 def _options(
     raw: Raw, config: RunConfig, groups: Sequence[Group], *, named: bool, evaluated: bool
 ) -> Raw:
@@ -213,7 +470,14 @@ def _options(
     size, batches = len(groups[0]), len(groups) // per_update
     schedule = {"stages": 1, **raw.get("schedule", {})}
     schedule |= {"batches_per_stage": batches, "group_size": size}
-    answered = options.answer_column is not None if named else _answered(options, groups)
+    missing = [group[0].row.place for group in groups if not group[0].problem.answer]
+    compares = [reward.name for reward in options.rewards if reward.verifies]
+    if missing and compares and not named:
+        raise UsageError(
+            f"{missing[0]} has no reference answer, and the reward {compares[0]} needs one; name "
+            "the problems with task.data, or the answers' column with --columns answer=COLUMN"
+        )
+    answered = options.answer_column is not None if named else not missing
     task = raw["task"] | {
         "id_column": ID,
         "prompt_column": options.prompt_column,
@@ -227,41 +491,8 @@ def _options(
     return {**raw, "schedule": schedule, "task": task, "evaluation": evaluation}
 
 
-def _answered(options: DatasetOptions, groups: Sequence[Group]) -> bool:
-    """Return whether the rollouts have reference answers: all of them, or none.
-
-    Raises UsageError if only some have, or if none has and a reward needs them.
-    """
-    missing = [group[0].row.place for group in groups if not group[0].problem.answer]
-    compares = [r.name for r in options.rewards if r.verifies]
-    if missing and (compares or len(missing) < len(groups)):
-        needs = f"the reward {compares[0]} needs one" if compares else "others have one"
-        raise UsageError(
-            f"{missing[0]} has no reference answer, and {needs}; name the problems with task.data, "
-            "the answers' column with --columns answer=COLUMN, or only functions as task.rewards"
-        )
-    numeric = any(isinstance(reward, NumericOptions) for reward in options.rewards)
-    for one in (group[0] for group in groups if numeric):
-        if not has_number(one.problem.answer):
-            raise UsageError(
-                f"{one.row.place} has the reference answer {one.problem.answer!r:.40}, which the "
-                "reward numeric cannot compare with; name another column with --columns "
-                "answer=COLUMN, or choose another reward"
-            )
-    return not missing
-
-
-def _policy(config: RunConfig, path: str | None, groups: Sequence[Group]) -> Policy | None:
+def _policy(config: RunConfig, path: str | None) -> Policy | None:
     """Return the policy that computes the behavior logprobs, or None if they are given."""
     if path is None:
         return None
-    options = config.model.model_validate({**config.model.model_dump(), "path": path})
-    policy = load_policy(options)
-    rollouts = (one.rollout for group in groups for one in group)
-    largest = max(int(max(r.prompt_ids.max(), r.response_ids.max())) for r in rollouts)
-    if largest >= policy.vocab_size:
-        raise UsageError(
-            f"--policy {path} has {policy.vocab_size} token ids, but the rollouts have the id "
-            f"{largest}; name the model that sampled them"
-        )
-    return policy
+    return load_policy(config.model.model_validate({**config.model.model_dump(), "path": path}))

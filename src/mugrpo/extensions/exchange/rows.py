@@ -1,0 +1,198 @@
+"""Rollouts as other programs save them, read as plain rows.
+
+A format says which column holds which field. docs/exchange.md says what each format has and lacks,
+and which program's writer was read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    ValidationError,
+    model_validator,
+)
+
+from mugrpo.disk.errors import UsageError
+from mugrpo.disk.records import Status
+from mugrpo.tasks.cells import number_text
+from mugrpo.tasks.rows import read_rows
+
+Cells = Mapping[str, Any]  # column -> value
+
+
+def _from_json(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, str) else value  # CSV has no lists
+
+
+def _response(value: Any) -> Any:
+    """Return a response's text. TRL's are conversations with one turn if the prompt is one."""
+    one_turn = isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict)
+    return value[0].get("content") if one_turn else value
+
+
+def _text(value: Any) -> Any:
+    value = value[0] if isinstance(value, list) and len(value) == 1 else value
+    return number_text(value) or value
+
+
+def _json_text(value: Any) -> Any:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
+Logprobs = list[Annotated[FiniteFloat, Field(le=0, gt=-1e38)]]  # natural logarithms, as float32
+ListOf = BeforeValidator(_from_json)
+
+
+class Row(BaseModel):
+    """A rollout as its file has it. What the file lacks is None."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    place: str  # such as "rollouts.jsonl, line 3"
+    group: tuple[str, ...] = ()  # tells draws of the same prompt apart
+    prompt: Any = None  # text or a conversation
+    response: Annotated[str | None, BeforeValidator(_response)] = None
+    reward: FiniteFloat | None = None  # None if no reward function gave one
+    answer: Annotated[str, BeforeValidator(_text)] = ""
+    problem_id: Annotated[str | None, BeforeValidator(_text)] = None
+    prompt_ids: Annotated[Ids | None, ListOf] = None
+    response_ids: Annotated[Ids | None, ListOf] = None
+    logprobs: Annotated[Logprobs | None, ListOf] = None
+    finish_reason: str | None = None
+    temperature: FiniteFloat | None = None
+    status: Status | None = None
+    parts: Annotated[dict[str, Any], ListOf] = {}
+    seed: Annotated[int, Field(ge=0, lt=2**64)] = 0
+    policy_step: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    loss_mask: Annotated[list[bool] | None, ListOf] = None  # true for ids that the model sampled
+    turns: Annotated[list[int] | None, ListOf] = None
+    environment: Annotated[str | None, BeforeValidator(_json_text)] = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if self.prompt is None and self.prompt_ids is None:
+            raise ValueError("it has neither a prompt nor prompt_ids")
+        if self.response_ids is None and not self.response and self.finish_reason != "stop":
+            raise ValueError("its response is empty")
+        for name in ("logprobs", "loss_mask"):
+            values, ids = getattr(self, name), self.response_ids or ()
+            if values is not None and len(values) != len(ids):
+                raise ValueError(f"it has {len(ids)} response_ids, but {len(values)} {name}")
+        return self
+
+
+FIELDS = tuple(name for name in Row.model_fields if name not in ("place", "group"))
+
+
+@dataclass(frozen=True)
+class Format:
+    """Where the files of a program are, and which column holds which field of a row."""
+
+    files: str  # in a folder
+    columns: Mapping[str, str]  # field -> column
+    group: tuple[str, ...]  # columns
+    written: bool = False  # whether a prompt is what a chat template has written
+
+
+FORMATS = {
+    "table": Format("*", {name: name for name in FIELDS}, ("stage", "occurrence", "group")),
+    "trl": Format(
+        "completions_*.parquet", {"prompt": "prompt", "response": "completion"}, ("step",)
+    ),
+    "verl": Format(
+        "*.jsonl",
+        {"prompt": "input", "response": "output", "answer": "gts", "reward": "score"},
+        ("step",),
+        written=True,
+    ),
+}
+
+
+def format_of(name: str, columns: Mapping[str, str], *, without: Sequence[str] = ()) -> Format:
+    """Return a format with the user's columns in the place of its own, and some fields left out."""
+    form = FORMATS[name]
+    kept = {field: column for field, column in form.columns.items() if field not in without}
+    return replace(form, columns={**kept, **columns})
+
+
+def read(names: Sequence[str], form: Format, named: Cells) -> Iterator[Row]:
+    """Yield the rows of files, of folders, or of data sets on the hub.
+
+    `named` are the columns that the user names, which must exist, as a reward must. Raises
+    UsageError, naming the place, if a column is missing or a value is not what it must be.
+    """
+    for name in names:
+        files = [name]
+        if Path(name).is_dir():
+            kinds = (".jsonl", ".parquet", ".csv")
+            found = (path for path in Path(name).rglob(form.files) if path.suffix in kinds)
+            files = sorted(map(str, found))
+            if not files:
+                raise UsageError(f"{name} has no file {form.files}; name the files, or a --format")
+        for file in files:
+            for place, cells in read_rows(file):
+                yield _row(place, cells, form, named)
+
+
+def _row(place: str, cells: Cells, form: Format, named: Cells) -> Row:
+    cells = {name: None if value == "" else value for name, value in cells.items()}  # as in CSV
+    try:
+        values = {"reward": _only_reward(cells)} if "reward" not in form.columns else {}
+        for name, column in form.columns.items():
+            terms = _terms(name, column)
+            absent = [one for _, one in terms if one not in cells]
+            if absent and (name in named or name == "reward"):
+                raise ValueError(
+                    f"there is no column {absent[0]!r} for the {name} (there are "
+                    f"{', '.join(map(repr, cells))}); name it with --columns {name}=COLUMN"
+                )
+            if not absent:
+                values[name] = _sum(terms, cells) if name == "reward" else cells[column]
+        group = tuple(str(cells[name]) for name in form.group if cells.get(name) is not None)
+        present = {name: value for name, value in values.items() if value is not None}
+        return Row(place=place, group=group, **present)
+    except ValidationError as error:
+        first = error.errors()[0]
+        text = str(first["msg"]).removeprefix("Value error, ")
+        name = ".".join(map(str, first["loc"]))
+        said = f"{name} = {first['input']!s:.60}: {text}" if name else text
+        raise UsageError(f"{place}: {said}") from None
+    except (ValueError, TypeError, KeyError) as error:
+        raise UsageError(f"{place}: {error}") from None
+
+
+def _only_reward(cells: Cells) -> Any:
+    """Return the reward of TRL's row: the only column between completion and advantage."""
+    names = list(cells)
+    rewards = names[names.index("completion") + 1 : names.index("advantage")]
+    if len(rewards) != 1:
+        raise ValueError(
+            f"{len(rewards)} columns may be rewards ({', '.join(rewards)}); say which ones, and "
+            "their weights, as in --columns reward=correct+0.5*short"
+        )
+    return _sum([(1.0, rewards[0])], cells)
+
+
+def _terms(name: str, column: str) -> list[tuple[float, str]]:
+    """Return (weight, column) of the columns whose sum a field is: only a reward has several."""
+    if name != "reward":
+        return [(1.0, column)]
+    pairs = [term.rpartition("*") for term in column.split("+")]
+    return [(float(weight or 1.0), one) for weight, _, one in pairs]
+
+
+def _sum(terms: Sequence[tuple[float, str]], cells: Cells) -> float | None:
+    """Return a weighted sum of the cells that have a number, None if none has."""
+    known = [(weight, cells[column]) for weight, column in terms if cells[column] is not None]
+    return sum(weight * float(value) for weight, value in known) if known else None
