@@ -93,6 +93,7 @@ def sample(tokens: Sequence[str], ratios: Sequence[float], **values: Any) -> dic
         "tokens": list(tokens),
         "behavior_logprobs": behavior,
         "logprobs": [old + math.log(r) for old, r in zip(behavior, ratios, strict=True)],
+        "entropies": [0.5] * len(tokens),
         "marks": {},
         **values,
     }

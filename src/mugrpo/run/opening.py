@@ -137,13 +137,8 @@ def open_run(
     require_packages(config.lora)
     prompts = prompt_encoder(config)
     problems, eval_problems = (_fitting(prompts, side, progress) for side in target.problems)
-    newest = _common_update(folder, ranks, progress)
+    newest = _common_update(folder, config.schedule.total_updates, ranks, progress)
     schedule = schedule_of(config, problems, folder.stage_starts(newest))
-    if newest > (total := config.schedule.total_updates):
-        raise UsageError(
-            f"{folder.root} already has {newest} updates, more than the {total} of its schedule; "
-            "raise schedule.stages, or choose a new --run-dir"
-        )
     with ExitStack() as stack:
         if ranks.first and not ranks.driven:
             for notice in stack.enter_context(folder.locked()):
@@ -204,16 +199,21 @@ def _settle(
     remember(document or folder.read_config() or {}, config)
 
 
-def _common_update(folder: RunDir, ranks: Ranks, progress: Progress) -> int:
+def _common_update(folder: RunDir, total: int, ranks: Ranks, progress: Progress) -> int:
     """Return the update of the newest checkpoint, once all ranks see the same one.
 
     Shared storage may show a checkpoint to some ranks later than to others. Raises UsageError if
-    the ranks still disagree after `_PATIENCE` seconds.
+    the ranks still disagree after `_PATIENCE` seconds, or if it is above the schedule's `total`.
     """
     for second in range(_PATIENCE):
         updates = ranks.all(folder.newest_update())
+        if len(set(updates)) == 1 and (newest := updates[0]) <= total:
+            return newest
         if len(set(updates)) == 1:
-            return updates[0]
+            raise UsageError(
+                f"{folder.root} already has {newest} updates, more than the {total} of its "
+                "schedule; raise schedule.stages, or choose a new --run-dir"
+            )
         if second == 5:
             progress.say(f"waiting until all ranks see the same checkpoints in {folder.root}")
         time.sleep(1)

@@ -23,7 +23,6 @@ from mugrpo.report.read import (
     phase_seconds,
     read_runs,
     refresh_parts,
-    spans,
     training_clock,
 )
 
@@ -76,10 +75,6 @@ class Results:
     def add(self, cell: Cell, run_dir: Path) -> Row:
         """Put the finished run's row into the table, and return it."""
         (run,) = read_runs([run_dir])
-        if run.made > len(run.updates):
-            raise UsageError(
-                f"{run_dir} has {run.made:,} updates, too many for a study to sum up; make fewer"
-            )
         values = {**outcome(run), **_alignment(run_dir), "config": _written(cell.config)}
         return self._put(cell, values)
 
@@ -129,7 +124,7 @@ def outcome(run: RunData) -> Row:
     `training_seconds` are the seconds of all phases but evaluation. Rollouts of the first stage
     that other cells share with this one count as if they had been generated for it.
     """
-    seconds = phase_seconds(spans(run))
+    seconds = phase_seconds(run)
     curve = _curve(run)
     known = [point["accuracy"] for point in curve if point["accuracy"] is not None]
     shares = run.keys("update", suffix="_fraction")
@@ -145,8 +140,8 @@ def outcome(run: RunData) -> Row:
         "training_seconds": sum(s for phase, s in seconds.items() if phase != "evaluate"),
         **{f"seconds/{phase}": spent for phase, spent in seconds.items()},
         **{f"seconds/refresh/{part}": s for part, s in refresh_parts(run.refreshes).items()},
-        "updates": run.made,
-        "stages": run.refreshed,
+        "updates": len(run.updates),
+        "stages": len(run.refreshes),
         "rollouts": sum(line["rollouts"] for line in run.refreshes),
         "skipped": sum(line["skipped"] for line in run.updates),
         "kl_behavior": _greatest(run.updates, "kl_behavior"),
