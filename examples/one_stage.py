@@ -25,7 +25,7 @@ OPTIONS = """
     --schedule.stages 1 --schedule.batches_per_stage 16 --schedule.problems_per_update 8
     --schedule.group_size 8 --optimizer.lr 2e-4 --engine.slots 512 --task.eval_problems 128
 """
-ABSENT = "sampling stage_until rewards veto sequence_mask correction reference step"
+ABSENT = "sampling rewards veto sequence_mask correction reference"
 config = mugrpo.load_config(overrides=[*OPTIONS.split(), *sys.argv[1:]])
 for part in ABSENT.split():
     if getattr(config, part) != getattr(mugrpo.load_config(), part):
@@ -102,7 +102,7 @@ for parameter in [*matrices, *vectors]:
     parameter.grad = torch.zeros_like(parameter)
 
 for update in range(config.schedule.updates_per_stage):
-    start = schedule.batch_of(update) * R
+    start = config.schedule.batch_of(update) * R
     batch = rollouts[start : start + R]
 
     # A = (reward - mean) / (std + eps) over a group; 0 if the group's rewards are all equal.
@@ -115,8 +115,8 @@ for update in range(config.schedule.updates_per_stage):
     tokens = sum(len(r.response_ids) for r in batch)
     counts = {"tokens": tokens, "responses": R, "max_new_tokens": longest}
     divisor = mugrpo.denominator(config.reduction, **counts)
-    groups_R = torch.arange(R) // G
-    responses = mugrpo.Responses(batch, advantages_R, advantages_R != 0, groups_R)
+    varied_R = advantages_R != 0
+    responses = mugrpo.Responses(batch, advantages_R, varied_R, torch.ones_like(varied_R))
     places = advantages_R.nonzero().flatten().tolist()  # the others have no gradient
     loss = 0.0
     for b in mugrpo.micro_batches(policy, responses, places, config, options.micro_batch_tokens):
@@ -136,7 +136,6 @@ for update in range(config.schedule.updates_per_stage):
             schedule=options.lr_schedule,
             warmup_updates=options.warmup_updates,
             total_updates=config.schedule.total_updates,
-            final_share=options.final_lr_share,
         )
     optimizer.step()
     optimizer.zero_grad(set_to_none=False)

@@ -39,11 +39,8 @@ def _notation() -> str:
 def _cases(rows: list[dict[str, Any]]) -> str:
     table = []
     for row in rows:
-        right = _code(row.get("right", []))
-        for grader in ("math", "plain"):
-            if only := _code(row.get(grader, [])):
-                right += f"{', ' if right else ''}{only} (`{grader}` only)"
-        table.append((_code([row["reference"]]), right, _code(row.get("wrong", []))))
+        sides = (_code(row.get(side, [])) for side in ("right", "wrong"))
+        table.append((_code([row["reference"]]), *sides))
     return _table(("reference", "right", "wrong"), table)
 
 

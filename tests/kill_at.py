@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mugrpo.disk.publishing import watchers
 
@@ -41,6 +42,19 @@ def arm(place: str, nth: int, act: str = "SIGKILL") -> None:
                 _do(act)
 
     PLACES[place].watch(reach)
+
+
+def settle_checkpoints() -> None:
+    """From now on, wait for every checkpoint before training goes on."""
+    from mugrpo.stages import training
+
+    begin = training.save_checkpoint
+
+    def save(trainer: Any, run_dir: Any, **how: Any) -> None:
+        begin(trainer, run_dir, **how)
+        run_dir.settle()
+
+    training.save_checkpoint = save
 
 
 def _do(act: str) -> None:
@@ -172,10 +186,9 @@ PLACES: dict[str, Place] = {
     "checkpoint": Place(AFTER, _CHECKPOINT),
     "old checkpoint": Place("old checkpoint"),
     "stage": Place("stage"),
-    "half an evaluation": Place("half an evaluation"),
+    "evaluation sampled": Place("evaluation sampled"),
+    "evaluation scored": Place("evaluation scored"),
     "evaluation without metrics line": Place("evaluation without metrics line"),
-    "suite sampled": Place("suite sampled"),
-    "suite scored": Place("suite scored"),
     "suite without metrics line": Place("suite without metrics line"),
     "evaluation before its place": Place(BEFORE, _EVALUATION),
     "evaluation in its place": Place(AFTER, _EVALUATION),

@@ -28,13 +28,10 @@ FORMS: dict[str, dict[str, Any]] = {
     "dual clip": {"name": "grpo", "dual_clip": 3.0},
     "proximal center": {"name": "grpo", "clip_center": "proximal"},
     "gspo, proximal center": {"name": "grpo", "level": "sequence", "clip_center": "proximal"},
-    "pnpo stopped": {"name": "pnpo", "stop_gradient": True},
-    "cispo of responses": {"name": "cispo", "level": "sequence"},
     **{
-        f"topr by {taper}": {"name": "topr", "taper": taper, "block_tokens": 2}
-        for taper in ("prefix", "smallest", "mean", "block", "token")
+        f"topr by {taper}": {"name": "topr", "taper": taper}
+        for taper in ("prefix", "smallest", "mean", "token")
     },
-    "topr, ratio": {"name": "topr", "positives": "ratio"},
 }
 _VETO = {"name": "negative_advantage", "kappa": 0.5}
 _OFF_POLICY = {"name": "off_policy", "delta": 0.1}
@@ -51,12 +48,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "masked": {"correction": {"name": "masked", "interval": (0.8, 1.2)}},
     "masked responses": {"correction": {"name": "masked", "level": "sequence"}},
     "kl": {"reference": {"name": "kl", "coefficient": 0.3}},
-    "kl uncorrected": {"reference": {"name": "kl", "coefficient": 0.3, "corrected": False}},
     "all": {
         "veto": _VETO,
         "sequence_mask": _OFF_POLICY,
         "correction": {"name": "truncated", "cap": 1.2},
-        "reference": {"name": "kl", "coefficient": 0.3, "corrected": False},
+        "reference": {"name": "kl", "coefficient": 0.3},
     },
 }
 STORED = ("trainer_behavior_logprobs", "proximal_logprobs", "reference_logprobs")
@@ -107,7 +103,6 @@ def seeded(seed: int) -> Update:
         advantages,
         torch.arange(7) < lengths[:, None],
         torch.arange(10) % 3 > 0,
-        torch.arange(10) // 4,
         trainer_behavior_logprobs=behavior + normal(0.2),
         proximal_logprobs=behavior + normal(0.3),
         reference_logprobs=behavior + normal(0.5),
@@ -160,7 +155,6 @@ def updates(draw: st.DrawFn) -> Update:
         _ADVANTAGES[draw(_bytes(rows))],
         torch.arange(width) < lengths_B[:, None],
         varied_B,
-        torch.arange(len(groups)).repeat_interleave(torch.tensor([len(g) for g in groups])),
         **{name: _beside(behavior_BT, log_ratios(scale)) for name in STORED},
     )
     order = draw(st.permutations(range(rows)))
@@ -193,7 +187,6 @@ def taken(batch: MicroBatch, rows: torch.Tensor, width: int | None = None) -> Mi
         behavior_logprobs=batch.behavior_logprobs[rows, :width],
         advantages=batch.advantages[rows],
         varied=batch.varied[rows],
-        groups=batch.groups[rows],
         stored={name: tensor[rows, :width] for name, tensor in batch.stored.items()},
     )
 
@@ -208,7 +201,6 @@ def prepassed(loss: UpdateLoss, batch: MicroBatch, logprobs: torch.Tensor) -> di
                 "behavior_logprobs": batch.behavior_logprobs,
                 "advantages": batch.advantages,
                 "mask": batch.mask,
-                "groups": batch.groups,
                 **batch.stored,
             },
         )

@@ -1,4 +1,4 @@
-"""What each rank of a test runs: torchrun -m tests.ranked FOLDER MODEL UPDATES [OPTION=VALUE ...]
+"""What each rank of a test runs.
 
 The ranks make updates on the same experiences, starting from the folder's newest state. The first
 rank writes the metrics, and all of them write the trainer's state.
@@ -7,8 +7,10 @@ rank writes the metrics, and all of them write the trainer's state.
 from __future__ import annotations
 
 import json
-import sys
+import os
+import tempfile
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock, patch
 
 import torch
@@ -21,8 +23,10 @@ from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.forward import rollout_logprobs
 from mugrpo.optimize.fsdp import distribute
 from mugrpo.optimize.trainer import Trainer
-from mugrpo.processes.ranks import Ranks, joined
+from mugrpo.processes.lifetime import DRIVER, driver_name
+from mugrpo.processes.ranks import Ranks, joined, within_a_machine
 from tests.builders import sampled_experience
+from tests.runs import _processes
 from tests.updates import config_of
 
 torch.set_num_threads(1)
@@ -41,11 +45,25 @@ def experiences(model: str) -> list[Experience]:
     return orders
 
 
-def main() -> None:
-    folder, model, updates, *options = sys.argv[1:]
-    chosen = dict(option.split("=") for option in options)
-    with joined("optimize") as ranks:
-        work(ranks, Path(folder), model, int(updates), chosen)
+def started(count: int, folder: Path, model: str, updates: int, chosen: dict[str, str]) -> None:
+    """Run `work` in `count` ranks, which are forked with everything imported."""
+    with tempfile.TemporaryDirectory() as store:
+        place = {DRIVER: driver_name(), "WORLD_SIZE": str(count), **within_a_machine(store)}
+        processes = [
+            _processes().Process(target=_rank, args=(rank, place, folder, model, updates, chosen))
+            for rank in range(count)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(120)
+        assert [process.exitcode for process in processes] == [0] * count
+
+
+def _rank(rank: int, place: dict[str, str], *of_work: Any) -> None:
+    os.environ |= {**place, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+    with joined() as ranks:
+        work(ranks, *of_work)
 
 
 def work(ranks: Ranks, folder: Path, model: str, updates: int, chosen: dict[str, str]) -> None:
@@ -116,7 +134,3 @@ def used_weights(trainer: Trainer, experience: Experience) -> dict[str, torch.Te
         module.register_forward_hook(lambda m, *_, name=name: note(name, m))
     rollout_logprobs(trainer.policy, experience.rollouts, trainer.config)
     return used
-
-
-if __name__ == "__main__":
-    main()

@@ -13,7 +13,7 @@ from mugrpo.cli import main
 from mugrpo.disk.records import Answer, Score, Status
 from mugrpo.extensions.lab import bakeoff
 from mugrpo.tasks.embedded import Chain
-from tests.runs import EARLY, MODEL, Command, Ended, State, finished, killed, state
+from tests.runs import MODEL, Command, Ended, State, finished, killed, state
 
 
 @pytest.fixture(scope="session")
@@ -29,7 +29,7 @@ def fifth_update(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was killed in its fifth update. Tests copy it."""
     run_dir = tmp_path_factory.mktemp("killed") / "run"
     killed(run_dir, "gradient", 5)
-    assert state(run_dir) == State((3, 3), (3, 3), (2, 3, 4), "update 4")
+    assert state(run_dir) == State((3, 3), (3, 3), (2, 4), "update 4")
     return run_dir
 
 
@@ -40,18 +40,6 @@ def scored_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     killed(run_dir, "gradient", 1)
     assert state(run_dir).scores == (3, 0)
     return run_dir
-
-
-@pytest.fixture(scope="session")
-def early_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
-    """An uninterrupted run whose stages end early, and what it printed. Tests only read it."""
-    run_dir = tmp_path_factory.mktemp("early") / "run"
-    return run_dir, finished(run_dir, *EARLY)
-
-
-@pytest.fixture(scope="session")
-def early(early_run: tuple[Path, Ended]) -> Path:
-    return early_run[0]
 
 
 @pytest.fixture

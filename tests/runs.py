@@ -34,7 +34,7 @@ ENVIRONMENT = {
 }
 
 # Two stages of three updates; a stage has 24 rollouts in 3 shards of 2 engine batches each, and
-# checkpoints come after updates 2, 3, 4 and 6. Every update has a gradient, as tests check.
+# checkpoints come after updates 2, 4 and 6. Every update has a gradient, as tests check.
 STAGES, SHARDS, UPDATES = 2, 3, 6
 CONFIG = """
 preset = "mu-grpo"
@@ -62,7 +62,6 @@ temperature = 1.3
 [optimizer]
 lr = 1e-3
 lr_schedule = "linear"
-final_lr_share = 0.5
 betas = [0.9, 0.999]
 weight_decay = 0.1
 
@@ -71,13 +70,7 @@ every = 3
 
 [checkpoint]
 every = 2
-beside_training = false  # so that tests know what a killed run leaves
 """
-
-# Two stages of 4 updates that become three: 3 updates, 2, and the 3 that are left. Checkpoints come
-# after updates 2, 3, 4, 5, 6 and 8, and every update has a gradient, as a test checks.
-LIMIT = ("--stage_until.name", "tv_token", "--stage_until.limit", "0.02")
-EARLY = ("--schedule.batches_per_stage", "4", "--optimizer.lr", "8e-4", *LIMIT)
 
 # The prompt holds all but the last step of the scratchpad, so a response has six tokens and a run
 # takes half a second: "3+2-1=" becomes "3+2-1=3+2=5,".
@@ -149,23 +142,25 @@ def start(
     nth: int = 1,
     act: str = "SIGKILL",
     first: Callable[[], None] = _nothing,
+    beside: bool = False,
 ) -> Started:
     """Start `mugrpo ARGUMENTS`, with `act` at the `nth` pass of the place `at` (tests.kill_at).
 
-    The new process calls `first`, which must be picklable, before anything else.
+    The new process calls `first`, which must be picklable, before anything else. Unless checkpoints
+    are written `beside` training, it waits for each, so that tests know what a killed run leaves.
     """
     folder = Path(mkdtemp(prefix="mugrpo-test-"))
     for name in ("out", "err"):  # it may be killed before it opens them
         (folder / name).touch()
     words = [str(argument) for argument in arguments]
-    process = _processes().Process(target=_child, args=(words, at, nth, act, folder, first))
+    process = _processes().Process(target=_child, args=(words, at, nth, act, folder, first, beside))
     process.start()
     return Started(process, folder)
 
 
-def mugrpo(*arguments: object, at: str = "", nth: int = 1, act: str = "SIGKILL") -> Ended:
+def mugrpo(*arguments: object, **how: Any) -> Ended:
     """Start `mugrpo ARGUMENTS` as `start` does, and wait for the end."""
-    return start(*arguments, at=at, nth=nth, act=act).end()
+    return start(*arguments, **how).end()
 
 
 def start_train(run_dir: Path, *options: object, **signals: Any) -> Started:
@@ -179,9 +174,9 @@ def train(run_dir: Path, *options: object, **signals: Any) -> Ended:
     return start_train(run_dir, *options, **signals).end()
 
 
-def killed(run_dir: Path, at: str, nth: int = 1, *options: object) -> Ended:
+def killed(run_dir: Path, at: str, nth: int = 1, *options: object, beside: bool = False) -> Ended:
     """Run `train`, and check that it is killed at the `nth` pass of the place `at`."""
-    ended = train(run_dir, *options, at=at, nth=nth)
+    ended = train(run_dir, *options, at=at, nth=nth, beside=beside)
     assert ended.status == -signal.SIGKILL, ended
     assert ended.err == f"SIGKILL at {at}\n"
     return ended
@@ -296,7 +291,13 @@ def _processes() -> ForkServerContext:
 
 
 def _child(
-    arguments: list[str], at: str, nth: int, act: str, folder: Path, first: Callable[[], None]
+    arguments: list[str],
+    at: str,
+    nth: int,
+    act: str,
+    folder: Path,
+    first: Callable[[], None],
+    beside: bool,
 ) -> None:
     first()
     for descriptor, name in ((1, "out"), (2, "err")):
@@ -307,8 +308,10 @@ def _child(
     import torch
 
     from mugrpo.cli import main
-    from tests.kill_at import arm
+    from tests.kill_at import arm, settle_checkpoints
 
+    if not beside:
+        settle_checkpoints()
     torch.seed()  # not the fork server's seed: every process of its own has another
     if at:
         arm(at, nth, act)

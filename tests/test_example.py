@@ -25,17 +25,16 @@ TAPERED_GRPO = """
     --schedule.batches_per_stage 3 --schedule.passes_per_batch 2 --schedule.problems_per_update 4
     --schedule.group_size 4 --engine.slots 8 --rollouts.temperature 1.1
     --rollouts.max_new_tokens 42 --optimizer.lr 1e-3 --optimizer.lr_schedule linear
-    --optimizer.final_lr_share 0.5 --optimizer.warmup_updates 1 --optimizer.weight_decay 0.1
+    --optimizer.warmup_updates 1 --optimizer.weight_decay 0.1
     --optimizer.max_grad_norm 0.2 --optimizer.micro_batch_tokens 400
 """
-# Other options of the objective, another reduction, a constant rate, prompts computed with each
-# response, and a first update without a gradient.
+# Other options of the objective, another reduction, a constant rate, and a first update without a
+# gradient.
 OTHER_OPTIONS = """
-    --objective.taper smallest --objective.positives ratio --objective.largest_ratio 1.1
+    --objective.taper smallest --objective.negative_weight 0.5
     --reduction sequence_mean --seed 9 --task.train_problems 24 --task.eval_problems 4
     --schedule.batches_per_stage 6 --schedule.problems_per_update 1 --schedule.group_size 4
     --engine.slots 8 --optimizer.lr 1e-3 --optimizer.lr_schedule constant
-    --optimizer.share_prompts false
 """
 
 

@@ -50,7 +50,7 @@ def test_the_reference_policy_is_the_model_without_the_adapter(reference: Path, 
     After it, the penalty counts: the weights differ from those of the run without it.
     """
     kl = ("--reference.name", "kl", "--reference.coefficient", "1")
-    finished(tmp_path / "run", *LORA, *kl, "--reference.corrected", "false")
+    finished(tmp_path / "run", *LORA, *kl)
     ours, theirs = (
         [line for line in read_metrics(run) if line["kind"] == "update"]
         for run in (tmp_path / "run", reference)

@@ -122,6 +122,7 @@ def small(tmp_path: Path) -> tuple[Path, Path]:
     return folder, data
 
 
+@pytest.mark.long
 def test_the_smallest_recipe_makes_two_updates(
     small: tuple[Path, Path], tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ):

@@ -13,13 +13,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from mugrpo.config.stages import ScheduleOptions
-from mugrpo.disk.shards import ShardSet, read_rollouts
-from mugrpo.rollouts.schedule import Schedule
-from mugrpo.tasks.embedded import Chain, ChainOptions
 from tests.cases import some
 from tests.runs import (
-    EARLY,
     ENVIRONMENT,
     ROOT,
     UPDATES,
@@ -33,11 +28,9 @@ from tests.runs import (
     killed,
     mugrpo,
     read_metrics,
-    shard_path,
     shards,
     start_train,
     state,
-    unfinished,
     write_config,
 )
 from tests.test_mixture_run import MIXTURE
@@ -75,7 +68,7 @@ class Kind(NamedTuple):
     updates: int = UPDATES
 
 
-KL = ("--reference.name", "kl", "--reference.coefficient", "1.0")
+KL = ("--reference.name", "kl", "--reference.coefficient", "1.0", "--checkpoint.every", 0)
 DYNAMIC = ("--sampling.name", "dynamic", "--optimizer.lr", "3e-4")
 KINDS = {
     "plain": Kind(),
@@ -90,7 +83,6 @@ KINDS = {
             *("--objective.ratio_clip", "[0.99, 1.01]", "--veto.name", "off"),
         )
     ),
-    "early ends": Kind(EARLY, updates=8),
     "mixture": Kind(DYNAMIC, partial(write_config, text=MIXTURE)),
     "turns": Kind(("--trust",), write_turns),
     "two passes": Kind(
@@ -101,76 +93,49 @@ KINDS = {
 # Where a kill of the plain run comes, at which pass of the place, and what is on disk then: rollout
 # and score shards by stage, checkpoints, the last line of the metrics, what was being written.
 PLAIN = [
-    ("config", 1, State((0, 0), (0, 0), (), "", ("config.json",))),
-    ("half an evaluation", 1, State((0, 0), (0, 0), (), "", ("update-000000",))),
-    ("canary", 1, State((0, 0), (0, 0), (), "")),  # an evaluation's
-    ("canary", 2, State((0, 0), (0, 0), (), "evaluation 0")),
-    ("engine batch", 4, State((1, 0), (0, 0), (), "evaluation 0")),
-    ("engine batch", 9, State((3, 1), (3, 0), (2, 3), "evaluation 3")),
     (
         "half a rollout shard",
         2,
         State((1, 0), (0, 0), (), "evaluation 0", ("shard-00001.parquet",)),
     ),
-    ("rollout shard without manifest", 2, State((1, 0), (0, 0), (), "evaluation 0")),
+    ("half a metrics line", 3, State((3, 0), (3, 0), (2,), "update 2")),
+    ("half a checkpoint", 2, State((3, 3), (3, 3), (2,), "update 4", ("update-000004",))),
+    # from here on left to `make test-all`
+    ("config", 1, State((0, 0), (0, 0), (), "", ("config.json",))),
+    ("evaluation sampled", 1, State((0, 0), (0, 0), (), "", ("update-000000",))),
+    ("canary", 2, State((0, 0), (0, 0), (), "evaluation 0")),
+    ("engine batch", 9, State((3, 1), (3, 0), (2,), "evaluation 3")),
     ("manifest of rollouts", 3, State((2, 0), (0, 0), (), "evaluation 0", ("manifest.json",))),
+    ("rollout shard without manifest", 2, State((1, 0), (0, 0), (), "evaluation 0")),
     ("scoring", 15, State((3, 0), (1, 0), (), "evaluation 0")),
     ("half a score shard", 3, State((3, 0), (2, 0), (), "evaluation 0", ("shard-00002.parquet",))),
-    ("score shard without manifest", 4, State((3, 3), (3, 0), (2, 3), "evaluation 3")),
+    ("score shard without manifest", 4, State((3, 3), (3, 0), (2,), "evaluation 3")),
     ("plan without manifest", 1, State((3, 0), (3, 0), (), "refresh 0")),
-    ("gradient", 1, State((3, 0), (3, 0), (), "refresh 0")),
-    ("gradient", 6, State((3, 3), (3, 3), (2, 3, 4), "update 5")),
+    ("gradient", 6, State((3, 3), (3, 3), (2, 4), "update 5")),
     ("optimizer step", 3, State((3, 0), (3, 0), (2,), "update 2")),
-    ("half a metrics line", 3, State((3, 0), (3, 0), (2,), "update 2")),
     ("metrics line", 5, State((3, 0), (3, 0), (2,), "update 3")),
-    ("half a checkpoint", 1, State((3, 0), (3, 0), (), "update 2", ("update-000002",))),
-    ("half a checkpoint", 3, State((3, 3), (3, 3), (2, 3), "update 4", ("update-000004",))),
-    ("checkpoint without name", 2, State((3, 0), (3, 0), (2,), "update 3", ("update-000003",))),
-    ("checkpoint", 3, State((3, 3), (3, 3), (2, 3, 4), "update 4")),
-    ("half an evaluation", 2, State((3, 0), (3, 0), (2, 3), "update 3", ("update-000003",))),
-    ("stage", 2, State((3, 0), (3, 0), (2, 3), "evaluation 3")),
-    ("evaluation without metrics line", 3, State((3, 3), (3, 3), (2, 3, 4, 6), "update 6")),
+    ("checkpoint without name", 2, State((3, 3), (3, 3), (2,), "update 4", ("update-000004",))),
+    ("evaluation without metrics line", 3, State((3, 3), (3, 3), (2, 4, 6), "update 6")),
 ]
 # Kills of the others. Of "kl" and "proximal" updates 1 and 4 begin a stage, 3 and 6 a second
-# proximal period; checkpoints come after 2, 3, 4 and 6.
+# proximal period.
 OTHERS = [
-    ("lora", "half a checkpoint", 2),
     ("kl", "half a logprobs shard", 5),
-    ("proximal", "gradient", 2),
-    ("early ends", "metrics line", 5),  # the update's line is written, the stage's end is not
+    ("proximal", "gradient", 3),
     ("mixture", "rollout shard without manifest", 5),  # in the second round of a stage
-    ("lora", "half an evaluation", 1),
+    ("turns", "gradient", 5),
+    # from here on left to `make test-all`
+    ("lora", "half a checkpoint", 2),
     ("lora", "gradient", 6),
-    ("lora", "engine batch", 9),
-    ("kl", "stage", 2),
     ("kl", "gradient", 5),
     ("truncated", "half a logprobs shard", 2),
-    ("truncated", "gradient", 5),
-    ("proximal", "half a logprobs shard", 2),
     ("proximal", "logprobs shard without manifest", 4),
     ("proximal", "gradient", 6),
-    ("early ends", "metrics line", 6),
-    ("early ends", "checkpoint without name", 2),
-    ("early ends", "engine batch", 12),  # in the generation of the next stage
-    ("early ends", "half a rollout shard", 9),
-    ("early ends", "gradient", 7),
     ("mixture", "scoring", 30),  # between the generation and the scoring of a round
-    ("mixture", "cut metrics", 3),  # before the line that covers two more rounds
     ("mixture", "plan without manifest", 1),
-    ("mixture", "gradient", 5),
     ("turns", "half a rollout shard", 2),
-    ("turns", "gradient", 5),
     ("two passes", "gradient", 6),
 ]
-# The others are left to `make test-all`.
-BY_DEFAULT = {
-    ("half a rollout shard", 2),
-    ("score shard without manifest", 4),
-    ("half a metrics line", 3),
-    ("half a checkpoint", 3),
-    ("evaluation without metrics line", 3),
-}
-NONE: list[pytest.MarkDecorator] = []
 
 
 @pytest.fixture(scope="session")
@@ -195,13 +160,7 @@ def ran(name: str, run_dir: Path, **kill: Any) -> Ended:
 
 
 @pytest.mark.promise("killed")
-@pytest.mark.parametrize(
-    ("place", "nth", "on_disk"),
-    [
-        pytest.param(*kill, marks=NONE if kill[:2] in BY_DEFAULT else pytest.mark.long)
-        for kill in PLAIN
-    ],
-)
+@pytest.mark.parametrize(("place", "nth", "on_disk"), some(3, PLAIN))
 def test_a_run_killed_at_a_place_and_resumed_ends_in_the_same_bits(
     reference: Path, tmp_path: Path, place: str, nth: int, on_disk: State
 ):
@@ -218,7 +177,7 @@ def test_a_run_killed_at_a_place_and_resumed_ends_in_the_same_bits(
 
 
 @pytest.mark.promise("killed")
-@pytest.mark.parametrize(("name", "place", "nth"), some(5, OTHERS))
+@pytest.mark.parametrize(("name", "place", "nth"), some(4, OTHERS))
 def test_a_run_of_another_kind_killed_and_resumed_ends_in_the_same_bits(
     whole: dict[str, Path], tmp_path: Path, name: str, place: str, nth: int
 ):
@@ -243,27 +202,17 @@ def test_a_run_killed_after_every_sixth_publish_ends_in_the_same_bits(
     assert differences(run_dir, whole[name], KINDS[name].updates) == []
 
 
-BESIDE = ("--checkpoint.beside_training", "true")
-
-
 @pytest.mark.parametrize(
     ("place", "nth"),
-    [
-        ("half a checkpoint", 2),
-        pytest.param("checkpoint", 3, marks=pytest.mark.long),
-        pytest.param("metrics line", 5, marks=pytest.mark.long),
-        pytest.param("rollout shard without manifest", 4, marks=pytest.mark.long),
-    ],
+    some(1, [("half a checkpoint", 2), ("metrics line", 5), ("rollout shard without manifest", 4)]),
 )
 def test_a_run_killed_while_a_checkpoint_is_written_ends_in_the_same_bits(
     reference: Path, tmp_path: Path, place: str, nth: int
 ):
     """A kill leaves the checkpoint before. No shard is older than the checkpoint of its policy."""
     run_dir = tmp_path / "run"
-    killed(run_dir, place, nth, *BESIDE)
-    if place.startswith("rollout shard"):  # the first one of the second stage
-        assert 3 in checkpoints(run_dir)
-    finished(run_dir, *BESIDE)
+    killed(run_dir, place, nth, beside=True)
+    finished(run_dir)
     assert_same(run_dir, reference)
 
 
@@ -271,26 +220,12 @@ def test_training_goes_on_while_a_checkpoint_is_written(reference: Path, tmp_pat
     """The checkpoint after update 2 is held back. Update 3, an evaluation and more follow."""
     run_dir, hold = tmp_path / "run", tmp_path / "hold"
     act = f"hold {hold}"
-    started = start_train(run_dir, *BESIDE, at="checkpoint without name", nth=1, act=act)
+    started = start_train(run_dir, at="checkpoint without name", nth=1, act=act, beside=True)
     until(lambda: Path(f"{hold}.held").exists())
     until(lambda: any(line["update"] == 3 for line in read_metrics(run_dir)))
     assert checkpoints(run_dir) == []
     Path(f"{hold}.go").touch()
     assert started.end().status == 0
-    assert_same(run_dir, reference)
-
-
-@pytest.mark.long
-def test_a_run_killed_again_while_it_resumes_ends_in_the_same_bits(reference: Path, tmp_path: Path):
-    run_dir = tmp_path / "run"
-    killed(run_dir, "half a metrics line", 5)
-    assert checkpoints(run_dir) == [2, 3, 4]
-    for place in ("removal of unfinished", "cut metrics"):
-        killed(run_dir, place)
-        assert len(read_metrics(run_dir)) == 8  # up to update 4
-    killed(run_dir, "half a checkpoint")
-    assert unfinished(run_dir) == ("update-000006",)
-    finished(run_dir)
     assert_same(run_dir, reference)
 
 
@@ -304,59 +239,10 @@ def test_a_run_of_the_installed_command_is_resumed_by_a_fresh_interpreter(
     kill = [sys.executable, "-m", "tests.kill_at", "gradient", "5"]
     done = subprocess.run([*kill, *words], env=environment, cwd=ROOT, capture_output=True)
     assert (done.returncode, done.stderr) == (-signal.SIGKILL, b"SIGKILL at gradient\n")
-    assert checkpoints(run_dir) == [2, 3, 4]
+    assert checkpoints(run_dir) == [2, 4]
     command = Path(sys.executable).with_name("mugrpo")
     done = subprocess.run([command, *words], env=environment, capture_output=True)
     assert (done.returncode, done.stderr) == (0, b"")
-    assert_same(run_dir, reference)
-
-
-def test_shards_that_are_done_are_counted_and_each_prompt_is_sampled_once(tmp_path: Path):
-    run_dir = tmp_path / "run"
-    killed(run_dir, "half a rollout shard", 5)  # the second of stage 1
-    again = finished(run_dir)
-    assert "stage 1: 1/3 shards done, continuing" in again.out
-    assert "stage 0: " not in again.out
-    problems = Chain(ChainOptions(train_problems=24, eval_problems=4)).train_problems()
-    options = ScheduleOptions(stages=2, batches_per_stage=3, problems_per_update=2, group_size=4)
-    schedule = Schedule(options, len(problems), seed=10)
-    for stage in range(2):
-        made = ShardSet(run_dir / "stages" / f"{stage:03d}" / "rollouts", "rollouts")
-        keys = [
-            (rollout.problem_id, rollout.occurrence, rollout.sample)
-            for shard in range(3)
-            for rollout in read_rollouts(made, shard)
-        ]
-        assert keys == [
-            (problems[index].id, occurrence, sample)
-            for index, occurrence in schedule.groups(stage)
-            for sample in range(4)
-        ]
-
-
-@pytest.mark.long
-def test_only_the_shard_that_was_being_written_is_made_again(tmp_path: Path):
-    run_dir = tmp_path / "run"
-    killed(run_dir, "half a rollout shard", 3)
-    (torn,) = run_dir.rglob("*.tmp.*")
-    before = [shard_path(run_dir, 0, shard).stat() for shard in range(2)]
-    again = finished(run_dir)
-    assert f"removed unfinished {torn}" in again.out
-    assert "stage 0: 2/3 shards done, continuing" in again.out
-    after = [shard_path(run_dir, 0, shard).stat() for shard in range(2)]
-    assert [(s.st_ino, s.st_mtime_ns) for s in before] == [(s.st_ino, s.st_mtime_ns) for s in after]
-    assert shard_path(run_dir, 0, 2).exists()
-
-
-@pytest.mark.long
-def test_the_newest_checkpoint_is_found_by_folder_names_alone(reference: Path, tmp_path: Path):
-    run_dir = tmp_path / "run"
-    killed(run_dir, "checkpoint", 2)
-    assert checkpoints(run_dir) == [2, 3]
-    (run_dir / "checkpoints" / "update-000005.tmp.4711").mkdir()
-    (run_dir / "checkpoints" / "update-newest").mkdir()
-    again = finished(run_dir)
-    assert f"resuming from {run_dir}/checkpoints/update-000003\n" in again.out
     assert_same(run_dir, reference)
 
 

@@ -109,10 +109,8 @@ def theirs(
     delta: float | None = None,
     off_policy: float | None = None,
     beta: float = 0.0,
-    corrected_kl: bool = True,
     mode: str | None = None,
     clip: tuple[float | None, float | None] = (None, None),
-    vespo: tuple[float, float, float, float] = (2.0, 3.0, 3.0, 2.0),
     logged: dict[str, list[float]] | None = None,
 ) -> Result:
     """Return TRL's loss and its gradient w.r.t. the logprobs.
@@ -129,11 +127,11 @@ def theirs(
         epsilon_high=high if loss_type == "cispo" else high - 1,
         args=SimpleNamespace(
             delta=delta,
-            use_bias_correction_kl=corrected_kl,
-            vespo_k_pos=vespo[0],
-            vespo_lambda_pos=vespo[1],
-            vespo_k_neg=vespo[2],
-            vespo_lambda_neg=vespo[3],
+            use_bias_correction_kl=True,
+            vespo_k_pos=2.0,
+            vespo_lambda_pos=3.0,
+            vespo_k_neg=3.0,
+            vespo_lambda_neg=2.0,
         ),
         get_gamma_weights=GRPOTrainer.get_gamma_weights,
         max_completion_length=MAX_NEW_TOKENS,

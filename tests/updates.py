@@ -38,7 +38,6 @@ def hand_batch(
     advantages: torch.Tensor,
     mask: torch.Tensor,
     varied: torch.Tensor | None = None,
-    groups: torch.Tensor | None = None,
     **stored: torch.Tensor,
 ) -> MicroBatch:
     """Return a micro-batch for code that looks only at logprobs. Its token ids are all 0."""
@@ -51,7 +50,6 @@ def hand_batch(
         behavior_logprobs=behavior_logprobs,
         advantages=advantages,
         varied=torch.ones(rows, dtype=torch.bool) if varied is None else varied,
-        groups=torch.zeros(rows, dtype=torch.int64) if groups is None else groups,
         stored=stored,
         layout=Layout(False, rows * (width + 1), rows * (width + 1), 0),
         prompts=None,
@@ -97,10 +95,15 @@ def assert_response(
 
 
 def step(
-    experience: Experience, config: RunConfig, policy: Policy | None = None
+    experience: Experience,
+    config: RunConfig,
+    policy: Policy | None = None,
+    share: bool = True,
 ) -> tuple[dict[str, Any], Gradients]:
-    """Return metrics and gradients of one update."""
+    """Return metrics and gradients of one update, with shared prompts if `share` allows them."""
     policy = policy or load_policy(ModelOptions())
+    if not share:
+        policy.can_share_prompts = False
     trainer = Trainer(policy, config)
     gradients: Gradients = {}
 

@@ -29,7 +29,7 @@ PHASES = {
 }
 
 TRUST = "approve the code and commands that a run begun elsewhere names"
-_NOT_REPEATED = ("force", "trust", "follow")  # approvals are kept
+_NOT_REPEATED = ("force", "trust")  # approvals are kept
 
 # The options of a run that --help shows; `--help all` shows all.
 FIRST = (
@@ -144,7 +144,7 @@ def _add_phases(commands: Commands) -> None:
     stage = "the stage, from 0 (default: the current one)"
     for name, text, run in (
         ("train", "run all stages, or those that remain", "run_train"),
-        ("check", "try data, rewards, engines, sinks and disk, as `train` does", "run_check"),
+        ("check", "try data, rewards, engines and sinks, as `train` does", "run_check"),
         *((name, text, "run_phase") for name, text in PHASES.items()),
         ("evaluate", "measure accuracy on the held-out problems", "run_evaluate"),
     ):
@@ -157,8 +157,6 @@ def _add_phases(commands: Commands) -> None:
             command.add_argument("--again", action="store_true", help=again)
         if name == "optimize":
             command.add_argument("--until", type=int, help="stop after this update")
-            follow = "with torchrun: obey the orders of `mugrpo train` on another machine"
-            command.add_argument("--follow", action="store_true", help=follow)
         if name == "evaluate":
             update = "the update to evaluate (default: the newest checkpoint)"
             command.add_argument("--update", type=int, help=update)

@@ -15,7 +15,7 @@ from mugrpo.arguments import parser, resume_command
 from mugrpo.config.base import imported
 from mugrpo.disk.errors import RunStopped, Unapproved, UsageError
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.processes.lifetime import stop_on_signals
+from mugrpo.processes.lifetime import DRIVER, stop_on_signals
 from mugrpo.processes.messages import visible
 
 if TYPE_CHECKING:
@@ -32,8 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if overrides and not options.takes_overrides:
             raise UsageError(f"{options.command} takes no option {overrides[0]}")
         options.overrides = overrides
-        rank = "TORCHELASTIC_RUN_ID" in os.environ
-        with stop_on_signals(patient=rank) as stop:
+        with stop_on_signals(patient=DRIVER in os.environ) as stop:
             options.stop, options.say = stop, _say
             return imported(options.run)(options) or 0
     except Unapproved as error:
@@ -90,12 +89,12 @@ def run_phase(options: argparse.Namespace) -> None:
     with opened(options) as run:
         from mugrpo import pipeline
 
-        if vars(options).get("follow"):
+        if run.ranks.driven:
             pipeline.follow(run)
             return
         stage = options.stage
         if stage is None:
-            schedule = run.schedule()
+            schedule = run.config.schedule
             stage = min(schedule.stage_of(run.folder.newest_update()), schedule.stages - 1)
         check_stage(run, stage)
         if options.command == "generate":
@@ -120,7 +119,7 @@ def run_evaluate(options: argparse.Namespace) -> None:
 
 
 def check_stage(run: OpenRun, stage: int | None) -> None:
-    stages = run.schedule().stages
+    stages = run.config.schedule.stages
     if stage is not None and not 0 <= stage < stages:
         raise UsageError(f"--stage {stage}: the run has stages 0 to {stages - 1}")
 
@@ -187,7 +186,7 @@ def run_doctor(_options: argparse.Namespace) -> None:
 
 @contextmanager
 def opened(options: argparse.Namespace) -> Iterator[OpenRun]:
-    """Open the run that the arguments name, as a rank if torchrun started this process."""
+    """Open the run that the arguments name, as a rank if a run has started this process."""
     from mugrpo.run.progress import Progress
     from mugrpo.run.target import read_target
 
@@ -197,19 +196,19 @@ def opened(options: argparse.Namespace) -> Iterator[OpenRun]:
         "trust": options.trust,
     }
     target = options.target
-    if "TORCHELASTIC_RUN_ID" not in os.environ:  # a rank's driver has asked and read
+    if DRIVER not in os.environ:  # a rank's driver has asked and read
         target, wanted = read_target(target, **wanted), {}
         _say(f"{options.target}: loading PyTorch, then the tokenizer")
     from mugrpo.processes.ranks import joined
     from mugrpo.run.opening import open_run
 
     with (
-        joined(options.command, follow=vars(options).get("follow", False)) as ranks,
+        joined() as ranks,
         open_run(
             target,
             **wanted,
             force=options.force,
-            progress=Progress(shown=ranks.shown),
+            progress=Progress(shown=ranks.first),
             stop=options.stop,
             ranks=ranks,
         ) as run,

@@ -5,8 +5,7 @@
         score      every missing score shard; dynamic sampling may then ask for more shards
         plan       which rollouts each update trains on
         logprobs   those of other policies that the objective needs
-        optimize   from the newest checkpoint to the end of the stage, which `stage_until` may
-                   bring forward
+        optimize   from the newest checkpoint to the end of the stage
 
 Generation and optimization never call each other: they meet at the stage's shards on disk. Each
 step looks at what is published and does the rest. So a run that was killed anywhere continues from
@@ -17,11 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import count
 from typing import Any, Self
 
 from mugrpo.config.stages import SinkOptions
-from mugrpo.disk.errors import Interrupted, UsageError
+from mugrpo.disk.errors import Interrupted
 from mugrpo.disk.metrics import MetricsLog, read_metrics
 from mugrpo.disk.publishing import remove_unfinished
 from mugrpo.run.memory import require_memory
@@ -31,13 +29,13 @@ from mugrpo.run.sinks import Sinks
 from mugrpo.run.weights import Weights, weights_at
 from mugrpo.stages.evaluate import evaluate as evaluate_policy
 from mugrpo.stages.evaluate import evaluate_once, evaluation_due, measures_of
-from mugrpo.stages.generate import generate_stage, mend_past_stage, sample_stage, score_stage
-from mugrpo.stages.logprobs import Compute, logprobs_stage, require_logprobs
+from mugrpo.stages.generate import generate_stage, remake_past_stage, sample_stage, score_stage
+from mugrpo.stages.logprobs import Compute, logprobs_stage
 from mugrpo.stages.optimize import optimize_stage
 from mugrpo.stages.orders import Order, answer_logprobs, ordered_rollouts, orders, stay_alive
 from mugrpo.stages.overlap import Arrivals, generated_beside
 from mugrpo.stages.preflight import preflight
-from mugrpo.stages.ranks import RankProcesses, idle_while_generating, optimize_in_ranks
+from mugrpo.stages.ranks import RankProcesses, optimize_in_ranks
 from mugrpo.stages.sampling import Sampling
 from mugrpo.stages.stage import Stage, plan_stage, require
 from mugrpo.stages.training import Training
@@ -58,15 +56,13 @@ def train(run: OpenRun, on_metrics: OnMetrics | None = None) -> None:
         f"{config.schedule.total_updates} updates, {config.optimizer.lr_schedule} learning rate "
         f"from {config.optimizer.lr:g}"
     )
-    if idle := idle_while_generating(config):
-        run.progress.say(idle)
     with Work(run, on_metrics) as work:
         update = run.folder.newest_update()
         if update:
             run.progress.say(f"resuming from {run.folder.checkpoint(update)}")
-        current = work.training.schedule.stage_of(update)
+        current = config.schedule.stage_of(update)
         _prepare(run)
-        if update < run.config.schedule.total_updates:
+        if update < config.schedule.total_updates:
             require_memory(config)
             preflight(run, work.measures)
         if work.ranks is None:
@@ -75,13 +71,11 @@ def train(run: OpenRun, on_metrics: OnMetrics | None = None) -> None:
         elif work.ranks.beside_engines:
             work.ranks.load()  # beside the engines, unless they share GPUs
         for number in range(current):
-            mend_past_stage(run, work.stage(number), work.sampling, work.metrics)
+            remake_past_stage(run, Stage.of(run, number), work.sampling, work.metrics)
         work.evaluate_if_due(update)
-        for number in count(current):
-            stage = work.stage(number)
-            if stage.first_update == run.config.schedule.total_updates:
-                break
-            if run.config.overlap:
+        for number in range(current, config.schedule.stages):
+            stage = Stage.of(run, number)
+            if config.overlap:
                 with generated_beside(run, stage, work.sampling, work.metrics):
                     work.optimize(stage)
             else:
@@ -90,8 +84,8 @@ def train(run: OpenRun, on_metrics: OnMetrics | None = None) -> None:
                 logprobs_stage(stage, work.compute, run.progress)
                 work.optimize(stage)
     run.folder.settle()
-    assert run.folder.newest_update() == run.config.schedule.total_updates
-    weights_at(run.folder, run.config.model, run.config.schedule.total_updates)  # verifies it
+    assert run.folder.newest_update() == config.schedule.total_updates
+    weights_at(run.folder, config.model, config.schedule.total_updates)  # verifies it
 
 
 def _prepare(run: OpenRun) -> None:
@@ -123,7 +117,7 @@ def score(run: OpenRun, number: int, *, again: bool = False) -> None:
     Raises UsageError if rollouts are missing, RunStopped if too many responses get no verdict.
     """
     with Work(run) as work:
-        stage = work.stage(number)
+        stage = Stage.of(run, number)
         require(stage, "rollouts")
         _prepare(run)
         if again and stage.begun():
@@ -138,18 +132,13 @@ def optimize(run: OpenRun, number: int, *, until: int | None = None) -> None:
     stage's end. Raises UsageError if rollouts or scores are missing.
     """
     with Work(run) as work:
-        stage = work.stage(number)
+        stage = Stage.of(run, number)
         require(stage, "rollouts")
         require(stage, "scores")
-        if run.ranks.alone and run.config.evaluation.every:
+        if run.config.evaluation.every:
             _prepare(run)
-        if run.ranks.first:
-            plan_stage(stage, run.progress.say)
-        if run.ranks.alone:
-            logprobs_stage(stage, work.compute, run.progress)
-        else:
-            run.ranks.wait()  # for the plan
-            require_logprobs(stage, run.ranks.size)
+        plan_stage(stage, run.progress.say)
+        logprobs_stage(stage, work.compute, run.progress)
         work.optimize(stage, until)
         work.save()  # the next command needs it
     run.folder.settle()
@@ -159,17 +148,12 @@ def follow(run: OpenRun) -> None:
     """Obey the orders of the run that started this rank, until it says to end.
 
     Weights and optimizer stay in memory from one order to the next. Before it ends, all updates
-    are saved. Raises UsageError if no run has started any of the ranks.
+    are saved.
     """
-    if all(run.ranks.all(run.ranks.by_hand)):
-        raise UsageError(
-            "--follow is for the other machines of a run: set distributed.machines and "
-            "distributed.address, and start `mugrpo train` on the first one"
-        )
     if run.ranks.first:
         stay_alive(run.folder)
         remove_unfinished(run.folder.checkpoints)  # ranks before these may have been lost
-    training = Training(run, weights_of(run), run.schedule())
+    training = Training(run, weights_of(run))
     training.at(run.folder.newest_update())
     training.sleep()
     try:
@@ -193,7 +177,7 @@ def _obey(run: OpenRun, training: Training, order: Order) -> None:
             answer_logprobs(run.folder, logprobs)
         return
     with Work(run, training=training) as work:
-        work.optimize(work.stage(order.stage), order.update)
+        work.optimize(Stage.of(run, order.stage), order.update)
         if not training.stays:
             training.save(temporary=True, rests=True)  # one that is due is saved already
         if hands_over := training.hands_over:
@@ -242,7 +226,7 @@ class Work:
         training: Training | None = None,
     ) -> None:
         self.run = run
-        self.training = training or Training(run, weights_of(run), run.schedule())
+        self.training = training or Training(run, weights_of(run))
         self.weights = self.training.weights
         self.ranks = RankProcesses(run) if self._trains_elsewhere() else None
         self.sampling = Sampling(run, self.weights)
@@ -256,7 +240,7 @@ class Work:
         path = run.folder.metrics if run.ranks.first else None
         self._sinks = self._open_sinks(update)
         self.metrics = MetricsLog(path, update, self._tell)  # never replaced: others hold it
-        self._signs = Signs(run.config.stage_until)
+        self._signs = Signs()
         for line in read_metrics(path) if path else ():  # they have been said
             self._signs.see(line["kind"], line["update"], line, say=lambda _: None)
         self.measures = measures_of(run, self.sampling, self.metrics)
@@ -272,12 +256,9 @@ class Work:
             if self.ranks:
                 self.ranks.close()
             self.sampling.close()
-            self.measures.close()
+            if self.measures:
+                self.measures.close()
             self._close_metrics()
-
-    def stage(self, number: int) -> Stage:
-        """Return a stage of the current schedule."""
-        return Stage.of(self.run, number, self.training.schedule)
 
     @property
     def compute(self) -> Compute:
@@ -297,7 +278,8 @@ class Work:
             return
         if evaluation_due(self.run.config, update):
             evaluate_once(self.run, self.sampling, self.metrics, update)
-        self.measures.measure(update)
+        if self.measures:
+            self.measures.measure(update)
 
     def optimize(self, stage: Stage, until: int | None = None) -> None:
         """Make the stage's updates up to `until`, here or in ranks, and evaluate in between."""
@@ -332,7 +314,7 @@ class Work:
     def _trains_elsewhere(self) -> bool:
         """Return whether the updates are made by ranks that this process starts."""
         config = self.run.config
-        several = config.distributed.ranks > 1 or config.backend.clustered
+        several = config.distributed.processes > 1 or config.backend.clustered
         return self.run.ranks.alone and several
 
     @contextmanager
@@ -342,7 +324,6 @@ class Work:
         self.training.release()
         self._close_metrics()
         yield
-        self.training.schedule = self.run.schedule()
         update = self.run.folder.newest_update()
         self._sinks = self._open_sinks(update)
         self.metrics.reopen(update)

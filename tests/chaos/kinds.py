@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.faults import case
-from tests.runs import CONFIG, EARLY, write_config
+from tests.runs import CONFIG, write_config
 
 # Stages of 8 updates, with checkpoints, evaluations and removed checkpoints between them.
 LONGER = {
     "batches_per_stage = 3": "batches_per_stage = 8",
     "[checkpoint]\nevery = 2": "[checkpoint]\nevery = 3\nkeep = 2",
-    "beside_training = false": "beside_training = true",
     "train_problems = 24": "train_problems = 64",
 }
 
@@ -37,7 +36,6 @@ OWN_PROBLEMS = (
     .replace("stages = 1", "stages = 2")
     .replace("shard_rollouts = 24", "shard_rollouts = 8")
     .replace("[evaluation]\nevery = 0", "[evaluation]\nevery = 3")
-    .replace("beside_training = false", "every = 2")
 )
 
 
@@ -83,7 +81,6 @@ KINDS = {
     ),
     "proximal policy": Kind(_words("preset=decoupled-ppo objective.proximal_period=2")),
     "dynamic sampling": Kind(_words("preset=dapo schedule.batches_per_stage=4")),
-    "stages that end early": Kind(EARLY),
     "bf16": Kind(_words("model.precision=bf16")),
     "evaluations": Kind(
         _words("evaluation.every=1 evaluation.samples=2 evaluation.final_samples=4")
@@ -106,7 +103,7 @@ KINDS = {
     "two ranks": Kind(_words(_RANKS), ("rank",)),
     "engine and ranks": Kind(_words(f"{_BOTH} reference.name=kl"), ("engine", "rank")),
     "engine and ranks, no checkpoints": Kind(
-        _words(f"{_BOTH} checkpoint.stage_end=false checkpoint.every=0"), ("engine", "rank")
+        _words(f"{_BOTH} checkpoint.every=100"), ("engine", "rank")
     ),
     "overlap with ranks": Kind(_words(f"{_BOTH} overlap=true"), ("engine", "rank"), in_order=False),
     "own problems, engine and ranks": Kind(

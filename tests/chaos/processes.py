@@ -17,7 +17,7 @@ class Process(NamedTuple):
     """A process that was started for a run, and what it does."""
 
     pid: int
-    role: str  # "engine", "rank", "reward worker" or "other", such as torchrun
+    role: str  # "engine", "rank", "reward worker" or "other"
 
 
 def marked(mark: str) -> list[Process]:
@@ -33,7 +33,7 @@ def marked(mark: str) -> list[Process]:
 
 def _role(folder: Path, environment: list[bytes]) -> str:
     command = (folder / "cmdline").read_bytes()
-    if b"--follow" in command and any(word.startswith(b"RANK=") for word in environment):
+    if b"optimize" in command and any(word.startswith(b"RANK=") for word in environment):
         return "rank"
     names = {b"engines/worker.py": "engine", b"mugrpo.rewards.worker": "reward worker"}
     return next((role for name, role in names.items() if name in command), "other")

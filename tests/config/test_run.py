@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from mugrpo.config.load import load_config
@@ -55,17 +53,6 @@ def test_options_of_an_environment_that_do_not_work_are_refused(words, sentence)
 )
 def test_the_reference_period_is_the_references_or_0(words, period):
     assert config_of(words).reference_period == period
-
-
-@table(
-    ("words", "limit"),
-    [
-        ("stage_until.name=all_updates", math.inf),
-        ("stage_until.name=tv_token", 0.05),
-    ],
-)
-def test_a_stage_of_all_updates_has_no_limit(words, limit):
-    assert config_of(words).stage_until.limit == limit
 
 
 @table(

@@ -37,9 +37,6 @@ temperature = 1.3
 
 [evaluation]
 every = 0
-
-[checkpoint]
-beside_training = false  # so that tests know what a killed run leaves
 """
 
 Row = dict[str, Any]

@@ -126,8 +126,8 @@ def test_non_finite_updates_in_a_row_stop_the_run_and_reach_no_checkpoint(
     assert sorted(p.name for p in (run_dir / "nonfinite").iterdir()) == [
         f"update-00000{update}.json" for update in (3, 4, 5)
     ]
-    assert checkpoints(run_dir) == [2, 3, 4]
-    assert final_weights(run_dir, 2) == final_weights(run_dir, 3) == final_weights(run_dir, 4)
+    assert checkpoints(run_dir) == [2, 4]
+    assert final_weights(run_dir, 2) == final_weights(run_dir, 4)
     assert command(*resume_words(ended)).status == 0
     lines = {line["update"]: line for line in read_metrics(run_dir) if line["kind"] == "update"}
     assert [lines[update]["skipped"] for update in range(1, 7)] == [0, 0, 1, 1, 0, 0]
@@ -162,7 +162,7 @@ def test_nan_weights_are_refused_as_a_checkpoint_and_the_last_good_one_is_named(
     good = run_dir / "checkpoints" / "update-000004"
     text = "the checkpoint of update 5 is not written, because model.layers.0"
     stopped(ended, text, "contains NaN", f"one is {good}")
-    assert checkpoints(run_dir) == [2, 3, 4]
+    assert checkpoints(run_dir) == [2, 4]
     assert not list(run_dir.rglob("*.tmp.*"))
     assert command("train", run_dir, "--checkpoint.every", 2).status == 0
     assert_same(run_dir, reference)

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from mugrpo.run.opening import open_run
 from mugrpo.stages import preflight
-from mugrpo.stages.stage import Stage
 from mugrpo.tools.summary import LEARNED_NOTHING
 from tests.builders import chain_tokenizer
 from tests.cases import some
 from tests.faults.case import Case, chains
-from tests.faults.harm import accepted, refused, stopped
+from tests.faults.harm import refused, stopped
 from tests.runs import state
 
 pytest_plugins = ["tests.run_fixtures"]
@@ -121,62 +116,10 @@ def test_a_worker_that_is_killed_while_it_loads_stops_a_run_without_results(case
     assert case.train(*words).status == LEARNED_NOTHING  # all rewards are 1
 
 
-@pytest.mark.long
-def test_a_disk_without_room_for_the_checkpoints_stops_a_run_with_rollouts(
-    case: Case, monkeypatch: pytest.MonkeyPatch
-):
-    case.data()
-    case.starts()
-    with monkeypatch.context() as patch:
-        free(patch, CHECKPOINT - 1)
-        ended = case.train()
-    text = f"but for {CHECKPOINT - 1:,} bytes, and the checkpoints that {case.run_dir} still gets"
-    stopped(ended, "the disk is full", f"{text} take {CHECKPOINT:,};")
-    assert case.train().status == 0
-
-
-# ---- the disk ----
-
-
-def free(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    usage = SimpleNamespace(disk_usage=lambda _: SimpleNamespace(free=count))
-    monkeypatch.setattr(preflight, "shutil", usage)
-
-
-def test_a_disk_without_room_for_the_checkpoints_is_refused(
-    case: Case, monkeypatch: pytest.MonkeyPatch
-):
-    """One stage of three updates, and a checkpoint after each of them."""
-    case.data()
-    free(monkeypatch, 3 * CHECKPOINT - 1)
-    every = ("--checkpoint.every", 1)
-    text = f"take {3 * CHECKPOINT:,} bytes, but {3 * CHECKPOINT - 1:,} are free"
-    refused_at_the_start(case, *every, parts=(text, "--checkpoint.keep"))
-    assert case.train(*every, "--checkpoint.keep", 1).status == 0  # a new one beside an old one
-
-
-def test_the_least_bytes_are_those_of_the_checkpoints(reference: Path, tmp_path: Path):
-    """A finished run needs nothing more, and before it began it needed what it takes now."""
-    files = [path for path in (reference / "checkpoints").rglob("*") if path.is_file()]
-    with open_run(Path(shutil.copytree(reference, tmp_path / "run"))) as run:
-        assert preflight.disk_needed(run) == (0, 0)
-    begun = tmp_path / "begun"
-    begun.mkdir()
-    shutil.copy(reference / "config.json", begun)
-    accepted(begun)
-    with open_run(begun) as run:
-        schedule = run.schedule()
-        ends = [schedule.first_update(stage + 1) for stage in range(schedule.stages)]
-        assert preflight._ends(Stage.of(run, 0, schedule)) == ends
-        least, _ = preflight.disk_needed(run)
-    assert least == 4 * CHECKPOINT  # after updates 2, 3, 4 and 6
-    assert least <= sum(path.stat().st_size for path in files) < 1.01 * least
-
-
 # ---- mugrpo check ----
 
 
-def test_check_shows_prompts_rewards_and_bytes_and_makes_nothing(case: Case):
+def test_check_shows_prompts_and_rewards_and_makes_nothing(case: Case):
     """The regular expression wants "=7", so a bare reference answer has no answer in it."""
     case.data()
     words = case.words("--evaluation.every", 3)
@@ -189,7 +132,6 @@ def test_check_shows_prompts_rewards_and_bytes_and_makes_nothing(case: Case):
     assert ids == str(chain_tokenizer()(prompt)["input_ids"])
     assert f"prompt      '{first}" in ended.out
     assert ended.out.count("reward      0 (no_answer) for a made-up completion") == 6
-    assert f"disk        {case.run_dir} still gets at least {CHECKPOINT:,} bytes" in ended.out
     assert sorted(os.listdir(case.run_dir)) == [
         "config.json",
         "lock",

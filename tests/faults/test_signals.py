@@ -27,13 +27,13 @@ pytest_plugins = ["tests.run_fixtures"]
         2,
         [
             ("engine batch", 4, "SIGTERM", State((1, 0), (0, 0), (), "evaluation 0")),
-            ("engine batch", 9, "SIGINT", State((3, 1), (3, 0), (2, 3), "evaluation 3")),
+            ("engine batch", 9, "SIGINT", State((3, 1), (3, 0), (2,), "evaluation 3")),
             ("scoring", 15, "SIGTERM", State((3, 0), (1, 0), (), "evaluation 0")),
             # The current update is finished and saved, although no checkpoint is due after it.
             ("gradient", 1, "SIGTERM", State((3, 0), (3, 0), (1,), "update 1")),
-            ("gradient", 5, "SIGINT", State((3, 3), (3, 3), (2, 3, 4, 5), "update 5")),
-            ("half a checkpoint", 3, "SIGTERM", State((3, 3), (3, 3), (2, 3, 4), "update 4")),
-            ("half an evaluation", 2, "SIGINT", State((3, 0), (3, 0), (2, 3), "update 3")),
+            ("gradient", 5, "SIGINT", State((3, 3), (3, 3), (2, 4, 5), "update 5")),
+            ("half a checkpoint", 2, "SIGTERM", State((3, 3), (3, 3), (2, 4), "update 4")),
+            ("evaluation sampled", 2, "SIGINT", State((3, 0), (3, 0), (2, 3), "update 3")),
         ],
     ),
 )
@@ -64,9 +64,9 @@ def test_a_second_ctrl_c_quits_at_once_and_the_run_can_be_resumed(reference: Pat
 def test_an_interrupted_evaluation_leaves_the_one_before_and_names_the_command_to_repeat_it(
     run_dir: Path,
 ):
-    before = contents(run_dir / "evaluations" / "update-000003")
-    words = ["evaluate", str(run_dir), "--update", "3"]
-    ended = mugrpo(*words, at="half an evaluation", act="SIGINT")
+    before = contents(run_dir / "evaluations" / "update-000004")
+    words = ["evaluate", str(run_dir), "--update", "4"]
+    ended = mugrpo(*words, at="evaluation sampled", act="SIGINT")
     stopped(ended, "stopped by SIGINT")
-    assert contents(run_dir / "evaluations" / "update-000003").items() >= before.items()
+    assert contents(run_dir / "evaluations" / "update-000004").items() >= before.items()
     assert resume_words(ended) == words

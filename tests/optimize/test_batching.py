@@ -39,7 +39,7 @@ def test_collate_by_hand():
         rollouts,
         torch.tensor([0.25, 9.0, -1.5], dtype=torch.float64),
         torch.tensor([True, False, False]),
-        torch.tensor([0, 1, 2]),
+        torch.tensor([True, True, False]),
         stored,
     )
     batch = collate(responses, [2, 0], pad_id=7, device=torch.device("cpu"), share=False)
@@ -51,7 +51,6 @@ def test_collate_by_hand():
     assert batch.behavior_logprobs.tolist() == [[-1.0, -2.0, -4.0], [-0.5, 0.0, 0.0]]
     assert batch.advantages.tolist() == [-1.5, 0.25]
     assert batch.varied.tolist() == [False, True]
-    assert batch.groups.tolist() == [2, 0]
     assert {name: tensor.tolist() for name, tensor in batch.stored.items()} == {
         "proximal_logprobs": [[-4.0, -5.0, -6.0], [-3.0, 0.0, 0.0]]
     }
@@ -74,7 +73,7 @@ def test_the_loss_sees_sampled_tokens_and_the_model_sees_all():
     rollouts = [turns, rollout([13], [8, 9], [-8.0, -9.0])]
     stored = {"proximal_logprobs": [np.arange(n, dtype=np.float32) for n in (6, 2)]}
     nothing = torch.zeros(2)
-    responses = Responses(rollouts, nothing, nothing.bool(), nothing.long(), stored)
+    responses = Responses(rollouts, nothing, nothing.bool(), nothing.bool(), stored)
     batch = collate(responses, [0, 1], pad_id=7, device=torch.device("cpu"), share=False)
     assert batch.ids.tolist() == [[11, 12, 1, 2, 3, 4, 5, 6], [13, 8, 9, 7, 7, 7, 7, 7]]
     assert batch.mask.tolist() == [[True] * 4, [True, True, False, False]]
@@ -89,7 +88,7 @@ def test_rows_with_one_prompt_get_its_number_if_sharing_is_cheaper():
     a, b = list(range(50)), list(range(60))
     rollouts = [rollout(prompt, [1, 2], [-1.0, -1.0]) for prompt in (a, b, a, a, b)]
     nothing = torch.zeros(5)
-    responses = Responses(rollouts, nothing, nothing.bool(), nothing.long())
+    responses = Responses(rollouts, nothing, nothing.bool(), nothing.bool())
     common = {"pad_id": 7, "device": torch.device("cpu")}
     batch = collate(responses, [1, 3, 4, 0], **common, share=True)
     assert batch.prompts is not None and batch.prompts.tolist() == [0, 1, 0, 1]

@@ -32,30 +32,6 @@ def test_losses_and_weights_by_hand(advantage, interval, losses, weights, clippe
     assert_response(actual, losses, weights, clipped)
 
 
-def test_of_a_response_by_hand():
-    """Ratios 2 and .25 make .5, 4 and 3 make 12, capped at 5: at each token; padding is left out.
-
-    A = 1 and -2, log pi = -1, -2, -3: loss = -w A log pi.
-    """
-    logprobs = torch.tensor([[-1.0, -2.0, -3.0]]).repeat(2, 1).double().requires_grad_()
-    ratios = torch.tensor([[2.0, 0.25, 9.0], [4.0, 3.0, 1.0]]).double()
-    mask = torch.tensor([[True, True, False], [True, True, True]])
-    loss, metrics = cispo.loss(
-        logprobs,
-        logprobs.detach() - ratios.log(),
-        torch.tensor([1.0, -2.0]).double(),
-        mask,
-        ratio_clip=(0.0, 5.0),
-        level="sequence",
-    )
-    (gradient,) = torch.autograd.grad((loss * mask).sum(), logprobs)
-    expected = torch.tensor([[0.5, 1.0, 0.0], [-10.0, -20.0, -30.0]]).double()
-    torch.testing.assert_close((loss * mask).detach(), expected)
-    expected = torch.tensor([[-0.5, -0.5, 0.0], [10.0, 10.0, 10.0]]).double()
-    torch.testing.assert_close(gradient, expected)
-    assert metrics["clipped_fraction"].tolist() == [[False] * 3, [True] * 3]
-
-
 def test_padding_is_not_counted_as_clipped():
     mask = torch.tensor([[True, False]])
     _, metrics = cispo.loss(

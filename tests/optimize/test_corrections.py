@@ -53,13 +53,6 @@ def test_masked_by_hand(interval, level, expected):
     torch.testing.assert_close(actual, torch.tensor(expected).double(), rtol=1e-7, atol=0)
 
 
-def test_a_weight_at_an_end_of_the_interval_is_within_it():
-    nothing = torch.zeros(1, 1)
-    for interval in ((1.0, 2.0), (0.5, 1.0)):
-        actual = ratios.masked(nothing, nothing, nothing == 0, interval=interval, level="token")
-        assert actual.tolist() == [[1.0]]
-
-
 @table("level", ["token", "sequence"])
 def test_no_gradient_and_a_weight_of_1_between_equal_probabilities(level):
     trainer = torch.full((2, 3), -1.0, requires_grad=True)
@@ -130,23 +123,6 @@ def test_a_token_of_weight_0_has_no_gradient_and_counts_as_0_in_the_metric():
     (gradient,) = torch.autograd.grad(loss_BT.sum(), logprobs)
     assert gradient[0].tolist() == pytest.approx([0.0, -1.5])
     assert metrics["correction_weight"][0].tolist() == pytest.approx([0.0, 1.5])
-
-
-def test_the_vetos_trigger_is_the_policys_movement_not_the_engines_difference():
-    """pi / trainer = 1 and pi / engine = 1e-3: a trigger without a correction, none with one."""
-    engine = torch.zeros(1, 2)
-    trainer = torch.full((1, 2), math.log(1e-3))
-    batch = hand_batch(
-        engine,
-        -torch.ones(1),
-        torch.ones(1, 2, dtype=torch.bool),
-        trainer_behavior_logprobs=trainer,
-    )
-    veto = {"name": "negative_advantage", "kappa": 0.01, "scope": "trigger"}
-    _, metrics = corrected({"name": "truncated"}, veto=veto)(batch, trainer, {})
-    assert not metrics["vetoed_fraction"].any()
-    _, metrics = corrected({"name": "off"}, veto=veto)(batch, trainer, {})
-    assert metrics["vetoed_fraction"].all()
 
 
 def test_the_prepass_uses_the_trainers_probabilities_too():

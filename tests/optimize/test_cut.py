@@ -52,24 +52,12 @@ def test_rows_with_nothing_to_share_are_laid_end_to_end_if_padding_costs_more():
     assert layout(rows_of((10, [10]), (10, [100])), share=True).shared  # 20 + 108 + 20 / 8 < 220
 
 
-def test_responses_of_one_token_need_nothing_but_the_prompt():
-    assert layout(rows_of((40, [1, 1, 1])), share=True).padded == 40
-
-
 # --- The cut by length ---------------------------------------------------------------------------
 
 
 def test_split_by_hand():
     # Longest first. Budget 12: 2 x 5 fits, 3 x 5 does not; 4 x 3 fits, 5 x 3 does not.
     assert split_by_tokens([3, 5, 2, 5, 3, 2, 1], 12) == [[1, 3], [0, 4, 2, 5], [6]]
-
-
-def test_a_row_over_the_budget_stands_alone():
-    assert split_by_tokens([4, 50, 4, 40], 8) == [[1], [3], [0, 2]]
-
-
-def test_equal_lengths_keep_their_order():
-    assert split_by_tokens([2, 2, 2, 2, 2], 4) == [[0, 1], [2, 3], [4]]
 
 
 def test_no_rows_make_no_micro_batch():

@@ -53,7 +53,8 @@ def test_indices_of_packed_tokens_are_computed_once_a_micro_batch(
     On a GPU, each computation waits for the device several times.
     """
     policy = policy_of_blocks(precision="bf16", gradient_checkpointing=checkpointing)
-    distribute(policy, DistributedOptions(), share_prompts=False)
+    policy.can_share_prompts = True
+    distribute(policy, DistributedOptions())
     calls: Counter[str] = Counter()
 
     def counted(name: str, compute: Any, packing: Packing) -> Any:

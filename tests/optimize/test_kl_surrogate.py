@@ -87,9 +87,10 @@ def test_the_metric_is_0_on_padding_and_has_no_gradient():
 
 def test_the_trainer_computes_the_penalty_of_every_response_of_a_group_with_variance(experience):
     """Rewards 0, 1/2, 1, 1/2: two advantages are 0, but their penalties are not."""
-    parts = {"objective": {"name": "kl_surrogate"}, "optimizer": {"share_prompts": False}}
-    config = build_config({"preset": "grpo", **parts}, "test")
-    trainer = Trainer(load_policy(ModelOptions()), config)
+    config = build_config({"preset": "grpo", "objective": {"name": "kl_surrogate"}}, "test")
+    policy = load_policy(ModelOptions())
+    policy.can_share_prompts = False
+    trainer = Trainer(policy, config)
     rollouts = experience.rollouts[:4]
     metrics = trainer.step(Experience(rollouts, [verdict(r) for r in (0.0, 0.5, 1.0, 0.5)]))
     lengths = [len(r.prompt_ids) + len(r.response_ids) for r in rollouts]

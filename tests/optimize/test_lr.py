@@ -10,9 +10,7 @@ from mugrpo.optimize.trainer import learning_rate
 from tests.cases import table
 
 
-def rates(
-    schedule: str, *, updates: int, warmup: int = 0, total: int = 7, final: float = 0.0
-) -> list[float]:
+def rates(schedule: str, *, updates: int, warmup: int = 0, total: int = 7) -> list[float]:
     return [
         learning_rate(
             update,
@@ -20,64 +18,35 @@ def rates(
             schedule=schedule,
             warmup_updates=warmup,
             total_updates=total,
-            final_share=final,
         )
         for update in range(updates)
     ]
 
 
 def test_constant_is_the_peak_at_every_update():
-    assert rates("constant", updates=7, final=0.2) == [1.0] * 7
+    assert rates("constant", updates=7) == [1.0] * 7
 
 
 def test_warm_up_rises_in_equal_steps_and_never_starts_at_0():
     assert rates("constant", updates=6, warmup=4) == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
 
 
-def test_linear_falls_from_the_peak_after_the_warm_up_to_the_final_share():
-    # After 2 updates of warm-up, progress goes 0, 1/5, .. 4/5; it lowers the rate by 0.8 of it.
-    assert rates("linear", updates=7, warmup=2, final=0.2) == pytest.approx(
-        [0.5, 1.0, 1.0, 0.84, 0.68, 0.52, 0.36]
+def test_linear_falls_from_the_peak_after_the_warm_up():
+    # after 2 updates of warm-up, progress goes 0, 1/5, .. 4/5
+    assert rates("linear", updates=7, warmup=2) == pytest.approx(
+        [0.5, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2]
     )
 
 
 def test_cosine_falls_along_half_a_period():
-    # fall = (1 - cos(pi progress)) / 2 = 0, .1464, .5, .8536; rate = 1 - 0.8 fall
+    # fall = (1 - cos(pi progress)) / 2 = 0, .1464, .5, .8536; rate = 1 - fall
     root = math.sqrt(0.5)
-    assert rates("cosine", updates=6, warmup=2, total=6, final=0.2) == pytest.approx(
-        [0.5, 1.0, 1.0, 1 - 0.4 * (1 - root), 0.6, 1 - 0.4 * (1 + root)]
+    assert rates("cosine", updates=6, warmup=2, total=6) == pytest.approx(
+        [0.5, 1.0, 1.0, (1 + root) / 2, 0.5, (1 - root) / 2]
     )
 
 
-@table("schedule", ["linear", "cosine"])
-@table(("warmup", "total"), [(0, 2), (0, 100), (3, 5), (10, 4096)])
-def test_the_update_after_the_last_has_the_final_share(schedule, warmup, total):
-    actual = rates(schedule, updates=total + 1, warmup=warmup, total=total, final=0.1)
-    assert actual[-1] == pytest.approx(0.1)
-    assert actual[-2] > 0.1
-    assert max(actual) == 1.0
-
-
-@table("schedule", ["linear", "cosine"])
-def test_updates_past_the_planned_end_stay_at_the_final_share(schedule):
-    assert rates(schedule, updates=10, final=0.1)[7:] == pytest.approx([0.1] * 3)
-
-
 @table(("schedule", "last"), [("linear", 1 / 7), ("cosine", 0.049516)])
-def test_at_the_default_final_share_the_last_update_still_trains(schedule, last):
+def test_the_last_update_still_trains(schedule, last):
     """Linear: 1 - 6/7. Cosine: (1 + cos(6 pi / 7)) / 2 = (1 - 0.900969) / 2."""
     assert rates(schedule, updates=7)[-1] == pytest.approx(last, abs=1e-6)
-
-
-@table("schedule", ["constant", "linear", "cosine"])
-def test_every_rate_is_proportional_to_the_peak(schedule):
-    for update, share in enumerate(rates(schedule, updates=7, warmup=2, final=0.2)):
-        rate = learning_rate(
-            update,
-            peak=3e-4,
-            schedule=schedule,
-            warmup_updates=2,
-            total_updates=7,
-            final_share=0.2,
-        )
-        assert rate == pytest.approx(3e-4 * share)

@@ -1,4 +1,4 @@
-"""MinPRO and PNPO by hand: weights computed from a token's prefix."""
+"""MinPRO by hand: weights computed from a token's prefix."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from mugrpo.optimize.objectives import grpo, minpro, pnpo
+from mugrpo.optimize.objectives import grpo, minpro
 from tests.cases import table
 from tests.updates import assert_response, of_ratios
 
@@ -58,43 +58,7 @@ def test_the_prefix_of_minpro_has_no_gradient():
     assert gradient[0].tolist() == pytest.approx([0.0, -math.exp(-0.5)])
 
 
-# ---- PNPO: w_t = exp(mean_{j<=t} log r_j) ----
-
-
-def test_pnpo_by_hand_with_the_gradient_through_w():
-    """r = 4, 1, 1/4: w = 4, sqrt 4 = 2, (4 x 1 / 4)^(1/3) = 1.
-
-    d w_t / d log pi_j = w_t / t for j <= t:
-        token 1: 4/1 + 2/2 + 1/3, token 2: 2/2 + 1/3, token 3: 1/3
-    """
-    actual = of_ratios(pnpo.loss, [4.0, 1.0, 0.25], 1.0, ratio_clip=OPEN)
-    assert_response(actual, [-4.0, -2.0, -1.0], [5 + 1 / 3, 1 + 1 / 3, 1 / 3], [0, 0, 0])
-    actual = of_ratios(pnpo.loss, [4.0, 1.0, 0.25], -3.0, ratio_clip=OPEN)
-    assert_response(actual, [12.0, 6.0, 3.0], [-16.0, -4.0, -1.0], [0, 0, 0])
-
-
-def test_pnpo_by_hand_with_a_stopped_gradient():
-    """-w A log pi with log pi = -1, -2, -3; the weight on the token's own grad log pi is w A."""
-    actual = of_ratios(pnpo.loss, [4.0, 1.0, 0.25], 1.0, ratio_clip=OPEN, stop_gradient=True)
-    assert_response(actual, [4.0, 4.0, 3.0], [4.0, 2.0, 1.0], [0, 0, 0])
-
-
-def test_pnpo_clips_the_prefix_mean():
-    """w = 4, 2, 1 in [0, 3]: the first is clipped; later tokens reach it through their means."""
-    actual = of_ratios(pnpo.loss, [4.0, 1.0, 0.25], 1.0, ratio_clip=(0.0, 3.0))
-    assert_response(actual, [-3.0, -2.0, -1.0], [1 + 1 / 3, 1 + 1 / 3, 1 / 3], [1, 0, 0])
-    # stopped: the clipped token has loss 0
-    actual = of_ratios(pnpo.loss, [4.0, 1.0, 0.25], 1.0, ratio_clip=(0.0, 3.0), stop_gradient=True)
-    assert_response(actual, [0.0, 4.0, 3.0], [0.0, 2.0, 1.0], [1, 0, 0])
-    # A < 0, [1.5, 5]: w = 1 is below
-    actual = of_ratios(pnpo.loss, [4.0, 1.0, 0.25], -1.0, ratio_clip=(1.5, 5.0))
-    assert_response(actual, [4.0, 2.0, 1.5], [-5.0, -1.0, 0.0], [0, 0, 1])
-    actual = of_ratios(pnpo.loss, [4.0, 1.0, 0.25], -1.0, ratio_clip=(1.5, 5.0), stop_gradient=True)
-    assert_response(actual, [-4.0, -4.0, 0.0], [-4.0, -2.0, 0.0], [0, 0, 1])
-
-
-@table("module", [minpro, pnpo])
-def test_on_one_token_responses_they_equal_grpo(module):
+def test_on_one_token_responses_it_equals_grpo():
     for seed in range(5):
         generator = torch.Generator().manual_seed(seed)
         behavior = -3 * torch.rand(9, 1, generator=generator, dtype=torch.float64)
@@ -102,7 +66,7 @@ def test_on_one_token_responses_they_equal_grpo(module):
         advantages = torch.randn(9, generator=generator, dtype=torch.float64)
         mask = torch.ones(9, 1, dtype=torch.bool)
         results = []
-        for function in (module.loss, grpo.loss):
+        for function in (minpro.loss, grpo.loss):
             logprobs = start.clone().requires_grad_()
             loss, metrics = function(logprobs, behavior, advantages, mask, ratio_clip=(0.8, 1.2))
             (gradient,) = torch.autograd.grad(loss.sum(), logprobs)
@@ -111,13 +75,12 @@ def test_on_one_token_responses_they_equal_grpo(module):
             torch.testing.assert_close(ours, reference, rtol=1e-14, atol=0)
 
 
-@table("module", [minpro, pnpo])
-def test_padding_after_a_response_affects_none_of_its_tokens(module):
+def test_padding_after_a_response_affects_none_of_its_tokens():
     mask = torch.tensor([[True, True, False]])
     logprobs = torch.tensor([[-1.0, -2.0, -50.0]], requires_grad=True)
     behavior = torch.tensor([[-1.5, -1.0, -0.1]])
-    loss, metrics = module.loss(logprobs, behavior, torch.ones(1), mask, ratio_clip=(0.8, 1.2))
-    short, _ = module.loss(
+    loss, metrics = minpro.loss(logprobs, behavior, torch.ones(1), mask, ratio_clip=(0.8, 1.2))
+    short, _ = minpro.loss(
         logprobs[:, :2], behavior[:, :2], torch.ones(1), mask[:, :2], ratio_clip=(0.8, 1.2)
     )
     assert torch.equal(loss[:, :2], short)

@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM
 
-from mugrpo.config.run import ModelOptions
 from mugrpo.config.training import DistributedOptions
 from mugrpo.disk.errors import UsageError
-from mugrpo.model.policy import Policy
 from mugrpo.model.pretrained import EMBEDDED
 from mugrpo.optimize.fsdp import distribute
-from mugrpo.processes import lifetime
 from mugrpo.processes.ranks import ALONE, Ranks
-from tests.builders import TINY_FORMS, chain_tokenizer, saved_weights, tiny_policy
-from tests.ranked import work
-from tests.runs import ENVIRONMENT
-
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+from tests.builders import TINY_FORMS, saved_weights, tiny_policy
+from tests.ranked import started, work
 
 # AdamW divides a small gradient by its own size, so its rounding would show in full. With this eps
 # it does not, and three updates still move the weights by far more than the tolerance.
@@ -46,10 +37,8 @@ def updates(folder: Path, model: str, until: int, count: int, config: dict, *mor
     if count == 1:
         work(ALONE, folder, model, until, {"config": json.dumps(config)})
         return folder / str(until)
-    words = [*TORCHRUN, str(count), "-m", "tests.ranked", str(folder), model, str(until)]
-    words += [f"config={json.dumps(config)}", *more]
-    done = subprocess.run(words, env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    chosen = dict(option.split("=") for option in more)
+    started(count, folder, model, until, {"config": json.dumps(config), **chosen})
     return folder / str(until)
 
 
@@ -174,44 +163,6 @@ def test_a_sharded_model_is_saved_as_plain_files(tmp_path: Path, model: str):
     assert all(torch.equal(loaded[name], tensor) for name, tensor in ours.items())
 
 
-LOADS = """
-import sys
-from pathlib import Path
-from mugrpo.config.distributed import DistributedOptions
-from mugrpo.config.run import ModelOptions
-from mugrpo.optimize.fsdp import distribute
-from mugrpo.model.policy import load_policy
-from mugrpo.processes.ranks import joined
-
-def peak():
-    words = Path("/proc/self/status").read_text().split()
-    return int(words[words.index("VmHWM:") + 1])
-
-with joined("optimize") as ranks:
-    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
-    before = peak()
-    policy = load_policy(ModelOptions(path=sys.argv[1]), ranks=ranks)
-    distribute(policy, DistributedOptions())
-    Path(sys.argv[2], str(ranks.rank)).write_text(str((peak() - before) * 1024))
-"""
-
-
-@pytest.mark.long
-def test_only_the_first_rank_ever_holds_the_whole_model(tmp_path: Path):
-    config = LlamaConfig(
-        vocab_size=24, hidden_size=768, intermediate_size=2048, num_hidden_layers=8, eos_token_id=1
-    )
-    model = AutoModelForCausalLM.from_config(config)
-    whole = 4 * sum(p.numel() for p in model.parameters())  # 226 MB
-    Policy(model, chain_tokenizer(), ModelOptions()).save(tmp_path / "model")
-    script = tmp_path / "loads.py"
-    script.write_text(LOADS)
-    words = [*TORCHRUN, "2", str(script), str(tmp_path / "model"), str(tmp_path)]
-    subprocess.run(words, env={**os.environ, **ENVIRONMENT}, check=True)
-    first, second = (int((tmp_path / rank).read_text()) for rank in "01")
-    assert second < 0.8 * whole < whole < first  # 0.64 to 0.72 in sixteen tries
-
-
 @pytest.mark.long
 def test_weights_that_the_config_ties_stay_untied_if_the_files_untie_them(tmp_path: Path):
     """transformers trusts the files, and so must the ranks that do not read them."""
@@ -245,16 +196,3 @@ def test_a_rank_without_work_does_the_last_piece_again():
     assert Ranks(1, 2).turns(1) == [(0, False)]
     assert Ranks(2, 3).turns(2) == [(1, False)]
     assert Ranks(1, 2).turns(0) == []
-
-
-def test_a_process_is_identified_by_its_id_and_start_time():
-    """Processes that start at different times differ, and a zombie counts as ended."""
-    child = subprocess.Popen(["sleep", "60"])
-    began = lifetime.began(child.pid)
-    assert began and lifetime.began(child.pid) == began != lifetime.began(os.getpid())
-    assert lifetime.driver_name() == f"{os.getpid()} {lifetime.began(os.getpid())}"
-    child.kill()
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # a zombie now
-    assert lifetime.began(child.pid) == ""
-    child.wait()
-    assert lifetime.began(child.pid) == ""

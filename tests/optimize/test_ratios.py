@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import torch
 
 from mugrpo.optimize.ratios import (
     finite,
-    held,
     log_ratios,
     masked_mean,
     ppo_min,
@@ -41,13 +39,6 @@ def test_log_ratio_and_its_gradient(logprob, behavior, value, slope, dtype):
     actual.sum().backward()
     assert actual.item() == value
     assert logprobs.grad.item() == slope
-
-
-def test_the_largest_ratio_and_its_multiples_fit_fp32():
-    largest = held(torch.tensor([INF])).exp()
-    assert largest.item() == pytest.approx(math.exp(80), rel=1e-5)
-    assert (largest * 80 * 50).isfinite()
-    assert largest.item() * 0.0 == 0.0
 
 
 def test_finite_logprobs_are_a_constant_below_minus_10000():
@@ -102,19 +93,3 @@ def test_ppo_min_takes_bounds_per_token():
         surrogate, actual = ppo_min(ratio, torch.tensor([[advantage]]), low, high)
         torch.testing.assert_close(surrogate.detach(), torch.tensor([values]))
         assert actual.tolist() == [clipped]
-
-
-def test_a_ratio_at_a_bound_keeps_its_gradient():
-    ratio = torch.tensor([[1.25, 0.75]], requires_grad=True)
-    for advantage in (1.0, -1.0):
-        surrogate, clipped = ppo_min(ratio, torch.tensor([[advantage]]), 0.75, 1.25)
-        (gradient,) = torch.autograd.grad(surrogate.sum(), ratio)
-        assert gradient.tolist() == [[advantage, advantage]]
-        assert not clipped.any()
-
-
-def test_an_interval_without_an_upper_bound_clips_no_positive_token():
-    ratio = torch.tensor([[1e30, 0.5]], requires_grad=True)
-    surrogate, clipped = ppo_min(ratio, torch.tensor([[1.0]]), 0.0, INF)
-    assert surrogate[0].tolist() == pytest.approx([1e30, 0.5])
-    assert not clipped.any()

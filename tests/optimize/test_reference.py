@@ -17,7 +17,7 @@ LN2 = math.log(2)
 
 
 def of_ratios(
-    reference_ratios: list[float], ratios: list[float], corrected: bool
+    reference_ratios: list[float], ratios: list[float]
 ) -> tuple[list[float], list[float]]:
     """Return (KL per token, its slope in log pi). The ratios are ref / pi and pi / beta."""
     logprobs = torch.full((1, len(ratios)), -1.0, dtype=torch.float64, requires_grad=True)
@@ -25,47 +25,29 @@ def of_ratios(
         logprobs,
         logprobs.detach() - torch.tensor([ratios]).double().log(),
         logprobs.detach() + torch.tensor([reference_ratios]).double().log(),
-        corrected=corrected,
     )
     (gradient,) = torch.autograd.grad(actual.sum(), logprobs)
     return actual[0].tolist(), gradient[0].tolist()
 
 
-def test_k3_by_hand():
-    """q = ref / pi = 2, 1/2, 1: q - 1 - ln q; its slope is 1 - q, whatever the ratio."""
-    values, slopes = of_ratios([2.0, 0.5, 1.0], [3.0, 3.0, 3.0], corrected=False)
-    assert values == pytest.approx([1 - LN2, LN2 - 0.5, 0.0], abs=1e-12)
-    assert slopes == pytest.approx([-1.0, 0.5, 0.0], abs=1e-12)
-
-
 def test_corrected_k3_by_hand():
     """r (q - 1 - ln q); slope r (q - 1 - ln q) + r (1 - q) = -r ln q."""
-    values, slopes = of_ratios([2.0, 0.5, 1.0], [3.0, 0.5, 4.0], corrected=True)
+    values, slopes = of_ratios([2.0, 0.5, 1.0], [3.0, 0.5, 4.0])
     assert values == pytest.approx([3 * (1 - LN2), 0.5 * (LN2 - 0.5), 0.0], abs=1e-12)
     assert slopes == pytest.approx([-3 * LN2, 0.5 * LN2, 0.0], abs=1e-12)
-
-
-def test_on_policy_the_values_agree_and_the_slopes_do_not():
-    """r = 1, q = 2: 1 - ln 2 both; slopes 1 - q = -1 and -ln q (see test_bandit)."""
-    plain = of_ratios([2.0], [1.0], corrected=False)
-    corrected = of_ratios([2.0], [1.0], corrected=True)
-    assert plain[0] == pytest.approx(corrected[0])
-    assert plain[1] == pytest.approx([-1.0])
-    assert corrected[1] == pytest.approx([-LN2])
 
 
 def test_it_is_never_below_0_and_precise_near_equality():
     distance = torch.linspace(-2, 2, 401, dtype=torch.float64)[None]
     nothing = torch.zeros_like(distance)
-    values = kl(nothing, nothing, distance, corrected=False)
+    values = kl(nothing, nothing, distance)
     assert (values >= 0).all()
     assert values.argmin() == 200
     small = torch.tensor([[1e-3]])  # fp32: d^2 / 2
-    values = kl(torch.zeros(1, 1), torch.zeros(1, 1), small, corrected=True)
+    values = kl(torch.zeros(1, 1), torch.zeros(1, 1), small)
     assert values.item() == pytest.approx(0.5e-6, rel=2e-3)
 
 
-@table("corrected", [True, False])
 @table(
     ("logprob", "behavior", "ref", "ratio", "distance"),
     [
@@ -76,13 +58,10 @@ def test_it_is_never_below_0_and_precise_near_equality():
         (-101.0, -1.0, -1.0, -40, 40),
     ],
 )
-def test_extreme_probabilities_are_finite_in_fp32(
-    logprob, behavior, ref, ratio, distance, corrected
-):
+def test_extreme_probabilities_are_finite_in_fp32(logprob, behavior, ref, ratio, distance):
     logprobs = torch.tensor([[logprob]], requires_grad=True)
-    actual = kl(logprobs, torch.tensor([[behavior]]), torch.tensor([[ref]]), corrected=corrected)
-    expected = math.expm1(distance) - distance
-    expected *= math.exp(ratio) if corrected else 1
+    actual = kl(logprobs, torch.tensor([[behavior]]), torch.tensor([[ref]]))
+    expected = (math.expm1(distance) - distance) * math.exp(ratio)
     assert actual.item() == pytest.approx(expected, rel=1e-4)
     actual.sum().backward()
     assert logprobs.grad.isfinite().all()
@@ -90,9 +69,7 @@ def test_extreme_probabilities_are_finite_in_fp32(
 
 def test_the_product_of_k3_and_ratio_is_finite_in_fp32():
     """beta = e^-200, pi = e^-100, ref = 1."""
-    actual = kl(
-        torch.full((1, 1), -100.0), torch.full((1, 1), -200.0), torch.zeros(1, 1), corrected=True
-    )
+    actual = kl(torch.full((1, 1), -100.0), torch.full((1, 1), -200.0), torch.zeros(1, 1))
     assert actual.isfinite().all()
 
 
@@ -102,7 +79,7 @@ def test_if_the_distance_is_clamped_the_corrected_slope_keeps_its_sign():
     The policy has given this token up, and the penalty must not push it further down.
     """
     logprobs = torch.full((1, 1), -42.0, requires_grad=True)
-    actual = kl(logprobs, torch.full((1, 1), -10.0), torch.full((1, 1), -1.0), corrected=True)
+    actual = kl(logprobs, torch.full((1, 1), -10.0), torch.full((1, 1), -1.0))
     actual.sum().backward()
     assert -1e-9 < logprobs.grad.item() <= 0
 
@@ -122,7 +99,7 @@ def evaluated(
     config = build_config(
         {
             "preset": "grpo",
-            "reference": {"name": "kl", "coefficient": 0.5, "corrected": False},
+            "reference": {"name": "kl", "coefficient": 0.5},
             **groups,
         },
         "test",
@@ -139,7 +116,7 @@ def evaluated(
     return loss_BT * MASK, metrics
 
 
-K = 0.5 * (1 - LN2)
+K = 0.5 * (1 - LN2)  # times each token's ratio
 
 
 def same(actual: torch.Tensor, expected: list[list[float]]) -> None:
@@ -149,32 +126,21 @@ def same(actual: torch.Tensor, expected: list[list[float]]) -> None:
 def test_the_loss_is_the_objectives_plus_the_coefficient_times_the_divergence():
     loss, metrics = evaluated()
     # GRPO in [.8, 1.2]: -1, -1.2, padding; .8, .8, 1
-    same(loss, [[-1 + K, -1.2 + K, 0], [0.8 + K, 0.8 + K, 1 + K]])
-    same(metrics["kl_reference"], [[2 * K, 2 * K, 0], [2 * K] * 3])
-
-
-def test_corrected_is_the_default_and_multiplies_by_the_ratio():
-    loss, _ = evaluated(reference={"name": "kl", "coefficient": 0.5})
     same(loss, [[-1 + K, -1.2 + 2 * K, 0], [0.8 + K / 2, 0.8 + K / 1000, 1 + K]])
+    same(metrics["kl_reference"], [[2 * K, 4 * K, 0], [K, 2 * K / 1000, 2 * K]])
 
 
 def test_groups_without_variance_have_no_kl_term_unless_the_mask_is_off():
     loss, metrics = evaluated(varied=(True, False))
-    same(loss, [[-1 + K, -1.2 + K, 0], [0.8, 0.8, 1.0]])
+    same(loss, [[-1 + K, -1.2 + 2 * K, 0], [0.8, 0.8, 1.0]])
     assert not metrics["kl_reference"][1].any()
     loss, _ = evaluated(varied=(True, False), advantage={"zero_variance_mask": False})
-    same(loss, [[-1 + K, -1.2 + K, 0], [0.8 + K, 0.8 + K, 1 + K]])
+    same(loss, [[-1 + K, -1.2 + 2 * K, 0], [0.8 + K / 2, 0.8 + K / 1000, 1 + K]])
 
 
 def test_vetoed_tokens_and_removed_responses_keep_their_kl_term():
     veto = {"name": "negative_advantage", "kappa": 0.01}  # .001 triggers: the last is vetoed
     loss, _ = evaluated(veto=veto)
-    same(loss, [[-1 + K, -1.2 + K, 0], [0.8 + K, 0.8 + K, K]])
+    same(loss, [[-1 + K, -1.2 + 2 * K, 0], [0.8 + K / 2, 0.8 + K / 1000, K]])
     loss, _ = evaluated(sequence_mask={"name": "off_policy", "delta": 0.5})
-    same(loss, [[-1 + K, -1.2 + K, 0], [K, K, K]])
-
-
-def test_a_correction_weights_only_the_objective():
-    """w = 2, ratios halved: .5, 1; .25, .0005, .5."""
-    loss, _ = evaluated(correction={"name": "truncated", "cap": 5.0})
-    same(loss, [[-1 + K, -2 + K, 0], [1.6 + K, 1.6 + K, 1.6 + K]])
+    same(loss, [[-1 + K, -1.2 + 2 * K, 0], [K / 2, K / 1000, K]])

@@ -103,12 +103,12 @@ def test_gradients_are_those_of_single_tokens(policy, turns, name, reduction, ve
         OBJECTIVES[name],
         reduction=reduction,
         veto={"name": "negative_advantage", "kappa": KAPPA} if veto else {"name": "off"},
-        optimizer={"share_prompts": share, "micro_batch_tokens": 150},
+        optimizer={"micro_batch_tokens": 150},
     )
     exact = copy.deepcopy(policy.model).double().eval()
     expected = expected_loss(exact, turns, name, reduction, veto)
     expected.backward()
-    metrics, gradients = step(turns, config, copy.deepcopy(policy))
+    metrics, gradients = step(turns, config, copy.deepcopy(policy), share)
     assert metrics["loss"] == pytest.approx(expected.item(), abs=1e-6)
     assert (metrics["shared_prompt_share"] > 0) == share
     wanted = {n: p.grad.float() for n, p in exact.named_parameters() if n in gradients}
@@ -125,7 +125,8 @@ def test_the_metrics_count_sampled_tokens(policy, turns):
 
 @table("share", [True, False])
 def test_logprobs_are_the_plain_models_and_0_where_nothing_was_sampled(policy, turns, share):
-    config = config_of(optimizer={"share_prompts": share, "micro_batch_tokens": 150})
+    policy, config = copy.deepcopy(policy), config_of(optimizer={"micro_batch_tokens": 150})
+    policy.can_share_prompts = policy.can_share_prompts if share else False
     for rollout, logprobs in zip(
         turns.rollouts, rollout_logprobs(policy, turns.rollouts, config), strict=True
     ):

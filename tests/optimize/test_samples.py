@@ -14,7 +14,7 @@ from mugrpo.model.policy import load_policy
 from mugrpo.optimize.diagnostics import SampleCollector
 from mugrpo.optimize.experience import Experience, MicroBatch
 from mugrpo.optimize.trainer import Trainer
-from tests.builders import plain_logprobs, stale
+from tests.builders import stale
 from tests.cases import table
 from tests.updates import config_of, hand_batch
 
@@ -70,15 +70,6 @@ def test_half_have_a_negative_advantage_and_each_is_the_first_of_its_group(
 def test_rollouts_are_of_different_groups_as_far_as_possible(seen, experience, count, groups):
     shown = [s["problem_id"] for s in chosen(seen, experience, count)]
     assert (len(shown), len(set(shown))) == (count, groups)
-
-
-def test_a_group_without_variance_is_never_chosen(seen, experience):
-    assert "p2" not in {s["problem_id"] for s in chosen(seen, experience, 100)}
-
-
-def test_nothing_is_chosen_of_an_update_without_a_gradient(experience):
-    flat = Experience(experience.rollouts[8:12], experience.scores[8:12])
-    assert chosen(watched(flat), flat, 4) == []
 
 
 def batch(rows: list[int], advantages: list[float], lengths: list[int]) -> MicroBatch:
@@ -137,17 +128,6 @@ def test_the_first_sample_of_a_group_has_all_of_its_responses(seen, experience):
     assert samples[0]["group"][samples[0]["sample"]]["text"] == samples[0]["text"]
 
 
-def test_logprobs_are_of_the_policy_before_the_update(embedded_policy, experience):
-    collector = watched(experience, optimizer={"lr": 0.1})
-    for sample, row in zip(chosen(collector, experience, 6), [0, 1, 4, 6, 12, 13], strict=True):
-        rollout = experience.rollouts[row]
-        with torch.no_grad():
-            expected = plain_logprobs(
-                embedded_policy, rollout.prompt_ids.tolist(), rollout.response_ids.tolist()
-            )
-        np.testing.assert_allclose(sample["logprobs"], expected, atol=1e-4)
-
-
 def test_marks_follow_from_the_ratios_by_hand(experience):
     """Negative advantage, ratio below kappa: the first such token triggers the veto of the rest."""
     moved = stale(experience)
@@ -179,11 +159,3 @@ def test_the_cut_into_micro_batches_changes_nothing_but_rounding(experience):
         for name in ("logprobs", "entropies"):
             np.testing.assert_allclose(a.pop(name), b.pop(name), atol=1e-5)
         assert a == b
-
-
-def test_marks_show_what_was_done_to_a_token_but_not_its_weight(experience):
-    moved = stale(experience)
-    stored = {"trainer_behavior_logprobs": [r.behavior_logprobs for r in moved.rollouts]}
-    case = Experience(moved.rollouts, moved.scores, stored)
-    for sample in chosen(watched(case, correction={"name": "truncated"}), case, 6):
-        assert sample["marks"].keys() == {"clipped", "vetoed"}

@@ -74,13 +74,12 @@ def test_negative_weight_multiplies_the_taper_of_wrong_responses_only():
         ("prefix", [[0.5, 0.4, 0], [1, 0.5, 1], [0.5, 0.05, 0.01], [1, 0, 0]]),
         ("smallest", [[0.5, 0.5, 0], [1, 0.25, 0.25], [0.5, 0.1, 0.1], [1, 0, 0]]),
         ("mean", [[0.4**0.5, 0.4**0.5, 0], [1, 1, 1], [0.01 ** (1 / 3)] * 3, [1, 0, 0]]),
-        ("block", [[0.4, 0.4, 0], [0.5, 0.5, 1], [0.05, 0.05, 0.2], [1, 0, 0]]),
         ("token", [[0.5, 0.8, 0], [1, 0.25, 1], [0.5, 0.1, 0.2], [1, 0, 0]]),
     ],
 )
 def test_other_tapers_by_hand(taper, weights):
-    """A = -.5 for all; blocks of two tokens."""
-    _, actual, tapered = of_rewards([0.0] * 4, taper=taper, block_tokens=2)
+    """A = -.5 for all."""
+    _, actual, tapered = of_rewards([0.0] * 4, taper=taper)
     same(actual, (-0.5 * torch.tensor(weights, dtype=torch.float64)).tolist())
     assert tapered.tolist() == ((torch.tensor(weights) < 1) & MASK).tolist()
     _, positive, tapered = of_rewards([1.0] * 4, taper=taper)
@@ -96,28 +95,6 @@ def test_a_token_s_taper_is_cispo_with_0_to_1():
     loss, _ = cispo.loss(logprobs, behavior, advantages, MASK, ratio_clip=(0.0, 1.0))
     (gradient,) = torch.autograd.grad((loss * MASK).sum(), logprobs)
     same(weights, (-gradient).tolist())
-
-
-def test_positives_with_their_ratio_are_grpo_with_the_relaxed_interval():
-    """A = .5: r A up to r = 5, without a gradient above. Negatives keep their taper."""
-    losses, weights, _ = of_rewards([1.0] * 4, positives="ratio")
-    same(losses, [[-0.25, -0.4, 0], [-1, -0.125, -1.5], [-0.25, -0.05, -0.1], [-2, 0, 0]])
-    same(weights, [[0.25, 0.4, 0], [1, 0.125, 1.5], [0.25, 0.05, 0.1], [2, 0, 0]])
-    _, clipped, _ = of_rewards([1.0] * 4, positives="ratio", largest_ratio=1.5)
-    same(clipped, [[0.25, 0.4, 0], [0, 0.125, 0], [0.25, 0.05, 0.1], [0, 0, 0]])
-    _, negative, _ = of_rewards([0.0] * 4, positives="ratio")
-    same(negative, [[-0.2, -0.2, 0], [-0.5] * 3, [-0.005] * 3, [-0.5, 0, 0]])
-
-
-def test_the_baseline_decides_what_is_negative():
-    _, weights, _ = of_rewards([1.0, 0.5, 0.5, 0.25], baseline=0.75)
-    # A = .25, -.25, -.25, -.5
-    same(weights, [[0.25, 0.25, 0], [-0.25] * 3, [-0.0025] * 3, [-0.5, 0, 0]])
-
-
-def test_unshifted_negatives_have_no_gradient():
-    _, weights, _ = of_rewards([0.0, 0.0, 0.0, 0.0], baseline=0.0)
-    assert not weights.any()
 
 
 def test_equals_reinforce_at_ratio_1():

@@ -39,9 +39,9 @@ def test_a_tokenizer_without_a_padding_token_changes_nothing(experience):
     without.tokenizer.pad_token = None
     without = Policy(without.model, without.tokenizer, ModelOptions())
     assert (with_pad.pad_id, without.pad_id) == (0, 1)  # <pad>, <eos>
-    config = config_of(optimizer={"share_prompts": False})  # rows that share prompts are not padded
-    expected, gradients = step(experience, config, with_pad)
-    metrics, others = step(experience, config, without)
+    # rows that share prompts are not padded
+    expected, gradients = step(experience, config_of(), with_pad, share=False)
+    metrics, others = step(experience, config_of(), without, share=False)
     assert expected["padding_share"] > 0.2  # there is padding that could matter
     assert metrics["loss"] == expected["loss"]
     assert all(torch.equal(others[name], gradients[name]) for name in gradients)

@@ -6,7 +6,6 @@ The KL term is compared in test_trl_kl, advantages in test_advantages.
 from __future__ import annotations
 
 import itertools
-import math
 from collections import defaultdict
 from dataclasses import replace
 
@@ -55,26 +54,16 @@ def test_cispo_equals_trl_with_low_0(high):
         )
 
 
-@table("shape", [(2.0, 3.0, 3.0, 2.0), (1.0, 1.0, 2.0, 0.5)])
-def test_vespo_equals_trl(shape):
+def test_vespo_equals_trl():
     """Also beyond the bounds of e^+-20 on a token's ratio and [1e-8, e^20] on a response's."""
-    options = {"name": "vespo", "positive": shape[:2], "negative": shape[2:]}
     for seed in SEEDS:
         update = random_update(seed)
         far = replace(update, logprobs=update.logprobs * torch.linspace(1, 9, 8)[:, None])
         for one in (update, far):
             assert_same(
-                ours(one, reduction="token_mean", objective=options),
-                theirs(one, loss_type="vespo", vespo=shape),
+                ours(one, reduction="token_mean", objective={"name": "vespo"}),
+                theirs(one, loss_type="vespo"),
             )
-
-
-def test_only_our_cispo_has_a_lower_bound():
-    """TRL has none, whatever epsilon is. Response 2 of seed 0 has ratios below .5."""
-    update = random_update(0)
-    bounded, _ = ours(update, reduction="token_mean", objective=objective("cispo", (0.5, 5.0)))
-    trl, _ = theirs(update, loss_type="cispo", interval=(0.5, 5.0))
-    assert (bounded - trl).abs() > 1e-3
 
 
 def test_cispo_counts_clipped_tokens_of_both_signs_and_trl_only_those_with_a_above_0():
@@ -127,36 +116,6 @@ def test_dual_clip_equals_trls_delta_if_not_below_the_upper_bound(level, interva
         )
         reached |= bool(bounded[0] != unbounded[0])
     assert reached
-
-
-def one_token(ratio: float, advantage: float) -> Update:
-    nothing = torch.zeros(1, 1, dtype=torch.float64)
-    return Update(
-        logprobs=nothing + math.log(ratio),
-        trainer=nothing,
-        engine=nothing,
-        reference=nothing,
-        advantages=torch.tensor([advantage], dtype=torch.float64),
-        mask=torch.ones(1, 1, dtype=torch.bool),
-    )
-
-
-@table(
-    ("advantage", "our_loss", "trl_loss"),
-    [
-        (1.0, -4.0, -3.0),  # ours leaves A > 0 alone; TRL: -min(3, 4)
-        (-1.0, 3.0, 4.0),  # ours: c |A|; TRL does not bound its clipped branch: -min(-3, -4)
-    ],
-)
-def test_within_the_interval_trls_delta_differs_from_dual_clip(advantage, our_loss, trl_loss):
-    """Why the test above needs c >= high. Here r = 4, the interval is [0, 5] and c = 3."""
-    update = one_token(4.0, advantage)
-    our, _ = ours(
-        update, reduction="sequence_mean", objective=objective("grpo", RELAXED, dual_clip=3.0)
-    )
-    trl, _ = theirs(update, loss_type="grpo", interval=RELAXED, delta=3.0)
-    assert our.item() == pytest.approx(our_loss, abs=1e-12)
-    assert trl.item() == pytest.approx(trl_loss, abs=1e-12)
 
 
 @table("interval", [NARROW, RELAXED, DAPO])
@@ -233,23 +192,6 @@ def test_loss_under_the_off_policy_mask_equals_trl(loss_type, level):
         )
 
 
-def test_off_policy_mask_under_a_correction_measures_from_the_engine_as_trls_does():
-    for seed in range(10):
-        update = random_update(seed)
-        assert_same(
-            ours(
-                update,
-                reduction="sequence_mean",
-                objective=objective("grpo", NARROW),
-                sequence_mask={"name": "off_policy", "delta": 0.1},
-                correction={"name": "truncated", "cap": 2.0},
-            ),
-            theirs(
-                update, loss_type="grpo", off_policy=0.1, mode="token_truncate", clip=(None, 2.0)
-            ),
-        )
-
-
 # ---- truncated and masked importance sampling ----
 
 MODES = [
@@ -292,17 +234,6 @@ def test_corrected_losses_equal_trl(loss_type, mode, correction, clip):
             ),
             theirs(update, loss_type=loss_type, interval=RELAXED, mode=mode, clip=clip),
         )
-
-
-def test_truncation_has_no_lower_bound_and_trls_has_an_optional_one():
-    update = random_update(0)
-    trl = trl_weights(update, "token_truncate", (0.9, 1.3))[update.mask]
-    weights = ratios.truncated(update.trainer, update.engine, update.mask, cap=1.3, level="token")[
-        update.mask
-    ]
-    assert trl.min() == 0.9
-    assert weights.min() < 0.9
-    torch.testing.assert_close(weights.clamp(min=0.9), trl)
 
 
 @table(("mode", "correction", "clip"), MODES)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import fields, replace
 
 import pytest
 import torch
 
-from mugrpo.config.objectives import KLReference
 from mugrpo.optimize import ratios
 from tests.cases import table
 from tests.trl_losses import (
@@ -25,9 +23,8 @@ from tests.trl_losses import (
 )
 
 
-@table("corrected", [True, False])
 @table("loss_type", ["grpo", "dapo", "dr_grpo", "cispo"])
-def test_kl_term_equals_trl_in_both_forms(loss_type, corrected):
+def test_kl_term_equals_trl(loss_type):
     for seed in SEEDS:
         update = random_update(seed)
         logged: dict[str, list[float]] = defaultdict(list)
@@ -36,32 +33,18 @@ def test_kl_term_equals_trl_in_both_forms(loss_type, corrected):
                 update,
                 reduction=REDUCTIONS[loss_type],
                 objective=objective(loss_type, RELAXED),
-                reference={"name": "kl", "coefficient": 0.3, "corrected": corrected},
+                reference={"name": "kl", "coefficient": 0.3},
             ),
             theirs(
                 update,
                 loss_type=loss_type,
                 interval=RELAXED,
                 beta=0.3,
-                corrected_kl=corrected,
                 logged=logged,
             ),
         )
-        kl_BT = ratios.kl(update.logprobs, update.trainer, update.reference, corrected=corrected)
+        kl_BT = ratios.kl(update.logprobs, update.trainer, update.reference)
         assert kl_BT[update.mask].mean().item() == pytest.approx(logged["kl"][0], rel=1e-12)
-
-
-def test_uncorrected_kl_is_the_same_at_both_levels_as_in_trl():
-    update = random_update(1)
-    assert_same(
-        ours(
-            update,
-            reduction="sequence_mean",
-            objective=objective("grpo", NARROW, level="sequence"),
-            reference={"name": "kl", "coefficient": 0.3, "corrected": False},
-        ),
-        theirs(update, loss_type="grpo", level="sequence", beta=0.3, corrected_kl=False),
-    )
 
 
 def test_at_the_sequence_level_trl_corrects_kl_by_the_response_ratio_and_we_by_the_token_ratio():
@@ -78,8 +61,7 @@ def test_at_the_sequence_level_trl_corrects_kl_by_the_response_ratio_and_we_by_t
     assert (ours_sequence - trl).abs() > 1e-3
 
 
-@table("corrected", [True, False])
-def test_kl_term_is_not_masked_weighted_or_bounded_in_either(corrected):
+def test_kl_term_is_not_masked_weighted_or_bounded_in_either():
     """With token_mask, delta and a clip, which apply to the policy term alone."""
     for seed in SEEDS:
         update = random_update(seed)
@@ -89,7 +71,7 @@ def test_kl_term_is_not_masked_weighted_or_bounded_in_either(corrected):
                 reduction="token_mean",
                 objective=objective("dapo", DAPO, dual_clip=3.0),
                 correction={"name": "masked", "interval": (0.7, 1.4)},
-                reference={"name": "kl", "coefficient": 0.3, "corrected": corrected},
+                reference={"name": "kl", "coefficient": 0.3},
             ),
             theirs(
                 update,
@@ -99,7 +81,6 @@ def test_kl_term_is_not_masked_weighted_or_bounded_in_either(corrected):
                 mode="token_mask",
                 clip=(0.7, 1.4),
                 beta=0.3,
-                corrected_kl=corrected,
             ),
         )
 
@@ -117,27 +98,3 @@ def test_kl_term_with_the_off_policy_mask_equals_trl():
             ),
             theirs(update, loss_type="grpo", off_policy=0.1, beta=0.3),
         )
-
-
-def test_kl_of_groups_without_variance_counts_in_trl_and_in_ours_without_the_mask():
-    update = random_update(1)
-    varied = torch.arange(8) >= 4
-    update = replace(update, advantages=update.advantages * varied)
-    trl = theirs(update, loss_type="grpo", beta=0.3)
-    settings = {
-        "reduction": "sequence_mean",
-        "objective": objective("grpo", NARROW),
-        "reference": {"name": "kl", "coefficient": 0.3},
-        "varied": varied,
-    }
-    assert_same(ours(update, **settings, advantage={"zero_variance_mask": False}), trl)
-    _, gradient = ours(update, **settings)
-    assert not gradient[:4].any()
-    assert trl[1][:4].any()
-
-
-def test_the_kl_is_corrected_by_default_as_in_trl():
-    from trl import GRPOConfig
-
-    defaults = {f.name: f.default for f in fields(GRPOConfig)}
-    assert KLReference().corrected is defaults["use_bias_correction_kl"] is True

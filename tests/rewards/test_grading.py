@@ -20,7 +20,6 @@ from mugrpo.config.rewards import (
     FunctionOptions,
     MathOptions,
     NumericOptions,
-    PlainOptions,
     RegexOptions,
 )
 from mugrpo.disk.errors import RunStopped, UsageError
@@ -124,36 +123,19 @@ def test_the_sum_is_weighted_and_the_first_verifier_gives_the_status():
 
 def test_both_readings_are_kept_and_weight_0_changes_nothing_else():
     """The part "answer" never is the answer of a second verifier, even if the first read none."""
-    texts = (r"\boxed{3+9}", "Of 12, it is x + 3", "who knows")
-    both = scores((MathOptions(), PlainOptions(weight=0.0)), *texts)
-    alone = scores((MathOptions(),), *texts)
+    texts = (r"\boxed{3+9}", "Of 12, it is 3", "who knows")
+    both = scores((ExactOptions(), NumericOptions(weight=0.0)), *texts)
+    alone = scores((ExactOptions(),), *texts)
     assert [(s.status, s.reward) for s in both] == [(s.status, s.reward) for s in alone]
-    assert both[0].parts == {"math": 1.0, "plain": 0.0, "answer": "3+9", "answer/plain": "3+9"}
-    assert both[2].parts == {"math": 0.0, "plain": 0.0}
-    rewards = (PlainOptions(), NumericOptions(weight=0.0))
-    [first, second] = scores(rewards, "either 3 or x + 3", "12")
-    assert first == Score(Status.NO_ANSWER, 0.0, {"plain": 0.0, "numeric": 0.0})
-    assert second.parts == {"plain": 1.0, "numeric": 1.0, "answer": "12", "answer/numeric": "12"}
+    [none, number] = scores((NumericOptions(), ExactOptions(weight=0.0)), "x + 3", "12")
+    assert none == Score(Status.NO_ANSWER, 0.0, {**none.parts, "numeric": 0.0})
+    assert "answer" not in none.parts and none.parts["answer/exact"] == "x + 3"
+    assert number.parts == {"numeric": 1.0, "exact": 1.0, "answer": "12", "answer/exact": "12"}
 
 
-@table(
-    ("rewards", "outcome"),
-    [
-        (
-            (ExactOptions(), PlainOptions(weight=0.0)),
-            Score(Status.RIGHT, 1.0, {"exact": 1.0, "plain": None, "answer": "$"}),
-        ),
-        ((ExactOptions(), PlainOptions()), None),
-        ((PlainOptions(weight=0.0), ExactOptions()), None),
-    ],
-)
-def test_a_reference_that_one_verifier_cannot_read_fails_what_depends_on_it(rewards, outcome):
-    reason = f"plain: ValueError: {UNREADABLE}"
-    with Grader(rewards, ONE) as grader:
-        [score] = grader.scores([answer("$", reference="$")])
-        refused = grader.unreadable(["12", "$"])
-    assert score == (outcome or Score(Status.ERROR, None, {"reason": reason}))
-    assert refused == ({} if outcome else {"$": reason})
+def test_references_that_are_not_equal_to_themselves_are_found():
+    with Grader((ExactOptions(), MathOptions(weight=0.0)), ONE) as grader:
+        assert grader.unreadable(["12", "$"]) == {"$": f"math: ValueError: {UNREADABLE}"}
 
 
 def test_functions_alone_are_right_from_a_reward_of_1():
@@ -393,18 +375,6 @@ def test_hostile_answers_all_get_a_status_and_only_12_is_right(left_out):
         assert not verdicts[name].status.failed
     for name in ("a long sum", "roots"):  # longer than an answer may be
         assert verdicts[name].status is Status.NO_ANSWER
-
-
-def test_plain_gives_a_verdict_on_every_hostile_answer():
-    """None fails, so none took the worker's 1 second of computing, its memory or its stack."""
-    with Grader((PlainOptions(),), WorkerOptions(count=1, timeout=1.0)) as grader:
-        verdicts = dict(zip(HOSTILE, grader.scores(map(answer, HOSTILE.values())), strict=True))
-    right = {name for name, score in verdicts.items() if score.status is Status.RIGHT}
-    assert right <= TRULY_12
-    assert {s.status for n, s in verdicts.items() if n not in right} == {
-        Status.WRONG,
-        Status.NO_ANSWER,
-    }
 
 
 MODEL = """

@@ -107,21 +107,6 @@ def test_a_conversation_is_what_the_template_writes_for_the_whole():
     assert prompts.tokenizer.decode(ids) == prompts.rendered([asked, *said], prompting=True)
 
 
-def test_a_turn_that_ends_with_another_token_is_ended_as_the_template_does(prompts):
-    encoder, tokenizer = MessageEncoder(prompts), prompts.tokenizer
-    other = tokenizer.convert_tokens_to_ids("<|endoftext|>")
-    told = [{"role": "user", "content": "Go on."}]
-    ours, own = (encoder.suffix(last, told).tolist() for last in (other, tokenizer.eos_token_id))
-    assert ours == [tokenizer.eos_token_id, *own]
-    assert tokenizer.decode(own) == (
-        "\n<|im_start|>user\nGo on.<|im_end|>\n<|im_start|>assistant\n"
-    )
-
-
-def test_the_template_is_told_about_tools(prompts):
-    assert '"name": "add"' in prompts.tokenizer.decode(prompts(ASKED))
-
-
 def test_a_call_is_read_from_the_models_tokens(prompts):
     encoder, eos = MessageEncoder(prompts), prompts.tokenizer.eos_token_id
     before = prompts(ASKED)
@@ -170,16 +155,6 @@ def test_a_template_that_rewrites_earlier_messages_is_refused():
     encoder = MessageEncoder(prompts_of(template))
     with pytest.raises(UsageError, match="writes earlier messages differently"):
         encoder.suffix(0, [{"role": "user", "content": "x"}])
-
-
-def test_in_the_plain_form_a_message_is_its_content():
-    tokenizer = tokenizer_of("")
-    encoder = MessageEncoder(PromptEncoder(tokenizer, len(tokenizer), PromptOptions()))
-    assert tokenizer.decode(encoder.prompt(ASKED, [{"content": " x"}])) == "What is 2 + 3? x"
-    suffix = encoder.suffix(tokenizer.eos_token_id, [{"content": "a"}, {"content": "b"}])
-    assert tokenizer.decode(suffix) == "ab"
-    ids = np.append(tokenizer("It is 5.")["input_ids"], tokenizer.eos_token_id)
-    assert encoder.message(suffix, ids) == {"role": "assistant", "content": "It is 5."}
 
 
 def test_tools_are_called_over_turns_and_a_bad_call_costs_only_its_turn(prompts):

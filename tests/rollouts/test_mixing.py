@@ -94,14 +94,6 @@ def test_shares_by_stage_epochs_by_source_and_no_repeat_within_an_update():
     assert len(first_epochs[1]) == len(set(first_epochs[1])) == 9  # 3 x 1 + 3 x 2, but not + 4
 
 
-def test_the_groups_of_a_stage_do_not_depend_on_the_question_before():
-    plan = mixed((Source(7, "a", (3.0, 1.0)), Source(9, "b")), stages=3)
-    late = list(plan.groups(2))
-    assert [list(plan.groups(stage)) for stage in range(3)][2] == late
-    again = mixed((Source(7, "a", (3.0, 1.0)), Source(9, "b")), stages=3)
-    assert list(again.groups(2)) == late
-
-
 def test_groups_that_follow_a_stage_lack_what_a_source_does_not_have():
     """Weights of 2 and 1 draw a, b, a again and again: a b | a a | b a | a b for updates of two."""
     sources = Source(1, "a", (2.0,)), Source(9, "b", (1.0,))

@@ -8,13 +8,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from mugrpo.config.load import build_config
-from mugrpo.config.rewards import RewardOptions
 from mugrpo.disk.records import Rollout, Score, Status
 from mugrpo.rollouts.score import overlong_penalty
-from mugrpo.rollouts.selection import correctness_varies
 from mugrpo.rollouts.statistics import accuracy
-from mugrpo.run.provenance import judge_fingerprint
 from tests.cases import table
 from tests.rollouts.scoring import RIGHT, SKIPPED, WRONG, Fixed, Folder, failure, response
 from tests.runs import Command
@@ -39,14 +35,6 @@ def test_the_last_four_of_ten_tokens_cost_a_quarter_each(length: int, penalty: f
     assert overlong_penalty(length, 10, 4) == penalty
 
 
-def test_a_buffer_may_be_all_tokens_or_a_number_of_them_that_is_not_whole():
-    assert [overlong_penalty(n, 8, 8) for n in (1, 4, 8)] == [-0.125, -0.5, -1.0]
-    # 48 tokens, a fifth of them: 9.6; 38.4 are free
-    assert overlong_penalty(38, 48, 9.6) == 0.0
-    assert overlong_penalty(39, 48, 9.6) == pytest.approx(-0.6 / 9.6)
-    assert overlong_penalty(48, 48, 9.6) == pytest.approx(-1.0)
-
-
 def test_the_penalty_lowers_the_reward_is_reported_and_keeps_the_status(folder: Folder):
     folder.write(*(long(n, i) for i, n in enumerate((6, 8, 8, 9))))
     right, wrong = Score(Status.RIGHT, 1.0, {"a": 5}), Score(Status.WRONG, 0.25, {"a": 7})
@@ -68,33 +56,10 @@ def test_a_cut_response_is_of_the_largest_length_and_loses_1(folder: Folder, tru
     assert folder.score(Fixed(), truncated=truncated, overlong_buffer=SHARE) == [expected]
 
 
-def test_a_cut_response_that_is_scored_can_be_right_and_still_loses_1(folder: Folder):
-    folder.write(long(10, cut=True))
-    assert folder.score(
-        Fixed(Score(Status.RIGHT, 1.0)), truncated="scored", overlong_buffer=SHARE
-    ) == [Score(Status.RIGHT, 0.0, {"overlong": -1.0})]
-
-
 def test_responses_without_a_reward_have_no_penalty(folder: Folder):
     verdicts = [failure("boom"), SKIPPED]
     folder.write(*(long(9, i) for i in range(2)))
     assert folder.score(Fixed(*verdicts), overlong_buffer=SHARE, failure_limit=1.0) == verdicts
-
-
-def test_without_a_buffer_length_costs_nothing(folder: Folder):
-    folder.write(long(9), long(10, 1, cut=True))
-    right = Score(Status.RIGHT, 1.0)
-    assert folder.score(Fixed(right)) == [right, Score(Status.TRUNCATED, 0.0)]
-
-
-def test_right_responses_of_different_lengths_vary_in_reward_and_not_in_correctness(
-    folder: Folder,
-):
-    folder.write(long(6, 0), long(8, 1))
-    scores = folder.score(Fixed(*[Score(Status.RIGHT, 1.0)] * 2), overlong_buffer=SHARE)
-    assert folder.scores.entry(0)["zero_variance_groups"] == 0
-    statuses = [score.status for score in scores]
-    assert not correctness_varies(statuses, RewardOptions(overlong_buffer=SHARE))
 
 
 def test_in_an_evaluation_the_reward_is_lower_and_the_accuracy_the_same(folder: Folder):
@@ -108,16 +73,6 @@ def test_in_an_evaluation_the_reward_is_lower_and_the_accuracy_the_same(folder: 
     assert without.pop("reward") == 2 / 4
     assert penalized.pop("reward") == (2 - 0.5 - 0.75 - 1) / 4
     assert penalized == without and without["accuracy"] == 2 / 4
-
-
-@table(
-    "options",
-    [{"rewards": {"overlong_buffer": 0.5}}, {"rollouts": {"max_new_tokens": 47}}],
-)
-def test_another_buffer_or_another_max_new_tokens_is_another_judge(options: dict[str, Any]):
-    """The penalty depends on both. (stages/test_another_judge: what another judge scores again.)"""
-    own, other = (judge_fingerprint(build_config(raw, "test"), []) for raw in ({}, options))
-    assert own != other
 
 
 # ---- in a run ----
@@ -146,9 +101,3 @@ def test_a_runs_penalty_is_of_its_own_buffer_and_max_new_tokens(run_dir: Path, c
 
 
 # ---- bounds ----
-
-
-def test_nothing_loses_more_than_1(folder: Folder):
-    folder.write(long(14))
-    (score,) = folder.score(Fixed(Score(Status.RIGHT, 1.0)), overlong_buffer=SHARE)
-    assert score == Score(Status.RIGHT, 0.0, {"overlong": -1.0})

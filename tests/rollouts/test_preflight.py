@@ -70,14 +70,9 @@ def test_nothing_is_told_of_a_sound_form(form: str | None):
         ({"form": template("--")}, ("'--'", "--prompt.chat_template")),
         ({"form": template(prompting="", before="3")}, ("ignores add_generation_prompt", "'9,'")),
         ({"form": template(prompting="9,<eos>")}, ("prompts end with '<eos>'",)),
-        ({"form": None, "tokenizer": with_parts("<pad> $A <eos>")}, ("'<eos>' after every text",)),
         (
             {"form": None, "tokenizer": with_parts("<pad> $A"), "prompt": "<pad>3="},
             ("prompts begin with '<pad>' twice",),
-        ),
-        (
-            {"form": template(), "prompt": ({"role": "user", "content": "3=", "name": "Ann"},)},
-            ("nothing of the messages' name",),
         ),
     ],
 )

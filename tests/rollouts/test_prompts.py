@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 from tokenizers.processors import TemplateProcessing
 
-from mugrpo.config.load import build_config
 from mugrpo.config.run import PromptOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Problem
 from mugrpo.rollouts.prompts import PromptEncoder
-from mugrpo.run.opening import prompt_encoder
 from tests.builders import chain_tokenizer
 from tests.cases import table
 
@@ -72,16 +70,6 @@ def test_longer_prompts_are_left_out_if_chosen():
     assert encode.fitting([]) == []
 
 
-@table("overlong", ["error", "drop"])
-def test_if_no_prompt_fits_dropping_is_not_suggested(overlong):
-    assert refusal(encoder(6, overlong=overlong), EIGHT, EIGHT) == (
-        "2 of 2 prompts are longer than the 6 tokens that rollouts.max_new_tokens leaves of the "
-        "model's context (the longest has 8); lower rollouts.max_new_tokens, or choose "
-        "--prompt.overlong truncate"
-    )
-    assert encoder(6, overlong="truncate").fitting([EIGHT, EIGHT]) == [EIGHT, EIGHT]
-
-
 def test_only_the_last_tokens_of_a_longer_prompt_are_used_if_chosen():
     encode = encoder(6, overlong="truncate")
     assert encode.fitting([EIGHT, SIX]) == [EIGHT, SIX]
@@ -90,13 +78,6 @@ def test_only_the_last_tokens_of_a_longer_prompt_are_used_if_chosen():
     assert encode(TWO).tolist() == [3, 14]
     assert encoder(6)(EIGHT).tolist() == [3, 12, *SIX_IDS]
     assert encoder(None, overlong="truncate")(EIGHT).tolist() == [3, 12, *SIX_IDS]
-
-
-def test_tokens_are_counted_and_not_bytes():
-    merged = chain_tokenizer()
-    merged.add_tokens(["3+2-"])
-    encode = PromptEncoder(merged, 17, PromptOptions(), 6)
-    assert encode.fitting([EIGHT]) == [EIGHT]  # five tokens: 1, +, 3+2-, 1, =
 
 
 def with_ends(both: bool) -> Any:
@@ -119,24 +100,6 @@ def test_tokens_that_the_tokenizer_adds_take_room_too(both: bool):
     assert encode.fitting([SIX]) == [SIX]
     shorter = encoder(len(ids) - 1, with_ends(both))
     assert f"(the longest has {len(ids)})" in refusal(shorter, SIX)
-
-
-def test_the_whole_conversation_counts():
-    # "," before each message and "+" at the end: 1 + 6 + 1 + 2 + 1 = 11 tokens
-    tokenizer = chain_tokenizer()
-    tokenizer.chat_template = "{% for m in messages %},{{ m.content }}{% endfor %}+"
-    turns = ({"role": "system", "content": SIX.prompt}, {"role": "user", "content": TWO.prompt})
-    problem = Problem("c", turns, "1")
-    assert encoder(11, tokenizer, form="chat").fitting([problem]) == [problem]
-    assert "(the longest has 11)" in refusal(encoder(10, tokenizer, form="chat"), problem)
-    encode = encoder(4, tokenizer, form="chat", overlong="truncate")
-    assert encode(problem).tolist() == [15, 3, 14, 12]
-
-
-def test_responses_leave_the_rest_of_the_context_to_prompts():
-    for tokens, room in ((511, 1), (48, 464)):
-        config = build_config({"rollouts": {"max_new_tokens": tokens}}, "test")
-        assert prompt_encoder(config).limit == room
 
 
 # ---- conversations ----
@@ -233,11 +196,6 @@ def with_file(file: Path, content: bytes, tokenizer: Any = None) -> PromptEncode
     """Return an encoder whose chat template is `content`, written to `file`."""
     file.write_bytes(content)
     return encoder(None, tokenizer, form="chat", chat_template=str(file))
-
-
-def test_a_template_file_makes_the_prompt_one_user_message(tmp_path: Path):
-    encode = with_file(tmp_path / "chat.jinja", TEMPLATE.encode())
-    assert encode(SIX).tolist() == [6, *SIX_IDS, 1, 11]  # "user" has 4 letters, and "4" has id 6
 
 
 def test_a_template_file_takes_precedence_over_the_tokenizers_own(tmp_path: Path):

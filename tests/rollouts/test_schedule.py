@@ -61,23 +61,12 @@ def test_the_defining_schedule_has_4096_updates_in_four_stages():
 
 def test_staleness_counts_updates_since_the_refresh():
     """Two batches, three passes each: mu = 6, the passes make the behavior policy staler too."""
-    plan = schedule(problems=16, stages=2, batches_per_stage=2, passes_per_batch=3)
-    updates = range(plan.options.total_updates)
+    plan = ScheduleOptions(stages=2, batches_per_stage=2, passes_per_batch=3)
+    updates = range(plan.total_updates)
     assert [plan.staleness(u) for u in updates] == [0, 1, 2, 3, 4, 5] * 2
     assert [plan.batch_of(u) for u in updates] == [0, 0, 0, 1, 1, 1] * 2
     assert [plan.stage_of(u) for u in updates] == [0] * 6 + [1] * 6
-    in_turn = schedule(
-        problems=16, stages=2, batches_per_stage=2, passes_per_batch=3, pass_order="stage"
-    )
-    assert [in_turn.batch_of(u) for u in updates] == [0, 1, 0, 1, 0, 1] * 2
-    # after the fourth update of the second stage
-    assert (plan.used(1, 10), in_turn.used(1, 7), in_turn.used(1, 10)) == ({0, 1}, {0}, {0, 1})
     assert [plan.first_update(stage) for stage in range(3)] == [0, 6, 12]
-
-
-def test_staleness_is_always_0_strictly_on_policy():
-    plan = schedule(problems=16, stages=5, batches_per_stage=1, passes_per_batch=1)
-    assert [plan.staleness(u) for u in range(5)] == [0] * 5
 
 
 @table("problems", [4, 7, 8, 11])
@@ -109,13 +98,6 @@ def test_an_epoch_visits_every_problem_once_and_each_epoch_in_another_order():
     assert len(set(orders)) == 6
 
 
-def test_an_epoch_uses_whole_batches_only():
-    # 11 problems, updates of 4: two batches an epoch, three problems wait for the next order.
-    plan = schedule(problems=11, stages=1, batches_per_stage=6, problems_per_update=4)
-    epochs = [{epoch for _, epoch in groups} for groups in updates_of(plan)]
-    assert epochs == [{0}, {0}, {1}, {1}, {2}, {2}]
-
-
 def test_a_stage_does_not_depend_on_which_were_asked_before():
     options = {"problems": 10, "stages": 4, "batches_per_stage": 3, "problems_per_update": 4}
     plan = schedule(**options)
@@ -129,21 +111,6 @@ def test_the_order_of_groups_does_not_depend_on_the_cut_into_stages():
     few = schedule(problems=10, stages=2, batches_per_stage=6, problems_per_update=4)
     many = schedule(problems=10, stages=12, batches_per_stage=1, problems_per_update=4)
     assert run_groups(few) == run_groups(many)
-
-
-def test_more_passes_need_no_other_groups():
-    one = schedule(problems=10, stages=2, batches_per_stage=3, problems_per_update=4)
-    ten = schedule(
-        problems=10, stages=2, batches_per_stage=3, problems_per_update=4, passes_per_batch=10
-    )
-    assert run_groups(one) == run_groups(ten)
-
-
-def test_the_seed_decides_the_order():
-    options = {"problems": 50, "stages": 1, "batches_per_stage": 3}
-    first = run_groups(schedule(seed=0, **options))
-    assert first == run_groups(schedule(seed=0, **options))
-    assert first != run_groups(schedule(seed=1, **options))
 
 
 def test_rollout_seed_golden():
@@ -162,13 +129,6 @@ def test_rollout_seed_differs_in_every_component():
         (7, "3", "chain-12", 0, 6),
     ]
     assert len({rollout_seed(*key) for key in [base, *others]}) == 7
-
-
-def test_rollout_seed_keeps_neighboring_components_apart():
-    """Without a separator, each of these pairs would be the same text."""
-    assert rollout_seed(1, "11", "p", 0, 0) != rollout_seed(11, "1", "p", 0, 0)
-    assert rollout_seed(1, "1", "p1", 2, 3) != rollout_seed(1, "1", "p", 12, 3)
-    assert rollout_seed(1, "1", "p", 1, 23) != rollout_seed(1, "1", "p", 12, 3)
 
 
 def test_rollout_seeds_of_a_run_are_distinct_and_fill_64_bits():
@@ -235,23 +195,14 @@ def test_rollout_seeds_do_not_depend_on_how_a_stage_is_cut_into_shards():
 def test_stages_that_double_by_hand():
     """3, 6 and 12 batches; no group is drawn twice, and none is left out."""
     plan = schedule(problems=12, stages=3, batches_per_stage=3, growth=2.0, problems_per_update=4)
-    assert plan.options.total_updates == 21 and plan.stages == 3
-    assert [plan.batches(stage) for stage in range(3)] == [3, 6, 12]
-    assert [plan.first_update(stage) for stage in range(4)] == [0, 3, 9, 21]
-    assert [plan.stage_of(update) for update in (0, 2, 3, 8, 9, 20, 21)] == [0, 0, 1, 1, 2, 2, 3]
-    assert [plan.staleness(update) for update in (2, 3, 8, 9, 20)] == [2, 0, 5, 0, 11]
+    options = plan.options
+    assert options.total_updates == 21
+    assert [options.batches(stage) for stage in range(3)] == [3, 6, 12]
+    assert [options.first_update(stage) for stage in range(4)] == [0, 3, 9, 21]
+    assert [options.stage_of(update) for update in (0, 2, 3, 8, 9, 20, 21)] == [0, 0, 1, 1, 2, 2, 3]
+    assert [options.staleness(update) for update in (2, 3, 8, 9, 20)] == [2, 0, 5, 0, 11]
     equal = schedule(problems=12, stages=7, batches_per_stage=3, problems_per_update=4)
     assert run_groups(plan) == run_groups(equal)
-
-
-def test_a_growing_stage_that_ends_early_is_followed_by_the_next_size():
-    """Stage 1 ends after 2 of 6 updates. Stage 2 has 12; the 4 that are left are a stage 3."""
-    plan = schedule(problems=12, stages=3, batches_per_stage=3, growth=2.0, problems_per_update=4)
-    early = plan.ending_at(5)
-    assert early.starts == (0, 3, 5)
-    assert [early.planned_updates(stage) for stage in range(4)] == [3, 2 + 4, 12, 4]
-    assert early.stages == 4 and early.first_update(3) == 17 and early.stage_of(17) == 3
-    assert list(early.groups(2)) == list(plan.groups(2))
 
 
 def test_passes_and_rounding_of_a_growing_schedule():
@@ -259,7 +210,7 @@ def test_passes_and_rounding_of_a_growing_schedule():
     options = ScheduleOptions(stages=4, batches_per_stage=4, growth=1.5, passes_per_batch=2)
     assert [options.batches(stage) for stage in range(4)] == [4, 6, 9, 14]
     assert options.total_updates == 2 * (4 + 6 + 9 + 14) and options.updates_per_stage == 8
-    assert options.batches(9) == 14  # stages that early ends add
+    assert options.batches(9) == 14
     shrinking = ScheduleOptions(stages=3, batches_per_stage=4, growth=0.25)
     assert [shrinking.batches(stage) for stage in range(3)] == [4, 1, 1]
 

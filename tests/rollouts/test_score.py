@@ -9,7 +9,7 @@ import pytest
 
 from mugrpo.config.run import PromptOptions
 from mugrpo.disk.errors import RunStopped, UsageError
-from mugrpo.disk.records import Answer, FinishReason, Outcome, Rollout, Status
+from mugrpo.disk.records import Answer, FinishReason, Outcome, Status
 from mugrpo.optimize import diagnostics
 from mugrpo.rollouts.messages import MessageEncoder
 from mugrpo.rollouts.prompts import PromptEncoder
@@ -161,39 +161,6 @@ def test_failures_at_the_limit_pass_and_only_the_unfinished_have_a_reward(folder
     assert (entry["rewarded"], entry["reward_sum"]) == (9, 8.0)
 
 
-@pytest.mark.parametrize(("unfinished", "varied"), [("zero", 1), ("masked", 0)])
-def test_an_unfinished_response_is_wrong_in_its_group_unless_it_is_masked(
-    folder, unfinished, varied
-):
-    folder.write(*groups(3))
-    folder.score(Fixed(RIGHT, RIGHT, SLOW), failure_limit=1.0, unfinished=unfinished)
-    assert folder.scores.entry(0)["zero_variance_groups"] == 1 - varied
-
-
-def test_a_limit_of_0_stops_at_the_first_failure_and_of_1_never(folder):
-    folder.write(*groups(4))
-    with pytest.raises(RunStopped, match=r"^1 of a shard's 4 responses"):
-        folder.score(Fixed(failure("boom")), failure_limit=0.0)
-    boom = [failure("boom")] * 4
-    assert folder.score(Fixed(*boom), failure_limit=1.0) == boom
-
-
-def test_truncated_responses_are_no_failures_and_skipped_ones_are(folder):
-    folder.write(*groups(3), response(3, 0, cut=True))
-    assert folder.score(Fixed(*[RIGHT] * 3), failure_limit=0.0) == [*[RIGHT] * 3, CUT]
-    with pytest.raises(RunStopped, match="1 of them: skipped: no reward is a number"):
-        folder.score(Fixed(SKIPPED), failure_limit=0.0)
-
-
-def test_29_of_100_failures_are_not_more_than_a_limit_of_29_in_100(folder):
-    """0.29 x 100 is 28.999999999999996 in floating point."""
-    folder.write(*groups(100))
-    verdicts = [failure("boom")] * 29 + [RIGHT] * 71
-    assert folder.score(Fixed(*verdicts), failure_limit=0.29) == verdicts
-    with pytest.raises(RunStopped, match=r"^30 of a shard's 100 responses"):
-        folder.score(Fixed(failure("boom"), *verdicts), failure_limit=0.29)
-
-
 # ---- what the manifest counts ----
 
 
@@ -211,29 +178,6 @@ def test_counts_of_a_shard_by_hand(folder):
     assert (entry["groups"], entry["zero_variance_groups"]) == (5, 3)
     assert entry["rollouts_sha256"] == folder.rollouts.entry(0)["sha256"]
     assert entry["seconds"] >= 0
-
-
-def test_two_draws_of_one_problem_are_two_groups(folder):
-    again = [
-        Rollout(**{**{f: getattr(r, f) for f in Rollout.__slots__}, "occurrence": 1})
-        for r in groups(2)
-    ]
-    folder.write(*groups(2), *again)
-    folder.score(Fixed(RIGHT, RIGHT, WRONG, WRONG))
-    entry = folder.scores.entry(0)
-    assert (entry["groups"], entry["zero_variance_groups"]) == (2, 2)
-
-
-@pytest.mark.parametrize(("truncated", "unvaried"), [("masked", 2), ("zero", 1), ("scored", 2)])
-def test_a_masked_response_gives_its_group_no_variance(folder, truncated, unvaried):
-    """Groups: two right and one cut; right and wrong; all cut, which never has variance."""
-    right = [response(0, 0), response(0, 1), response(0, 2, cut=True)]
-    mixed, nothing = groups(0, 2), [response(2, n, cut=True) for n in (0, 1)]
-    folder.write(*right, *mixed, *nothing)
-    cut = [RIGHT] if truncated == "scored" else []
-    folder.score(Fixed(RIGHT, RIGHT, *cut, RIGHT, WRONG, *cut, *cut), truncated=truncated)
-    entry = folder.scores.entry(0)
-    assert (entry["groups"], entry["zero_variance_groups"]) == (3, unvaried)
 
 
 def test_a_shard_is_scored_if_its_scores_are_of_exactly_these_rollouts(folder):
@@ -259,14 +203,6 @@ def test_a_shard_names_its_judge_and_is_not_scored_by_another(folder):
     assert not scored(folder.rollouts, folder.scores, 0, "b8")
 
 
-def test_scores_that_name_no_judge_are_taken_as_they_are(folder):
-    """As in runs begun before scores named a judge, and in scores made elsewhere."""
-    folder.write(*groups(2))
-    folder.score(Fixed(RIGHT, WRONG))
-    del folder.scores.entry(0)["judge"]
-    assert scored(folder.rollouts, folder.scores, 0, "a7")
-
-
 def test_groups_are_counted_by_the_share_right_of_the_responses_that_count(folder):
     folder.write(*groups(4, 8, 3, 2))
     quarter = [RIGHT, WRONG, CUT, WRONG]
@@ -274,9 +210,3 @@ def test_groups_are_counted_by_the_share_right_of_the_responses_that_count(folde
     folder.score(Fixed(*verdicts), failure_limit=1.0)
     # 1 of 4, 2 of 8, 1 of 2: a reward of 0 for a cut response counts, an unknown one does not
     assert folder.scores.entry(0)["groups_right"] == {"0.250": 2, "0.500": 1}
-
-
-def test_a_masked_truncated_response_does_not_count_in_the_share(folder):
-    folder.write(response(0, 0), response(0, 1, cut=True), response(0, 2))
-    folder.score(Fixed(RIGHT, WRONG), truncated="masked")
-    assert folder.scores.entry(0)["groups_right"] == {"0.500": 1}

@@ -47,14 +47,6 @@ def test_rollouts_made_elsewhere_lack_notes_and_unjudged_ones_a_reward(folder):
     assert (metrics["zero_variance_share"], metrics["time/generate"]) == (1.0, 0.0)
 
 
-def test_scores_of_an_older_run_have_no_shares(folder):
-    folder.write(*groups(2))
-    folder.score(Fixed(RIGHT, WRONG))
-    del folder.scores.entry(0)["groups_right"]
-    metrics = refresh_metrics(folder.rollouts, folder.scores)
-    assert not any(key.startswith("groups_right/") for key in metrics)
-
-
 def test_means_of_what_is_logged_by_hand_and_an_older_runs_shard_has_none(folder):
     folder.write(*groups(2), shard=0)
     folder.write(*groups(1), shard=1)

@@ -148,12 +148,6 @@ def conversation(policy: Policy, r: Rollout, turns: Sequence[Any]) -> list[dict[
     return messages
 
 
-def test_turn_seeds_begin_with_the_rollouts_and_differ():
-    assert turn_seed(5, 0) == 5
-    seeds = {turn_seed(seed, turn) for seed in (5, 6, 7) for turn in range(9)}
-    assert len(seeds) == 27 and all(0 <= seed < 2**64 for seed in seeds)
-
-
 @table("late", [1, 2])
 def test_the_bits_do_not_depend_on_when_environments_reply(policy, late):
     """Replies at once, or one at a time, in another order, after a while."""
@@ -209,17 +203,6 @@ def test_no_tokens_are_left(policy):
         said = {"role": "assistant", "content": policy.tokenizer.decode(last)}
         assert r.environment.messages[-1] == said
     assert {len(r.response_ids) == 24 for r in rollouts} == {True, False}
-
-
-def test_no_turns_are_left(policy):
-    """The last turn is given to the environment, which would go on."""
-    games = Games(lambda *_: Reply([{"role": "user", "content": "1="}]))
-    sampler = sampler_of(policy, games, max_turns=2, max_new_tokens=400)
-    rollouts = sampler.sample_shard([(PROBLEMS[0], 0)], lambda _: None).rollouts
-    assert [len(r.turns) for r in rollouts] == [2, 2, 2]
-    assert {r.finish_reason for r in rollouts} == {FinishReason.STOP}
-    names = [name for name, rollout, _ in games.log if rollout == 0]
-    assert names == ["begin", "step", "step", "end"]
 
 
 def test_an_environment_that_fails_costs_its_rollout_alone(policy):

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 from pathlib import Path
 
 import pytest
 
-from tests.faults.harm import accepted, edited, refused
 from tests.runs import Command, mugrpo, read_metrics, state
-from tests.stages.scored import AGAIN, entries, files, judges, refreshes, written
+from tests.stages.scored import entries, files, judges, refreshes, written
 
 pytest_plugins = ["tests.run_fixtures"]
 
@@ -36,19 +34,6 @@ def test_scores_of_another_judge_are_made_again_in_the_current_stage(begun: Path
     assert files(begun, "scores") == scores  # only once
 
 
-def test_only_the_shards_of_another_judge_are_made_again(begun: Path, command: Command):
-    path, own = begun / "stages/000/scores/manifest.json", judges(begun)
-    shards = json.loads(path.read_text())["shards"]
-    shards["1"]["judge"] = "another"
-    del shards["2"]["judge"]  # as in a run begun before scores named a judge
-    edited(path, shards=shards)
-    accepted(begun)
-    scores = files(begun, "scores")
-    assert command("score", begun, "--stage", 0).status == 0
-    assert written(scores, files(begun, "scores")) == [1]
-    assert [entry.get("judge") for entry in entries(begun)] == [*own[:2], None]
-
-
 @pytest.mark.long
 def test_train_rescores_the_current_stage_and_leaves_past_ones(run_dir: Path, command: Command):
     """Four updates are made: stage 0 is past, and stage 1 is current with truncated responses."""
@@ -67,24 +52,6 @@ def test_train_rescores_the_current_stage_and_leaves_past_ones(run_dir: Path, co
     assert "status/truncated" not in second and second["update"] == 3
 
 
-def test_score_leaves_a_past_stage_unless_again_is_given(run_dir: Path, command: Command):
-    old, scores = judges(run_dir), files(run_dir, "scores")
-    ended = command("score", run_dir, "--stage", 0, *ANOTHER)
-    assert ended.status == 0 and files(run_dir, "scores") == scores
-    assert command("score", run_dir, *AGAIN).status == 0
-    assert written(scores, files(run_dir, "scores")) == [0, 1, 2]
-    assert set(judges(run_dir)).isdisjoint(old)
-
-
-@pytest.mark.long
-def test_optimize_alone_does_not_train_on_the_scores_of_two_judges(begun: Path, command: Command):
-    """Another judge is killed after it has scored all shards but the last."""
-    words = ("score", begun, "--stage", 0, *ANOTHER)
-    assert mugrpo(*words, at="half a score shard", nth=3).status == -signal.SIGKILL
-    assert len(set(judges(begun))) == 2
-    refused(command("optimize", begun, "--stage", 0), "mugrpo score ")
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("nth", [1, 3])
 def test_after_a_kill_train_rescores_the_rest(run_dir: Path, command: Command, nth: int):
@@ -96,13 +63,4 @@ def test_after_a_kill_train_rescores_the_rest(run_dir: Path, command: Command, n
     assert command("train", run_dir).status == 0
     assert written(scores, files(run_dir, "scores", 1)) == [0, 1, 2][nth - 1 :]
     assert len(set(judges(run_dir, 1))) == 1
-    assert "status/truncated" not in refreshes(run_dir)[1]
-
-
-@pytest.mark.long
-def test_after_a_kill_before_the_new_refresh_line_train_writes_it(run_dir: Path, command: Command):
-    words = ("score", run_dir, "--stage", 1, *ANOTHER)
-    assert mugrpo(*words, at="before a refresh line").status == -signal.SIGKILL
-    assert all("truncated" not in entry["statuses"] for entry in entries(run_dir, 1))
-    assert command("train", run_dir).status == 0
     assert "status/truncated" not in refreshes(run_dir)[1]

@@ -13,9 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from mugrpo.config.run import ModelOptions, RunConfig
-from mugrpo.disk import metrics
 from mugrpo.disk.run_dir import RunDir, memory_folder
-from mugrpo.engines import process
 from mugrpo.model import policy as policies
 from mugrpo.model.policy import load_policy
 from mugrpo.optimize.trainer import Trainer
@@ -76,31 +74,6 @@ def load_once(self, path, update):
 worker.Own.load = load_once
 worker.main()
 """
-
-
-@pytest.fixture
-def forgetful(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engine processes keep the first weights that they got."""
-    worker = tmp_path / "forgetful.py"
-    source = str(Path(process.__file__).parents[2])
-    worker.write_text(FORGETFUL.replace("SOURCE", repr(source)))
-    monkeypatch.setattr(process, "_WORKER", worker)
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("forgetful")
-def test_engines_that_keep_their_old_weights_are_started_again_at_each_refresh(
-    tmp_path: Path, command: Command, reference: Path
-):
-    run_dir = tmp_path / "run"
-    ended = command("train", write_config(tmp_path), "--run-dir", run_dir, *TWO)
-    assert ended.status == 0, ended
-    assert ended.out.count("from now on every refresh starts a new engine") == 1
-    assert_same_training(run_dir, reference)
-    lines = metrics.read_metrics(run_dir / "metrics.jsonl")
-    refreshes = [line for line in lines if line["kind"] == "refresh"]
-    assert ["time/refresh/start" in line for line in refreshes] == [True, True]
-    assert not any("time/refresh/load" in line for line in refreshes)
 
 
 @pytest.mark.long

@@ -93,20 +93,6 @@ def test_memory_that_runs_out_in_a_refresh_ends_the_run_with_the_option_to_lower
     assert "--engine.gpu_memory_utilization (now 0.85)" in VLLMOptions().loading_remedy
 
 
-@pytest.mark.parametrize("option", [{"rest": "stay"}, {"cpu_offload": True}])
-def test_a_trainer_that_stays_gives_the_allocators_cache_back(
-    one_gpu: None, monkeypatch: pytest.MonkeyPatch, option: dict[str, Any]
-):
-    given: list[int] = []
-    trainer = Trainer(
-        load_policy(ModelOptions()), config_of(engine={"processes": 1}, distributed=option)
-    )
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(trainers, "give_back_memory", lambda: given.append(1))
-    trainer.sleep()
-    assert given == [1] and not trainer.policy.asleep
-
-
 def test_what_sleeps_is_what_a_checkpoint_writes_and_later_updates_leave_it(
     one_gpu: None, experience: Experience, tmp_path: Path
 ):

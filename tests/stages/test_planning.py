@@ -16,11 +16,8 @@ from tests.faults.harm import refused, stopped
 from tests.runs import (
     Command,
     assert_same,
-    checkpoints,
-    differences,
     final_weights,
     finished,
-    killed,
     read_metrics,
     shards,
     write_config,
@@ -180,18 +177,6 @@ def test_a_stage_that_has_reached_the_sampling_limit_stops_with_the_remedies(
     assert final_weights(every) == final_weights(tmp_path / "never dynamic")
 
 
-@pytest.mark.long
-def test_filling_up_without_sampling_more_uses_every_group_once(tmp_path: Path):
-    run_dir = tmp_path / "run"
-    share = ("--sampling.max_oversampling", "1", "--sampling.when_short", "fill")
-    finished(run_dir, *DYNAMIC, *share)
-    assert sampled(run_dir, 0) == sampled(run_dir, 1) == [8, 8, 8]
-    groups = [group for batch in planned(run_dir, 0) for group in batch]
-    assert len({group[:2] for group in groups}) == 6
-    varies = ["right" in seen and set(seen) != {"right"} for _, _, seen in groups]
-    assert varies == [True] * 3 + [False] * 3
-
-
 # ---- with other options ----
 
 
@@ -215,28 +200,3 @@ def test_if_all_groups_vary_the_run_is_the_one_that_trains_on_every_group(
         words = [config, "--run-dir", tmp_path / name, "--sampling.name", name, *judged]
         assert command("train", *words).status == 0
     assert_same(tmp_path / "dynamic", tmp_path / "every")
-
-
-@pytest.mark.long
-def test_dynamic_sampling_works_with_stages_that_end_early_killed_or_not(
-    tmp_path: Path, command: Command
-):
-    """Two stages of 4 updates become four of two each. The last needs only 4 groups."""
-    whole, run_dir = tmp_path / "whole", tmp_path / "run"
-    until = ("--stage_until.name", "tv_token", "--stage_until.limit", "0.002")
-    options = (*DYNAMIC, *until, "--schedule.batches_per_stage", "4", "--checkpoint.every", "3")
-    finished(whole, *options)
-    ends = [line for line in read_metrics(whole) if line["kind"] == "stage_end"]
-    assert [(line["update"], line["unused_rollouts"]) for line in ends] == [
-        (2, 16),
-        (4, 16),
-        (6, 16),
-    ]
-    for stage, batches in enumerate((4, 4, 4, 2)):
-        assert_good(planned(whole, stage), batches)
-    killed(run_dir, "engine batch", 32, *options, "--checkpoint.stage_end", "false")
-    assert checkpoints(run_dir) == [3]  # and the third stage is being sampled
-    assert sampled(run_dir, 2)
-    assert command("train", run_dir, "--checkpoint.stage_end", "true").status == 0
-    found = differences(run_dir, whole, 8)
-    assert not found, found

@@ -17,8 +17,8 @@ from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.publishing import publish_json
 from mugrpo.disk.run_dir import RunDir, Unsaved
-from mugrpo.extensions.ray import ranks as ray_ranks
 from mugrpo.optimize.checkpoint import Writing
+from mugrpo.processes.ranks import show_log
 from mugrpo.run.weights import hand_over
 from mugrpo.stages import orders, ranks
 from mugrpo.stages.orders import Answer
@@ -77,7 +77,7 @@ def test_ranks_that_show_that_they_live_may_take_hours(tmp_path: Path, monkeypat
         if shared.now % 600 == 0:
             os.utime(folder.ranks / "order.json", (shared.now, shared.now))
         if shared.now > 3 * 3600:
-            publish_json(folder.ranks / "done.json", {"number": 1, "update": 0, "starts": [0]})
+            publish_json(folder.ranks / "done.json", {"number": 1, "update": 0})
 
     shared = Shared(work)
     driven(folder, shared, said, monkeypatch).optimize(0, 3)
@@ -89,8 +89,8 @@ def test_engines_get_the_ranks_own_files_beside_a_checkpoint_that_is_still_writt
 ):
     (tmp_path / "theirs").mkdir()
     theirs: Any = RunDir(tmp_path / "theirs")  # the folder as the first rank sees it
-    theirs.pending = SimpleNamespace(update=4, starts=(0,), folder=tmp_path / "checkpoint")
-    theirs.unsaved = Unsaved(4, (0,), tmp_path / "model")
+    theirs.pending = SimpleNamespace(update=4, folder=tmp_path / "checkpoint")
+    theirs.unsaved = Unsaved(4, tmp_path / "model")
     ours = RunDir(tmp_path)
     ours.ranks.mkdir()
     publish_json(ours.ranks / "done.json", asdict(orders._answer(theirs, 1)))
@@ -111,13 +111,13 @@ def test_a_rank_shows_that_it_lives(tmp_path: Path):
     until(lambda: orders.alive(folder))
 
 
-def test_a_rank_on_ray_cannot_command_the_terminal(tmp_path: Path, capsys):
+def test_a_rank_cannot_command_the_terminal(tmp_path: Path, capsys):
     log = tmp_path / "rank-0.log"
     log.write_text("update 1\n\x1b[2J\x07update 2\nhalf a li")
-    end = ray_ranks._show(log, 0)
+    end = show_log(log, 0)
     assert capsys.readouterr().out == "update 1\n\\x1b[2J\\x07update 2\n"
     log.write_text(log.read_text() + "ne\n")
-    ray_ranks._show(log, end)
+    show_log(log, end)
     assert capsys.readouterr().out == "half a line\n"
 
 
@@ -141,7 +141,7 @@ def test_a_rank_gives_up_a_checkpoint_whose_folder_the_first_rank_never_shows_it
         state={"update": 8}, policy=SimpleNamespace(ranks=second), write_model=None
     )
     path = RunDir(tmp_path).checkpoint(8)
-    writing = Writing(snapshot, path, {"starts": (0,)}, first_pid=1, then=lambda: None)
+    writing = Writing(snapshot, path, {}, first_pid=1, then=lambda: None)
     with pytest.raises(RunStopped, match=f"the other ranks' parts of {path}: nothing has changed"):
         writing.published(wait=True)
 
@@ -167,7 +167,7 @@ def test_a_checkpoint_counts_as_published_when_its_thread_has_freed_the_snapshot
     snapshot: Any = Freed()
     path = RunDir(tmp_path).checkpoint(8)
     pid = os.getpid()
-    writing = Writing(snapshot, path, {"starts": (0,)}, first_pid=pid, then=lambda: None)
+    writing = Writing(snapshot, path, {}, first_pid=pid, then=lambda: None)
     del snapshot
     assert writing.published(wait=True)
     assert freed.is_set()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +11,12 @@ import pytest
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.records import Score, Status
 from mugrpo.tasks.embedded import Chain
-from tests.cases import some
-from tests.faults.harm import refused, stopped
+from tests.faults.harm import stopped
 from tests.runs import (
     Command,
     assert_same,
     final_weights,
-    mugrpo,
     read_metrics,
-    state,
-    write_config,
 )
 from tests.stages.scored import AGAIN, entries, files, refreshes, rewards, written
 
@@ -31,13 +26,6 @@ pytest_plugins = ["tests.run_fixtures"]
 @pytest.fixture
 def begun(scored_run: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(scored_run, tmp_path / "run"))
-
-
-def test_without_again_existing_scores_stay(begun: Path, command: Command, stricter: None):
-    scores, lines = files(begun, "scores"), read_metrics(begun)
-    assert command("score", begun, "--stage", 0).status == 0
-    assert files(begun, "scores") == scores
-    assert read_metrics(begun) == lines
 
 
 def test_scores_are_made_again_and_no_rollout_is_touched(
@@ -57,28 +45,6 @@ def test_scores_are_made_again_and_no_rollout_is_touched(
 
 
 @pytest.mark.long
-def test_the_same_judge_gives_the_same_scores_and_the_same_run(
-    begun: Path, command: Command, reference: Path
-):
-    before = {name: data for name, (_, data) in files(begun, "scores").items() if "shard" in name}
-    assert command("score", begun, *AGAIN).status == 0
-    after = {name: data for name, (_, data) in files(begun, "scores").items() if "shard" in name}
-    assert after == before
-    assert command("train", begun).status == 0
-    assert_same(begun, reference)
-
-
-def test_training_goes_on_with_the_new_scores(begun: Path, command: Command, stricter: None):
-    assert command("score", begun, *AGAIN).status == 0
-    sum_of_rewards = rewards(begun)
-    assert command("train", begun).status == 0
-    updates = [line for line in read_metrics(begun) if line["kind"] == "update"]
-    assert [line["behavior_reward"] for line in updates[:3]] == [sum_of_rewards / 24] * 3
-    assert sum(line["batch_reward"] for line in updates[:3]) == pytest.approx(sum_of_rewards / 8)
-    assert len(refreshes(begun)) == 2
-
-
-@pytest.mark.long
 def test_rescoring_a_stage_that_was_trained_on_keeps_its_updates_and_says_so(
     run_dir: Path, command: Command, stricter: None
 ):
@@ -92,59 +58,8 @@ def test_rescoring_a_stage_that_was_trained_on_keeps_its_updates_and_says_so(
     assert [line["update"] for line in sorted(refreshes(run_dir), key=_update)] == [0, 3]
 
 
-def test_the_new_refresh_line_counts_in_place_of_the_old_one(
-    run_dir: Path, command: Command, stricter: None
-):
-    before = read_metrics(run_dir)
-    assert command("score", run_dir, *AGAIN).status == 0
-    after = read_metrics(run_dir)
-    assert after[:-1] == before and (after[-1]["kind"], after[-1]["update"]) == ("refresh", 0)
-
-
 def _update(line: dict[str, Any]) -> int:
     return int(line["update"])
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("place", "nth", "made"),
-    some(
-        3,
-        [
-            ("scoring", 1, []),
-            ("half a score shard", 1, []),
-            ("half a score shard", 2, [0]),
-            ("scoring", 20, [0, 1]),
-            ("after a publish", 4, [0, 1]),  # a shard and its manifest are two
-        ],
-    ),
-)
-def test_after_a_kill_the_rest_keeps_its_scores_and_another_again_makes_all(
-    begun: Path, command: Command, reference: Path, place: str, nth: int, made: list[int]
-):
-    rollouts, scores, lines = files(begun, "rollouts"), files(begun, "scores"), read_metrics(begun)
-    assert mugrpo("score", begun, *AGAIN, at=place, nth=nth).status == -signal.SIGKILL
-    assert state(begun).scores == (3, 0) and read_metrics(begun) == lines
-    left = {n: v for n, v in files(begun, "scores").items() if ".tmp." not in n}
-    assert written(scores, left) == made
-    assert command("score", begun, *AGAIN).status == 0
-    assert written(left, files(begun, "scores")) == [0, 1, 2]
-    assert len(refreshes(begun)) == 1
-    assert files(begun, "rollouts") == rollouts
-    assert command("train", begun).status == 0
-    assert_same(begun, reference)
-
-
-@pytest.mark.long
-def test_after_a_kill_between_a_shard_and_its_manifest_another_again_makes_all(
-    begun: Path, command: Command, reference: Path
-):
-    place = "score shard without manifest"
-    assert mugrpo("score", begun, *AGAIN, at=place, nth=3).status == -signal.SIGKILL
-    assert state(begun).scores == (3, 0)
-    assert command("score", begun, *AGAIN).status == 0
-    assert command("train", begun).status == 0
-    assert_same(begun, reference)
 
 
 @pytest.fixture
@@ -178,16 +93,6 @@ def test_after_a_stop_each_shard_has_the_scores_of_one_judge(
 
 
 @pytest.mark.long
-def test_after_a_stop_training_writes_the_refresh_line_of_the_scores_on_disk(
-    begun: Path, command: Command, stricter_twice: None
-):
-    stopped(command("score", begun, *AGAIN), "the judge broke down")
-    assert command("train", begun).status == 0
-    line = next(line for line in refreshes(begun) if line["update"] == 0)
-    assert line["behavior_reward"] == pytest.approx(rewards(begun) / 24)
-
-
-@pytest.mark.long
 def test_a_judge_that_fails_leaves_a_run_that_goes_on_once_it_is_fixed(
     begun: Path, command: Command, reference: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -205,21 +110,3 @@ def test_a_judge_that_fails_leaves_a_run_that_goes_on_once_it_is_fixed(
     assert written(scores, files(begun, "scores")) == [0, 1, 2]
     assert command("train", begun).status == 0
     assert_same(begun, reference)
-
-
-def test_only_score_accepts_again(tmp_path: Path, command: Command):
-    words = [write_config(tmp_path), "--run-dir", tmp_path / "run"]
-    refused(command("generate", *words, "--again"), "--again")
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.long
-def test_a_finished_run_can_be_scored_again_and_stays_finished(
-    reference: Path, tmp_path: Path, command: Command, stricter: None
-):
-    run_dir = Path(shutil.copytree(reference, tmp_path / "run"))
-    weights = final_weights(run_dir)
-    assert command("score", run_dir, *AGAIN).status == 0
-    ended = command("train", run_dir)
-    assert ended.status == 0 and "refreshes   2 made" in ended.out
-    assert final_weights(run_dir) == weights

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from mugrpo.config.load import build_config
 from mugrpo.disk.errors import RunStopped, UsageError
-from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.shards import Place, read_plan, read_rollouts, write_rollouts
-from mugrpo.rollouts.schedule import Schedule
-from mugrpo.stages.logprobs import StageReader, StoredLogprobs
+from mugrpo.stages.logprobs import StageReader
 from mugrpo.stages.optimize import checkpoint_due, samples_due
 from mugrpo.stages.stage import (
     Stage,
@@ -78,12 +74,6 @@ def test_dynamic_sampling_that_finds_too_few_stops_with_the_ways_out(tmp_path: P
     with pytest.raises(RunStopped, match="5 of 12 sampled groups have both right and wrong"):
         plan_stage(stage, lambda _: None)
     assert not stage.shards("plan").numbers()
-    said: list[str] = []
-    filling = stage_of(tmp_path, sampling={**DYNAMIC, "when_short": "fill"})
-    plan_stage(filling, said.append)
-    assert len(said) == 1 and said[0].endswith(
-        "enough for 2 of 3 batches; the rest are filled with other groups"
-    )
 
 
 def test_a_plan_from_other_scores_counts_only_once_an_update_is_made(tmp_path: Path):
@@ -128,7 +118,6 @@ def test_an_update_reads_the_rollouts_that_the_plan_gives_it(tmp_path: Path):
     draws = stage_shards(stage)[1]
     assert [r.problem_id for r in experience.rollouts] == [str(p) for p, _ in draws for _ in "1234"]
     assert [score.reward for score in experience.scores] == [*MIXED, *EASY]
-    assert reader.behavior_reward() == 15 / 24
     assert reader.shards_of(2) == {2} and reader.has({0, 1, 2})
 
 
@@ -138,7 +127,7 @@ def test_scores_of_another_judge_do_not_count_until_the_stage_is_trained_on(tmp_
         write_shard(stage, shard, [MIXED, MIXED], judge="another")
     plan_stage(stage, lambda _: None)
     reader = StageReader(stage, no_logprobs)
-    assert not reader.has({0}) and reader.behavior_reward() is None
+    assert not reader.has({0})
     stage.folder.checkpoint(3).mkdir(parents=True)
     assert StageReader(stage, no_logprobs).has({0})
     stage.folder.checkpoint(3).rmdir()
@@ -164,8 +153,9 @@ def test_the_proximal_policy_is_asked_once_a_period_for_all_its_rollouts(tmp_pat
         asked.append((update, len(rollouts)))
         return [np.full(2, update - i, np.float32) for i in range(len(rollouts))]
 
-    stored = StoredLogprobs(stage, planned(stage), compute)
-    kept = [stored.of_update(update)["proximal_logprobs"] for update in range(3)]
+    planned(stage)
+    reader = StageReader(stage, compute)
+    kept = [reader.of_update(update).stored["proximal_logprobs"] for update in range(3)]
     assert asked == [(0, 16), (2, 8)]
     assert [[int(row[0]) for row in rows] for rows in kept] == [
         [0, -1, -2, -3, -4, -5, -6, -7],
@@ -184,12 +174,13 @@ def test_stored_proximal_logprobs_of_other_rollouts_are_computed_again(tmp_path:
         asked.append(update)
         return [np.zeros(2, np.float32)] * len(rollouts)
 
-    StoredLogprobs(stage, planned(stage), compute).of_update(0)
+    planned(stage)
+    StageReader(stage, compute).of_update(0)
     rollouts = stage.shards("rollouts")
     for shard, recomputed in [(2, [0]), (1, [0, 0])]:  # the first period trains on shards 0 and 1
         others = [replace(r, seed=r.seed + 100) for r in read_rollouts(rollouts, shard)]
         write_rollouts(rollouts, shard, others, policy_step=0)
-        StoredLogprobs(stage, planned(stage), compute).of_update(1)
+        StageReader(stage, compute).of_update(1)
         assert asked == recomputed
 
 
@@ -199,15 +190,12 @@ def test_stored_proximal_logprobs_of_other_rollouts_are_computed_again(tmp_path:
 def due(updates: int, **checkpoint: object) -> list[int]:
     raw = {"schedule": {"stages": 2, "batches_per_stage": 4, "growth": 1}, "checkpoint": checkpoint}
     config = build_config(raw, "test")
-    schedule = Schedule(config.schedule, 24, seed=0)
-    return [u for u in range(1, updates + 1) if checkpoint_due(config, schedule, u)]
+    return [u for u in range(1, updates + 1) if checkpoint_due(config, u)]
 
 
 def test_checkpoints_are_due_every_so_often_at_stage_ends_and_at_the_end():
     assert due(8) == [4, 8]
-    assert due(8, every=3) == [3, 4, 6, 8]
-    assert due(8, stage_end=False) == [8]
-    assert due(8, every=3, stage_end=False) == [3, 6, 8]
+    assert due(8, every=3) == [3, 6, 8]
 
 
 def test_samples_are_due_at_both_ends_of_a_stage_and_every_so_often(tmp_path: Path):
@@ -222,34 +210,6 @@ def test_samples_are_due_at_both_ends_of_a_stage_and_every_so_often(tmp_path: Pa
 def test_the_reference_changes_every_so_many_stages(tmp_path: Path):
     kl = {"name": "kl", "period": 2}
     stage = stage_of(tmp_path, reference=kl, schedule={"stages": 5})
-    schedule = stage.schedule
-    assert [reference_update(schedule, stage.config, s) for s in range(5)] == [0, 0, 6, 6, 12]
+    assert [reference_update(stage.config, s) for s in range(5)] == [0, 0, 6, 6, 12]
     fixed = stage_of(tmp_path, reference={"name": "kl"})
-    assert reference_update(schedule, fixed.config, 4) == 0
-
-
-def test_a_resumed_schedule_has_the_early_ends_that_a_checkpoint_stores(tmp_path: Path):
-    stage = stage_of(tmp_path)
-    early = stage.schedule.ending_at(2)
-    folder = stage.folder.checkpoint(2)
-    folder.mkdir(parents=True)
-    (folder / "stages.json").write_text(json.dumps({"starts": list(early.starts)}))
-    assert stage.folder.stage_starts(stage.folder.newest_update()) == (0, 2)
-    assert early.stages == 3 and early.first_update(2) == 5
-
-
-@pytest.mark.parametrize(
-    ("stored", "starts"),
-    [
-        ("[0, 2, 5]", (0, 2, 5)),
-        ("[]", (0,)),
-        ("[2]", (0,)),
-        ("[0, 5, 5]", (0,)),
-        ("[0, 1e999]", (0,)),
-    ],
-)
-def test_stored_starts_that_begin_no_stage_are_left_out(tmp_path: Path, stored: str, starts: Any):
-    run = RunDir(tmp_path)
-    run.checkpoint(5).mkdir(parents=True)
-    (run.checkpoint(5) / "stages.json").write_text(f'{{"starts": {stored}}}')
-    assert run.stage_starts(5) == starts
+    assert reference_update(fixed.config, 4) == 0

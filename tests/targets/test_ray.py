@@ -215,7 +215,7 @@ def test_with_overlap_and_one_worker_it_is_the_run_of_one_process(
 SEVERAL = (
     *("--schedule.stages", "3", "--schedule.batches_per_stage", "4", "--checkpoint.every", "0"),
     *("--evaluation.every", "6", "--distributed.processes", "2", "--engine.processes", "1"),
-    *("--reference.name", "kl", "--checkpoint.beside_training", "true"),
+    *("--reference.name", "kl"),
 )
 
 

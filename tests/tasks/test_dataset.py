@@ -275,8 +275,8 @@ def test_dotted_paths_lead_into_tables_and_text_that_writes_one(jsonl):
         ("####12", "exact", "12"),
         ("The answer is: 180.", "math", "The answer is: 180."),
         ("[1, 2]", "math", "[1, 2]"),
-        ("[1,2)", "plain", "[1,2)"),
-        (r"So the answer is \boxed{5}.", "plain", r"So the answer is \boxed{5}."),
+        ("[1,2)", "math", "[1,2)"),
+        (r"So the answer is \boxed{5}.", "math", r"So the answer is \boxed{5}."),
         ("She has 5.\n#### 12", "numeric", "12"),
         ('{"answer": 4}', "exact", '{"answer": 4}'),
         ("[\"assert f() == '#### 1'\"]", "code", "[\"assert f() == '#### 1'\"]"),
@@ -306,7 +306,7 @@ def test_json_with_an_answer_inside_is_refused_with_an_entry_to_name(jsonl, answ
     "answer", ["The answer is: 180.", "<think>4?</think><answer>180</answer>", "**Answer:** 180"]
 )
 def test_a_reference_that_says_its_answer_is_read_as_a_response_is(jsonl, tmp_path, answer):
-    loaded = task(jsonl(row("1", answer)), rewards="plain", eval_share=0.0)
+    loaded = task(jsonl(row("1", answer)), rewards="math", eval_share=0.0)
     (problem,) = loaded.train_problems()
     texts = (r"\boxed{180}", r"\boxed{181}", "<answer>180</answer>")
     answers = [Answer(problem, text, [], FinishReason.STOP) for text in texts]

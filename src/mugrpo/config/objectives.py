@@ -1,4 +1,4 @@
-"""What an update maximizes: advantages, objectives, masks, corrections, a reference, the step.
+"""What an update maximizes: advantages, objectives, masks, corrections, a reference.
 
 Each part is chosen by its name and has only the options that apply to it.
 `mugrpo objectives` lists them with their papers.
@@ -46,10 +46,6 @@ class GroupAdvantage(AdvantageOptions):
     name: Literal["group"] = "group"
     std: Literal["unbiased", "population", "none"] = "unbiased"
     """Standard deviation that the advantages are divided by; "none" for Dr. GRPO."""
-    eps: float = Field(1e-4, gt=0)
-    """Added to the standard deviation."""
-    eps_inside: bool = False
-    """Add eps to the variance, under the square root, as off-policy GRPO does."""
 
 
 class ShiftedAdvantage(AdvantageOptions):
@@ -70,18 +66,8 @@ class AsymREAdvantage(AdvantageOptions):
     """Added to the group's mean. Below 0 it favors right responses over wrong ones."""
 
 
-class SoftAdvantage(AdvantageOptions):
-    """R - V, where V is the soft maximum of the group's rewards (OAPL)."""
-
-    name: Literal["soft"] = "soft"
-    zero_variance_mask: ZeroVarianceMask = False
-    beta: float = Field(1.0, gt=0)
-    """The paper's beta_1. V is the group's mean as it grows, and the largest reward near 0."""
-
-
 Advantage = Annotated[
-    GroupAdvantage | ShiftedAdvantage | AsymREAdvantage | SoftAdvantage,
-    Field(discriminator="name"),
+    GroupAdvantage | ShiftedAdvantage | AsymREAdvantage, Field(discriminator="name")
 ]
 
 
@@ -123,8 +109,6 @@ class CISPOOptions(ObjectiveOptions):
 
     name: Literal["cispo"] = "cispo"
     ratio_clip: RatioInterval = (0.0, 5.0)
-    level: Literal["token", "sequence"] = "token"
-    """One ratio per token, or their product for the whole response."""
 
 
 class M2POOptions(ObjectiveOptions):
@@ -133,15 +117,6 @@ class M2POOptions(ObjectiveOptions):
     name: Literal["m2po"] = "m2po"
     second_moment_limit: float = Field(0.04, gt=0)
     """Bound on the mean squared log ratio of the tokens that move away from the behavior policy."""
-
-
-class M2POReleasedOptions(ObjectiveOptions):
-    """M2PO as its code was released: a clip whose width follows from the second moment."""
-
-    name: Literal["m2po_released"] = "m2po_released"
-    second_moment_limit: float = Field(0.04, gt=0)
-    """Bound on the mean square of the capped log ratio, over the tokens that move away from the
-    behavior policy."""
 
 
 class DecoupledPPOOptions(ProximalOptions):
@@ -159,19 +134,11 @@ class TOPROptions(ObjectiveOptions):
     """No ratio on positive advantages; the response's ratio, at most 1, on negative ones."""
 
     name: Literal["topr"] = "topr"
-    taper: Literal["response", "prefix", "smallest", "mean", "block", "token"] = "response"
-    """What weighs a token with a negative advantage: the ratio of its response, of its prefix, the
-    smallest ratio up to it, the geometric mean of the response's ratios, the ratio of its block, or
-    its own."""
-    block_tokens: int = Field(16, ge=1)
-    """Length of a block, for taper = "block"."""
+    taper: Literal["response", "prefix", "smallest", "mean", "token"] = "response"
+    """The ratio that weighs a token with a negative advantage: of its response, of its prefix, the
+    smallest up to it, the geometric mean over the response, or its own."""
     negative_weight: float = Field(1.0, ge=0, le=1)
-    """What tokens with a negative advantage are weighted by, besides the taper."""
-    positives: Literal["constant", "ratio"] = "constant"
-    """Whether tokens with a positive advantage have a constant weight, or their ratio."""
-    largest_ratio: float = Field(5.0, gt=1)
-    """The ratio above which a token with a positive advantage has no gradient, for positives =
-    "ratio"."""
+    """A further weight of tokens with a negative advantage."""
 
 
 class MinPROOptions(ObjectiveOptions):
@@ -181,43 +148,16 @@ class MinPROOptions(ObjectiveOptions):
     ratio_clip: RatioInterval = (0.8, 1.2)
 
 
-class PNPOOptions(ObjectiveOptions):
-    """The PPO min form on the geometric mean of the ratios up to each token."""
-
-    name: Literal["pnpo"] = "pnpo"
-    ratio_clip: RatioInterval = (0.8, 1.2)
-    stop_gradient: bool = False
-    """Use that mean as a constant weight of the token's own log-probability."""
-
-
 class ReinforceOptions(ObjectiveOptions):
     """-A log pi, without a ratio (AsymRE if combined with its advantage)."""
 
     name: Literal["reinforce"] = "reinforce"
 
 
-class OAPLOptions(ObjectiveOptions):
-    """The squared distance of a response's log ratio from its advantage."""
-
-    name: Literal["oapl"] = "oapl"
-    beta: float = Field(1e-3, gt=0)
-    """Weight of the log ratio, the paper's beta_2. Shorter responses need a larger one."""
-
-
-class TPOOptions(ObjectiveOptions):
-    """The cross-entropy from a target distribution over a group's responses to the policy."""
-
-    name: Literal["tpo"] = "tpo"
-
-
 class VESPOOptions(ObjectiveOptions):
     """-A log pi with a gamma-shaped weight on the response's ratio."""
 
     name: Literal["vespo"] = "vespo"
-    positive: tuple[float, float] = (2.0, 3.0)
-    """Shape (k, lambda) of the weight for advantages of at least 0."""
-    negative: tuple[float, float] = (3.0, 2.0)
-    """Shape (k, lambda) of the weight for advantages below 0."""
 
 
 class FileOptions(ObjectiveOptions):
@@ -243,14 +183,10 @@ else:
         KLSurrogateOptions,
         CISPOOptions,
         M2POOptions,
-        M2POReleasedOptions,
         DecoupledPPOOptions,
         TOPROptions,
         MinPROOptions,
-        PNPOOptions,
         ReinforceOptions,
-        OAPLOptions,
-        TPOOptions,
         VESPOOptions,
         FileOptions,
     )
@@ -356,10 +292,8 @@ class KLReference(Part):
     no_knobs = ("name", "coefficient", "period")
     name: Literal["kl"] = "kl"
     coefficient: float = Field(1e-3, gt=0)
-    """Weight of the divergence."""
-    corrected: bool = True
-    """Multiply the estimate by the importance ratio; without it, the estimate is biased on stale
-    tokens. This is TRL's use_bias_correction_kl, which is on by default too."""
+    """Weight of the divergence. The estimate is multiplied by the importance ratio, as in TRL: on
+    stale tokens it would be biased without it."""
     period: int = Field(0, ge=0)
     """Every N stages, the policy becomes the reference. 0 keeps the initial model."""
 
@@ -369,18 +303,3 @@ class KLReference(Part):
 
 
 Reference = Annotated[NoReference | KLReference, Field(discriminator="name")]
-
-
-class PlainStep(Part):
-    """The factor is 1."""
-
-    name: Literal["plain"] = "plain"
-
-
-class ESSStep(Part):
-    """sqrt(effective sample size / responses), from the ratios of the responses (VCPO)."""
-
-    name: Literal["ess"] = "ess"
-
-
-Step = Annotated[PlainStep | ESSStep, Field(discriminator="name")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -38,13 +38,6 @@ class MathOptions(BoxReader):
 
     name: Literal["math"] = "math"
     factory: ClassVar[str] = "mugrpo.rewards.verifiers:math"
-
-
-class PlainOptions(BoxReader):
-    """1 if the answer equals the reference as normalized text or as an exact number, else 0."""
-
-    name: Literal["plain"] = "plain"
-    factory: ClassVar[str] = "mugrpo.rewards.verifiers:plainly"
 
 
 class ExactOptions(RewardOption):
@@ -151,7 +144,6 @@ else:
     _RewardTable = one_of(
         "rewards",
         MathOptions,
-        PlainOptions,
         ExactOptions,
         NumericOptions,
         RegexOptions,
@@ -166,15 +158,6 @@ else:
         BeforeValidator(_several, json_schema_input_type=tuple[Reward, ...] | Reward),
         AfterValidator(_sensible),
     ]
-
-
-def deciding(rewards: Sequence[RewardOption]) -> list[RewardOption]:
-    """Return the verifiers among `rewards` that a status or a reward depends on.
-
-    They are the first one, and all with a weight.
-    """
-    verifiers = [reward for reward in rewards if reward.verifies]
-    return [one for one in verifiers if one.weight or one is verifiers[0]]
 
 
 class RewardOptions(Options):

@@ -72,7 +72,6 @@ UPDATE_PARTS = (
     "sequence_mask",
     "correction",
     "reference",
-    "step",
     "reduction",
 )
 
@@ -143,8 +142,6 @@ class RunConfig(Options):
     prompt: PromptOptions = PromptOptions()
     environment: EnvironmentOptions = EnvironmentOptions()
     schedule: stages.ScheduleOptions = stages.ScheduleOptions()
-    stage_until: stages.StageUntil = stages.AllUpdates()
-    """When a stage ends."""
     sampling: stages.Sampling = stages.EveryGroup()
     """Which of the sampled groups are trained on."""
     rollouts: RolloutOptions = RolloutOptions()
@@ -165,8 +162,6 @@ class RunConfig(Options):
     engine's probability of a token under the behavior policy."""
     reference: objectives.Reference = objectives.NoReference()
     """A penalty on moving away from a reference policy."""
-    step: objectives.Step = objectives.PlainStep()
-    """A factor on the learning rate of each update."""
     reduction: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
     """Divide the summed loss by the update's response tokens ("token_mean"); or divide each
     response's loss by its length and their sum by the number of responses ("sequence_mean"); or
@@ -234,19 +229,13 @@ class RunConfig(Options):
             temperatures=(self.rollouts.temperature, self.evaluation.temperature),
             lora=self.lora,
         )
-        yield from self._faults_with_ranks()
         yield from self.environment.faults(self.prompt.form, tasks.asks_environment(self.task))
-        if self.reference_period and not self.checkpoint.stage_end:
+        if self.reference_period and self.checkpoint.every:
             yield (
                 "reference.period takes the reference from the checkpoint at a stage's end, so it "
-                "needs checkpoint.stage_end"
+                "needs checkpoint.every = 0"
             )
         names = [use.label for use in self.evaluation.suites]
-        if self.checkpoint.best is not None and self.checkpoint.best not in names:
-            yield (
-                f"checkpoint.best = {self.checkpoint.best!r} is not among evaluation.suites; "
-                f"name one of them ({', '.join(names) or 'there is none'})"
-            )
         if twice := {name for name in names if names.count(name) > 1}:
             yield f"evaluation.suites has {min(twice)} twice; results are kept by name"
         if self.overlap and self.engine_in_process:
@@ -256,18 +245,14 @@ class RunConfig(Options):
             )
         if self.overlap and not isinstance(self.sampling, stages.EveryGroup):
             yield "overlap = true needs sampling.name = 'every'"
-        if self.overlap and not self.checkpoint.stage_end:
-            yield "overlap = true needs checkpoint.stage_end"
-        if self.overlap and self.needs and self.distributed.ranks > 1:
+        if self.overlap and self.checkpoint.every:
+            yield "overlap = true needs checkpoint.every = 0: a checkpoint at each stage's end"
+        if self.overlap and self.needs and self.distributed.processes > 1:
             yield (
                 "overlap = true needs distributed.processes = 1 with an objective or reference "
                 "that needs logprobs of other policies"
             )
-
-    def _faults_with_ranks(self) -> Iterator[str]:
-        if self.distributed.machines > 1 and self.backend.clustered:
-            yield "distributed.machines needs backend.name = 'local': clusters choose machines"
-        if self.proximal_period > 1 and self.distributed.ranks > 1:
+        if self.proximal_period > 1 and self.distributed.processes > 1:
             yield "objective.proximal_period > 1 needs distributed.processes = 1"
 
     @property
@@ -297,14 +282,13 @@ class RunConfig(Options):
         An engine in the run's own process shares its GPU with a rank, if there are ranks.
         """
         elsewhere = self.overlap or self.backend.clustered or self.engine.name == "vllm_server"
-        one_process = self.engine_in_process and self.distributed.ranks == 1
+        one_process = self.engine_in_process and self.distributed.processes == 1
         return not elsewhere and not one_process
 
     @property
     def trainer_sleeps(self) -> bool:
         """Return whether weights and moments leave the GPUs while engines generate on them."""
-        rests = self.distributed.rest != "stay" and not self.distributed.cpu_offload
-        return rests and self.shares_gpus
+        return self.shares_gpus and not self.distributed.cpu_offload
 
     @property
     def proximal_period(self) -> int:

@@ -29,18 +29,14 @@ class ScheduleOptions(Options):
 
     stages: int = Field(4, ge=1, le=_UPDATES)
     """Number of stages. At the start of each, the engine takes the newest weights and generates
-    once. The run makes stages x batches x passes updates, even if `stage_until` ends stages early.
-    """
+    once. The run makes stages x batches x passes updates."""
     batches_per_stage: int = Field(64, ge=1, le=_UPDATES, json_schema_extra=FIXED)
     """Batches of rollouts generated per refresh."""
     growth: float = Field(1.0, gt=0, le=16, json_schema_extra=FIXED)
     """Batches of each stage, as a multiple of the stage before: with 2, every stage is twice as
     long. batches_per_stage is that of the first."""
     passes_per_batch: int = Field(1, ge=1, le=_UPDATES, json_schema_extra=FIXED)
-    """Updates on each batch."""
-    pass_order: Literal["batch", "stage"] = Field("batch", json_schema_extra=FIXED)
-    """Make all updates on a batch before the next batch, or one on every batch of the stage before
-    the next pass over them."""
+    """Updates on each batch, before the next one."""
     problems_per_update: int = Field(16, ge=1, le=_GROUPS, json_schema_extra=FIXED)
     """Problems per batch; each has one group of responses."""
     group_size: int = Field(8, ge=2, le=_ROLLOUTS, json_schema_extra=FIXED)
@@ -81,11 +77,28 @@ class ScheduleOptions(Options):
         """Return the updates of a stage, the literature's mu."""
         return self.batches(stage) * self.passes_per_batch
 
-    def updates_between(self, first: int, end: int) -> int:
-        """Return the updates of the stages from `first` up to, but not including, `end`."""
+    def first_update(self, stage: int) -> int:
+        """Return the number of updates before `stage`. Its behavior policy has received these."""
         if self.growth == 1:
-            return (end - first) * self.updates_per_stage
-        return sum(map(self.updates, range(first, end)))
+            return stage * self.updates_per_stage
+        return sum(map(self.updates, range(stage)))
+
+    def stage_of(self, update: int) -> int:
+        """Return the stage that update number `update` (from 0) belongs to."""
+        if self.growth == 1:
+            return update // self.updates_per_stage
+        stage = 0
+        while (update := update - self.updates(stage)) >= 0:
+            stage += 1
+        return stage
+
+    def staleness(self, update: int) -> int:
+        """Return the number of updates from the behavior policy to update number `update`."""
+        return update - self.first_update(self.stage_of(update))
+
+    def batch_of(self, update: int) -> int:
+        """Return the batch, within its stage, that update number `update` (from 0) trains on."""
+        return self.staleness(update) // self.passes_per_batch
 
     @property
     def updates_per_stage(self) -> int:
@@ -94,7 +107,7 @@ class ScheduleOptions(Options):
 
     @property
     def total_updates(self) -> int:
-        return self.updates_between(0, self.stages)
+        return self.first_update(self.stages)
 
     @property
     def groups_per_stage(self) -> int:
@@ -120,67 +133,24 @@ class DynamicSampling(NamedOptions):
 
     name: Literal["dynamic"] = "dynamic"
     max_oversampling: float = Field(10.0, ge=1)
-    """Give up once a stage has sampled this many times the groups that its updates need."""
-    when_short: Literal["stop", "fill"] = "stop"
-    """On giving up, stop the run, or fill the updates with other groups, which give hardly any
-    gradient."""
+    """Stop the run once a stage has sampled this many times the groups that its updates need."""
 
 
 Sampling = Annotated[EveryGroup | DynamicSampling, Field(discriminator="name")]
 
 
-class AllUpdates(NamedOptions):
-    """After all of its updates."""
-
-    name: Literal["all_updates"] = "all_updates"
-
-    @property
-    def limit(self) -> float:
-        """Return the value above which the stage ends: there is none."""
-        return math.inf
-
-
-class TokenVariation(NamedOptions):
-    """After the update whose mean over tokens of max(0, 1 - ratio) is above the limit."""
-
-    name: Literal["tv_token"] = "tv_token"
-    limit: float = Field(0.05, gt=0, lt=1)
-    """Total variation between policy and behavior policy per token, estimated on the update."""
-
-
-class NegativeRatio(NamedOptions):
-    """After the update whose largest ratio of a token with A < 0 is above the limit."""
-
-    name: Literal["negative_ratio"] = "negative_ratio"
-    limit: float = Field(100.0, gt=1)
-    """The ratio between policy and behavior policy."""
-
-
-StageUntil = Annotated[AllUpdates | TokenVariation | NegativeRatio, Field(discriminator="name")]
-
-# The metric of an update that a rule looks at.
-MEASURED = {"tv_token": "tv_token", "negative_ratio": "ratio/negative/max"}
-
-
 class CheckpointOptions(Options):
-    """When the policy and the optimizer's state are saved."""
+    """When the policy and the optimizer's state are saved. A checkpoint is written while training
+    goes on, from a copy in CPU memory: 12 bytes per parameter."""
 
     every: int = Field(0, ge=0, json_schema_extra=HARMLESS)
-    """Save every N updates. 0 saves only at the end of each stage."""
-    stage_end: bool = Field(True, json_schema_extra=HARMLESS)
-    """Save at the end of every stage. The last update is always saved."""
+    """Save every N updates, and after the last. 0 saves at the end of each stage."""
     minutes: float = Field(10, ge=0, json_schema_extra=HARMLESS)
     """Save when updates of N minutes would be lost. Such a checkpoint, like one of a run that was
     asked to stop, is removed once there is a newer one. 0 saves none for the time."""
     keep: int = Field(0, ge=0, json_schema_extra=HARMLESS)
     """Keep the newest N checkpoints, and those still needed: the one that the current stage began
-    from, and a reference policy's. 0 keeps all that `every` and `stage_end` ask for."""
-    best: str | None = Field(None, json_schema_extra=HARMLESS)
-    """Also keep the checkpoint with the highest avg@k on this suite, one of evaluation.suites. The
-    policy is then saved whenever the suite is measured."""
-    beside_training: bool = Field(True, json_schema_extra=HARMLESS)
-    """Write a checkpoint while training goes on, from a copy in CPU memory: 12 bytes per parameter.
-    Otherwise training waits until it is written."""
+    from, and a reference policy's. 0 keeps all that `every` asks for."""
 
 
 class SuiteUse(Options):

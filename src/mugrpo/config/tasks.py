@@ -59,7 +59,7 @@ class DatasetOptions(TextOptions):
     """The column with the problem's id. If unset, the id is a hash of prompt and answer. Of rows
     with the same id, the first one counts."""
     rewards: Rewards = (MathOptions(),)
-    """How a response is judged: by "math", "plain", "exact", "numeric", "regex", "code",
+    """How a response is judged: by "math", "exact", "numeric", "regex", "code",
     "environment", "module:function" or "file.py:function", or by tables with a name and its
     options. The reward is the weighted sum."""
 
@@ -130,7 +130,7 @@ class MixtureOptions(TaskOptions):
     sources: tuple[Source, ...] = Field(min_length=1)
     """The sources. Each is a table with the options of a task, a name (`source`) and a weight."""
     rewards: Rewards = (MathOptions(),)
-    """How a response is judged: by "math", "plain", "exact", "numeric", "regex", "code",
+    """How a response is judged: by "math", "exact", "numeric", "regex", "code",
     "environment", "module:function" or "file.py:function", or by tables with a name and its
     options. The reward is the weighted sum."""
 

@@ -15,12 +15,10 @@ class OptimizerOptions(Options):
     lr: float = Field(1e-4, gt=0)
     """Peak learning rate. Its default is 1e-5 for every model.path but "chain" and "letters"."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "linear"
-    """Shape of the learning rate after the warm-up, over all updates of the run."""
+    """Shape of the learning rate after the warm-up, over all updates of the run. It falls to 0
+    after the last update."""
     warmup_updates: int = Field(0, ge=0)
     """Updates over which the learning rate rises linearly from 0."""
-    final_lr_share: float = Field(0.0, ge=0, le=1)
-    """The learning rate that a linear or cosine schedule falls to, as a share of the peak. It is
-    that of the update after the last: at 0, the last of N updates has 1/N of the peak if linear."""
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's decay rates of the first and second moment, each in [0, 1). A refresh makes gradients
     larger at once; the second moment must not take a thousand updates to follow."""
@@ -35,9 +33,6 @@ class OptimizerOptions(Options):
     copy of a shared prompt's keys and values counts as an eighth. A longer response is computed
     alone."""
 
-    share_prompts: bool = True
-    """Compute a prompt once for all its responses if that is cheaper, with the same gradients."""
-
     @model_validator(mode="after")
     def _betas_in_range(self) -> Self:
         if not all(0 <= beta < 1 for beta in self.betas):
@@ -49,35 +44,11 @@ class DistributedOptions(Options):
     """Processes that make the updates together, each with a part of the weights (FSDP2)."""
 
     processes: int = Field(1, ge=1, le=PROCESSES, json_schema_extra=HARMLESS)
-    """Processes on each machine (on Ray: in all), with a GPU each. `mugrpo train` starts them
-    once."""
-    machines: int = Field(1, ge=1, le=PROCESSES, json_schema_extra=HARMLESS)
-    """Machines that make the updates together. `mugrpo train` starts the processes of its own; on
-    every other one, start them with torchrun and `mugrpo optimize RUN --follow`."""
-    address: str | None = Field(None, json_schema_extra=HARMLESS)
-    """HOST:PORT of the first machine, where torchrun lets several machines meet."""
-    rest: Literal["sleep", "stay", "end"] = Field("sleep", json_schema_extra=HARMLESS)
-    """What they do while engines generate on their GPUs. "sleep" moves weights and optimizer state
-    to CPU memory. "stay" leaves them, as on Ray. "end" ends the processes, so each stage starts
-    new ones. On Ray they also end if it has no room for them beside the engines. A single process
-    sleeps with "end", too."""
+    """Processes, with a GPU each, on this machine or, with Ray, on several. `mugrpo train` starts
+    them once. While engines generate on their GPUs, they move weights and optimizer state to CPU
+    memory."""
     cpu_offload: bool = Field(False, json_schema_extra=HARMLESS)
     """Keep weights, gradients and optimizer state in CPU memory. This is slower."""
-
-    @model_validator(mode="after")
-    def _machines_meet(self) -> Self:
-        if self.machines > 1 and not self.address:
-            raise ValueError("several machines need an address, HOST:PORT of the first one")
-        if self.machines > 1 and self.rest == "end":
-            raise ValueError(
-                "rest = 'end' needs machines = 1: nobody starts processes on other machines again"
-            )
-        return self
-
-    @property
-    def ranks(self) -> int:
-        """Return the number of processes on all machines."""
-        return self.processes * self.machines
 
 
 _MOST = 1 << 16  # no layer is wider

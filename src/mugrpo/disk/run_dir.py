@@ -65,7 +65,6 @@ class Pending(Protocol):
     """A checkpoint that is being written beside other work."""
 
     update: int
-    starts: tuple[int, ...]  # `Schedule.starts`
     folder: Path  # where it is written, before it is published
 
     def ready(self) -> None:
@@ -86,7 +85,6 @@ class Unsaved:
     """
 
     update: int
-    starts: tuple[int, ...]  # `Schedule.starts`
     folder: Path
 
 
@@ -165,13 +163,6 @@ class RunDir:
             with self._changing:  # generation may wait in another thread than training
                 if done and self.pending is pending:
                     self.pending = None
-
-    def stage_starts(self, update: int) -> tuple[int, ...]:
-        """Return `Schedule.starts` after `update` updates, or (0,) if no checkpoint stores them."""
-        for held in (self.pending, self.unsaved):
-            if held and held.update == update:
-                return held.starts
-        return tuple(self.sealed(update).get("starts", (0,)))
 
     def is_temporary(self, update: int) -> bool:
         """Return whether a checkpoint is only there until there is a newer one."""

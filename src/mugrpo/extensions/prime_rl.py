@@ -9,7 +9,7 @@ import json
 from functools import lru_cache
 from typing import Any
 
-from mugrpo.optimize.weights import Method, of_responses
+from mugrpo.extensions.token_weights import Method, of_responses
 
 
 def loss(inputs: Any, method: str, **options: Any) -> Any:

@@ -23,7 +23,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from mugrpo.config.objectives import KLReference
-from mugrpo.optimize.weights import Method
+from mugrpo.extensions.token_weights import Method
 
 try:
     from trl import GRPOConfig as TRLConfig
@@ -86,7 +86,7 @@ class GRPOConfig(TRLConfig):
         config = Method.named(str(self.method), options).config
         of_method: dict[str, Any] = {"loss_type": _LOSS_TYPES[config.reduction]}
         if isinstance(kl := config.reference, KLReference):
-            of_method |= {"beta": kl.coefficient, "use_bias_correction_kl": kl.corrected}
+            of_method |= {"beta": kl.coefficient, "use_bias_correction_kl": True}
         if clip := getattr(config.objective, "ratio_clip", None):
             above = clip[1] - 1 if self.epsilon is None else self.epsilon
             self.epsilon = 1 - clip[0] if self.epsilon is None else self.epsilon

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from mugrpo.optimize.weights import Method, of_responses
+from mugrpo.extensions.token_weights import Method, of_responses
 
 PolicyLoss = Callable[..., tuple[torch.Tensor, dict[str, Any]]]
 

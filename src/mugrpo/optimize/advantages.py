@@ -10,21 +10,20 @@ from typing import Literal
 
 import torch
 
+_EPS = 1e-4  # as in TRL; verl adds 1e-6, off-policy GRPO adds 1e-4 to the variance
+
 
 def group(
     rewards_PG: torch.Tensor,
     valid_PG: torch.Tensor,
     *,
     std: Literal["unbiased", "population", "none"] = "unbiased",
-    eps: float = 1e-4,
-    eps_inside: bool = False,
 ) -> torch.Tensor:
-    """Return A = (R - mean) / (std + eps) over each group's valid responses, [P, G] float64.
+    """Return A = (R - mean) / (std + 1e-4) over each group's valid responses, [P, G] float64.
 
     The formula is from DeepSeekMath (arXiv 2402.03300, section 4.1). By default the standard
-    deviation is unbiased and eps = 1e-4, as in TRL (verl adds 1e-6). With `eps_inside`, the divisor
-    is sqrt(var + eps), as in off-policy GRPO (arXiv 2505.22257). With std "none", A = R - mean, as
-    in Dr. GRPO (arXiv 2503.20783). All advantages of a group are 0 if its valid rewards are all
+    deviation is unbiased, as in TRL. With std "none", A = R - mean, as in Dr. GRPO (arXiv
+    2503.20783). All advantages of a group are 0 if its valid rewards are all
     equal, compared exactly, or if it has fewer than two. `rewards_PG` has P groups of G rewards;
     those where `valid_PG` (bool) is false count in nothing, and their advantages are 0.
     """
@@ -33,8 +32,7 @@ def group(
         return advantages_PG
     counts_P1 = valid_PG.sum(-1, keepdim=True) - int(std == "unbiased")
     variance_P1 = (advantages_PG**2).sum(-1, keepdim=True) / counts_P1.clamp(min=1)
-    divisor_P1 = (variance_P1 + eps).sqrt() if eps_inside else variance_P1.sqrt() + eps
-    return advantages_PG / divisor_P1
+    return advantages_PG / (variance_P1.sqrt() + _EPS)
 
 
 def shifted(rewards_PG: torch.Tensor, valid_PG: torch.Tensor, *, baseline: float) -> torch.Tensor:
@@ -52,19 +50,6 @@ def asymre(rewards_PG: torch.Tensor, valid_PG: torch.Tensor, *, delta: float) ->
     This is the advantage of AsymRE (arXiv 2506.20520).
     """
     return (_centered(rewards_PG, valid_PG) - delta).masked_fill(~valid_PG, 0.0)
-
-
-def soft(rewards_PG: torch.Tensor, valid_PG: torch.Tensor, *, beta: float) -> torch.Tensor:
-    """Return A = R - V, V = beta log mean exp(R / beta) over each group's valid responses.
-
-    V is the value of the best policy within a KL penalty of weight beta (OAPL, arXiv 2602.19362,
-    whose beta_1 this is). It tends to the mean for large beta and to the maximum for small beta.
-    """
-    scaled_PG = rewards_PG.double() / beta
-    counts_P1 = valid_PG.sum(-1, keepdim=True).clamp(min=1)
-    total_P1 = scaled_PG.masked_fill(~valid_PG, -torch.inf).logsumexp(-1, keepdim=True)
-    value_P1 = beta * (total_P1 - counts_P1.double().log())
-    return (rewards_PG - value_P1).masked_fill(~valid_PG, 0.0)
 
 
 def varied(rewards_PG: torch.Tensor, valid_PG: torch.Tensor) -> torch.Tensor:

@@ -43,7 +43,6 @@ def save_checkpoint(
     trainer: Trainer,
     run_dir: RunDir,
     *,
-    starts: Sequence[int],
     keep: int,
     needed: Collection[int],
     temporary: bool,
@@ -53,11 +52,10 @@ def save_checkpoint(
     """Begin to write the trainer's checkpoint; `run_dir.pending` is how far it has got.
 
     Once it is published, all but the newest `keep` and the `needed` are removed. `needed` lists
-    checkpoints by their update. If `keep` is 0, only `temporary` ones are removed. `starts` is
-    `Schedule.starts`, stored for a run that is resumed from this checkpoint: it says where the
-    stages began. `seal` is stored beside it (see `disk.seal`). If the trainer `rests` after it, it
-    sleeps. Waits for the checkpoint before. Raises what ended its writing, and RunStopped, naming
-    the last good checkpoint, if a weight is not finite.
+    checkpoints by their update. If `keep` is 0, only `temporary` ones are removed. `seal` is stored
+    in it (see `disk.seal`). If the trainer `rests` after it, it sleeps. Waits for the checkpoint
+    before. Raises what ended its writing, and RunStopped, naming the last good checkpoint, if a
+    weight is not finite.
     """
     ranks = trainer.policy.ranks
     run_dir.settle()
@@ -65,7 +63,7 @@ def save_checkpoint(
     run_dir.pending = Writing(
         trainer.snapshot(rests=rests),
         run_dir.checkpoint(trainer.update),
-        {"starts": [*starts], "temporary": temporary, **seal},
+        {"temporary": temporary, **seal},
         first_pid=ranks.from_first(os.getpid()),
         then=lambda: _remove_old(run_dir, keep, needed),
     )
@@ -102,7 +100,7 @@ class Writing:
 
         `stages` is the content of stages.json.
         """
-        self.update, self.starts = snapshot.state["update"], tuple(stages["starts"])
+        self.update = snapshot.state["update"]
         self.folder = unfinished(path, first_pid)
         self._path, self._stages, self._then = path, stages, then
         self._ready, self._done = Event(), Future[None]()

@@ -153,7 +153,6 @@ def split_by_prompt(rollouts: Sequence[Rollout], budget: int) -> list[list[int]]
 # The responses to a prompt are divided into pieces of at most such a share of a mean micro-batch,
 # the first share with which they fit: the prompt is computed for each piece.
 _SHARES = (1.0, 1 / 2, 1 / 4, 0.0)
-_PASSES = 3  # of moving responses; each begins with the rounds that the one before has left
 _HALVINGS = 20  # of the interval that contains the least limit of work, when rows are padded
 
 
@@ -208,10 +207,9 @@ def rounds(
     else:
         placed = _by_length(meter, number)
 
-    tried = [meter.descending(placed)]
-    for _ in range(_PASSES):
-        tried.append(meter.descending(_evened(meter, tried[-1], ranks)))
-    return min(tried, key=lambda parts: sum(map(meter.work, parts[::ranks])))
+    parts = meter.descending(placed)
+    evened = meter.descending(_evened(meter, parts, ranks))
+    return min(parts, evened, key=lambda parts: sum(map(meter.work, parts[::ranks])))
 
 
 class _Meter:
@@ -324,15 +322,9 @@ def _evened(meter: _Meter, parts: list[list[int]], ranks: int) -> list[list[int]
     allowed = [works[i // ranks * ranks] - last for i in range(len(parts))]
     busy = [work - more for work, more in zip(works, allowed, strict=True)]
     left = set(range(len(parts)))  # parts that may still give a response
-    giving, taking = [(-b, -i) for i, b in enumerate(busy)], [(b, i) for i, b in enumerate(busy)]
-    heapq.heapify(giving)  # what these say of a part that has changed since is skipped
-    heapq.heapify(taking)
     while left:
-        while -giving[0][1] not in left or -giving[0][0] != busy[-giving[0][1]]:
-            heapq.heappop(giving)
-        while taking[0][0] != busy[taking[0][1]]:
-            heapq.heappop(taking)
-        most, least = -giving[0][1], taking[0][1]
+        most = max(left, key=lambda i: (busy[i], -i))
+        least = min(range(len(busy)), key=lambda i: (busy[i], i))
         moves = []
         for place in parts[most] if len(parts[most]) > 1 else []:
             given, taken = [i for i in parts[most] if i != place], [*parts[least], place]
@@ -344,9 +336,6 @@ def _evened(meter: _Meter, parts: list[list[int]], ranks: int) -> list[list[int]
             left.remove(most)
             continue
         _, (busy[most], busy[least]), parts[most], parts[least] = min(moves)
-        for i in (most, least):
-            heapq.heappush(giving, (-busy[i], -i))
-            heapq.heappush(taking, (busy[i], i))
     return parts
 
 

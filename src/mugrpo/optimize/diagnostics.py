@@ -12,11 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn.utils.rnn import pad_sequence
 
 from mugrpo.disk.records import FinishReason, GroupKey, Rollout, Score, text_of
-from mugrpo.optimize.bound import improvement_bound, shortfall
-from mugrpo.optimize.experience import MicroBatch, Responses
+from mugrpo.optimize.experience import MicroBatch
 from mugrpo.processes.ranks import Ranks
 
 Values = dict[str, float | None]
@@ -30,9 +28,7 @@ class TokenStatistics:
 
     def __init__(self, fractions: Sequence[str]) -> None:
         self._fractions = fractions
-        self._places: list[int] = []  # the computed responses' places in the update
         self._sequences: list[torch.Tensor] = []  # log ratio of each computed response
-        self._proximal: list[torch.Tensor] = []  # the same for the proximal policy
         self._parts: dict[str, list[torch.Tensor]] = {}
 
     def add(
@@ -48,11 +44,7 @@ class TokenStatistics:
             "entropy": entropy_BT,
             **{name: tensor.detach().float() for name, tensor in metrics.items()},
         }
-        self._places += batch.places
         self._sequences.append((tokens["log_ratio"] * batch.mask).sum(-1).double().cpu())
-        if (proximal_BT := batch.stored.get("proximal_logprobs")) is not None:
-            log_ratio_BT = (proximal_BT - batch.behavior_logprobs) * batch.mask
-            self._proximal.append(log_ratio_BT.sum(-1).double().cpu())
         for name, tensor in tokens.items():
             self._parts.setdefault(name, []).append(tensor[batch.mask].float().cpu())
 
@@ -61,12 +53,8 @@ class TokenStatistics:
         if ranks.size == 1:
             return self
         joined = TokenStatistics(self._fractions)
-        for places, sequences, proximal, parts in ranks.all(
-            (self._places, self._sequences, self._proximal, self._parts)
-        ):
-            joined._places += places
+        for sequences, parts in ranks.all((self._sequences, self._parts)):
             joined._sequences += sequences
-            joined._proximal += proximal
             for name, tensors in parts.items():
                 joined._parts.setdefault(name, []).extend(tensors)
         return joined
@@ -83,32 +71,6 @@ class TokenStatistics:
         log_share = 2 * log_weights.logsumexp(0) - (2 * log_weights).logsumexp(0)
         return min(log_share.exp().item() / len(log_weights), 1.0)  # in this order NaN stays NaN
 
-    def bound(self, responses: Responses) -> Values:
-        """Return bounds on the improvement over the proximal policy, see `improvement_bound`.
-
-        If no proximal policy is stored, the policy itself takes its place.
-        """
-        sizes: list[int] = responses.groups.bincount().tolist()
-        computed = torch.zeros(sum(sizes), dtype=torch.bool)
-        computed[self._places] = True
-
-        def by_group(of_responses: torch.Tensor) -> torch.Tensor:
-            return pad_sequence(list(of_responses.split(sizes)), batch_first=True)
-
-        def spread(of_computed: Sequence[torch.Tensor]) -> torch.Tensor:
-            every = torch.zeros(sum(sizes), dtype=torch.double)
-            if of_computed:
-                every[self._places] = torch.cat(list(of_computed))
-            return by_group(every)
-
-        return improvement_bound(
-            spread(self._sequences),
-            spread(self._proximal or self._sequences),
-            by_group(responses.rewards),
-            by_group(responses.counted),
-            by_group(computed),
-        )
-
     def values(self, update_tokens: int) -> Values:
         """Return the update's metrics.
 
@@ -122,14 +84,14 @@ class TokenStatistics:
             tv_sequence = mean(max(0, 1 - w)) over the computed responses, w = prod_t r_t
         """
         tokens = {name: torch.cat(parts) for name, parts in self._parts.items()}
-        log_ratio = tokens.pop("log_ratio", torch.empty(0))
-        advantage = tokens.pop("advantage", torch.empty(0))
-        entropy = tokens.pop("entropy", torch.empty(0))
+        nothing = torch.empty(0)
+        log_ratio = tokens.pop("log_ratio", nothing)
+        advantage, entropy = tokens.pop("advantage", nothing), tokens.pop("entropy", nothing)
         ratio = log_ratio.exp()
         values: Values = {
             "kl_behavior": _mean(log_ratio.double().expm1() - log_ratio.double()),
             "tv_token": _mean((1 - ratio).clamp(min=0)),
-            "tv_sequence": _mean(shortfall(torch.cat([torch.empty(0), *self._sequences]))),
+            "tv_sequence": _mean(-torch.cat([nothing, *self._sequences]).expm1().clamp(max=0)),
             "entropy": _mean(entropy),
         }
         for sign, chosen in (("positive", advantage > 0), ("negative", advantage < 0)):

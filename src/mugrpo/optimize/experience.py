@@ -39,26 +39,21 @@ class Experience:
 class Responses:
     """All R responses of an update, in order, group by group.
 
-    `advantages` [R], `varied` [R] and `groups` [R] are on the CPU. `rewards` [R] and `counted` [R]
-    may be left out if the loss does not ask for them. `stored` has the logprobs [T] of other
-    policies for each rollout, if the objective needs them.
+    The tensors are on the CPU. `stored` has the logprobs [T] of other policies for each rollout, if
+    the objective needs them.
     """
 
     rollouts: Sequence[Rollout]
     advantages: torch.Tensor  # [R] float64
     varied: torch.Tensor  # [R] bool, true if the group's rewards are not all equal
-    groups: torch.Tensor  # [R] int64, the number of the group within the update, ascending
+    counted: torch.Tensor  # [R] bool, true if the response counts in its group's statistics
     stored: Mapping[str, Sequence[NDArray[np.float32]]] = field(default_factory=dict)
-    # [R] float64, 0 if unknown
-    rewards: torch.Tensor = field(default_factory=lambda: torch.empty(0))
-    # [R] bool, true if the response counts in its group's statistics
-    counted: torch.Tensor = field(default_factory=lambda: torch.empty(0))
 
 
 def with_advantages(experience: Experience, config: RunConfig) -> Responses:
     """Return the responses of `experience` with their advantages, group by group."""
     advantage = getattr(advantages, config.advantage.name)
-    rewards, counted, values, varied = [], [], [], []
+    counted, values, varied = [], [], []
     pairs = zip(experience.rollouts, experience.scores, strict=True)
     for _, group in groupby(pairs, key=lambda pair: pair[0].group):
         scores = [score for _, score in group]
@@ -68,7 +63,6 @@ def with_advantages(experience: Experience, config: RunConfig) -> Responses:
         values_1G = advantage(rewards_1G, counted_1G, **config.advantage.knobs)
         if config.advantage.zero_variance_mask and not differ_1.item():
             values_1G = torch.zeros_like(values_1G)
-        rewards.append(rewards_1G[0])
         counted.append(counted_1G[0])
         values.append(values_1G[0])
         varied.append(differ_1.expand(len(scores)))
@@ -76,10 +70,8 @@ def with_advantages(experience: Experience, config: RunConfig) -> Responses:
         experience.rollouts,
         torch.cat(values),
         torch.cat(varied),
-        torch.arange(len(rewards)).repeat_interleave(torch.tensor([len(g) for g in rewards])),
-        experience.stored,
-        torch.cat(rewards),
         torch.cat(counted),
+        experience.stored,
     )
 
 
@@ -102,7 +94,6 @@ class MicroBatch:
     behavior_logprobs: torch.Tensor  # [B, T] float32
     advantages: torch.Tensor  # [B] float32
     varied: torch.Tensor  # [B] bool, true if the group's rewards are not all equal
-    groups: torch.Tensor  # [B] int64, the number of the group within the update
     stored: dict[str, torch.Tensor]  # name -> [B, T] float32, logprobs stored beside the rollouts
     layout: Layout  # how the model computes them
     prompts: torch.Tensor | None  # [B] int64, each response's prompt number; None if not shared
@@ -140,7 +131,6 @@ def collate(
         behavior_logprobs=_padded([r.behavior_logprobs[r.sampled] for r in chosen]).to(device),
         advantages=responses.advantages[places].to(device, torch.float32),
         varied=responses.varied[places].to(device),
-        groups=responses.groups[places].to(device),
         stored={name: values.to(device) for name, values in stored.items()},
         layout=cheapest,
         prompts=prompts_B if cheapest.shared else None,

@@ -50,10 +50,8 @@ def batch_logprobs(
     )
 
 
-def shares_prompts(policy: Policy, config: RunConfig) -> bool:
+def shares_prompts(policy: Policy) -> bool:
     """Return whether responses may share their prompt. The model is tested only once."""
-    if not config.optimizer.share_prompts:
-        return False
     if policy.can_share_prompts is None:
         policy.can_share_prompts = can_share_prompts(policy.model)
     return policy.can_share_prompts
@@ -92,9 +90,9 @@ def rollout_logprobs(
     before each micro-batch. Without a `budget`, micro-batches have the configured size. Raises
     RunStopped if memory runs out, see `TokenBudget`.
     """
-    share = shares_prompts(policy, config)
+    share = shares_prompts(policy)
     zeros = torch.zeros(len(rollouts))
-    responses = Responses(rollouts, zeros, zeros.bool(), zeros.long())
+    responses = Responses(rollouts, zeros, zeros.bool(), zeros.bool())
 
     def computed(tokens: int) -> list[NDArray[np.float32]]:
         own: dict[int, torch.Tensor] = {}
@@ -125,7 +123,6 @@ def rollout_logprobs(
 # Largest norm of a difference, relative to the norm. In bf16, kernels may differ by a few percent;
 # a wrong mask changes most numbers.
 _TOLERANCE = 0.1
-_NUMBERS = 1000  # of each gradient that are compared
 
 
 def choose_kernel(policy: Policy, say: Callable[[str], None]) -> None:
@@ -145,42 +142,34 @@ def choose_kernel(policy: Policy, say: Callable[[str], None]) -> None:
 def kernel_fault(policy: Policy, kernel: Kernel) -> str | None:
     """Return why `policy` must not use `kernel`, or None.
 
-    Hidden states, logprobs and gradients of three short responses, two of them to one prompt, are
-    compared with those of padded rows; once with that prompt shared, once without. Rotary
-    embeddings that depend on the sequence's length are refused without a test: they would differ
-    only beyond the tested length. All ranks must call this.
+    Hidden states and a gradient of three short responses, two of them to one prompt, are compared
+    with those of padded rows; once with that prompt shared, once without. (Logprobs differ too
+    little: most of each is the logarithm of the vocabulary's size.) Rotary embeddings that depend
+    on the sequence's length are refused without a test: they would differ only beyond the tested
+    length. All ranks must call this.
     """
     rope = str(getattr(policy.model.config, "rope_parameters", None))
     if "dynamic" in rope or "longrope" in rope:
         return "the model's rotary embeddings depend on the sequence's length"
+    fault = ""
     try:
         plain = _computed(policy, None, shared=False)
-        packed = {shared: _computed(policy, kernel, shared=shared) for shared in (True, False)}
+        for shared in (True, False):
+            for name, found in _computed(policy, kernel, shared=shared).items():
+                if not (found - plain[name]).norm() <= _TOLERANCE * plain[name].norm():
+                    kind = "of shared prompts" if shared else "of single rows"
+                    fault = fault or f"varlen_attn gives this model other {name} {kind}"
     except Exception as error:  # other kinds of models may fail in any way
         fault = f"varlen_attn fails ({first_line(error)})"
-    else:
-        differing = [
-            f"{name} {'of shared prompts' if shared else 'of single rows'}"
-            for shared, found in packed.items()
-            for name in plain
-            if not _agree(found[name], plain[name])
-        ]
-        fault = f"varlen_attn gives this model other {differing[0]}" if differing else ""
     for parameter in policy.model.parameters():
         parameter.grad = None
     return next(filter(None, policy.ranks.all(fault)), None)
 
 
-def _agree(found: torch.Tensor, plain: torch.Tensor) -> bool:
-    return bool((found - plain).norm() <= _TOLERANCE * plain.norm())
-
-
 def _computed(policy: Policy, kernel: Kernel | None, *, shared: bool) -> dict[str, torch.Tensor]:
-    """Return hidden states, logprobs, and gradients of a weighted sum of the logprobs.
+    """Return hidden states, and the gradient of a weighted sum of logprobs by the first parameter.
 
-    Of the gradients, those of the first parameter, which all layers' gradients lead to, and some
-    numbers of each of the others: all numbers could take as much memory as the model. Of a model
-    that ranks share, only this rank's rows.
+    All layers' gradients lead to that one. Of a model that ranks share, only this rank's rows.
     """
     device = policy.device
     # More tokens than the 64 that a kernel takes at once.
@@ -192,21 +181,16 @@ def _computed(policy: Policy, kernel: Kernel | None, *, shared: bool) -> dict[st
     compute = policy.compute or partial(response_logprobs, policy.working())
     hidden: list[torch.Tensor] = []
     how: dict[str, Any] = {"temperature": 1.0, "chunk": 16, "kernel": kernel}
+    first = next(p for p in policy.model.parameters() if p.requires_grad)
+    first.grad = None
     with torch.enable_grad():
         logprobs_BT, _ = compute(
             ids_BL, prompt_lengths_B, mask_BT, prompts_B, watch=hidden.append, **how
         )
     weights_BT = torch.linspace(-1, 2, logprobs_BT.numel(), device=device).view_as(logprobs_BT)
-    trained = [p for p in policy.model.parameters() if p.requires_grad]
-    for parameter in trained:
-        parameter.grad = None
     (logprobs_BT * weights_BT).sum().backward()
-    first, *others = (
-        local(torch.zeros_like(p) if p.grad is None else p.grad).float() for p in trained
-    )
+    gradient = torch.zeros_like(first) if first.grad is None else first.grad
     return {
         "hidden states": hidden[0].detach().float(),
-        "logprobs": logprobs_BT.detach(),
-        "gradients of its first weights": first,
-        "gradients": torch.cat([grad.flatten()[:_NUMBERS] for grad in others]),
+        "gradients of its first weights": local(gradient).float(),
     }

@@ -35,11 +35,10 @@ class _Logprobs(nn.Module):
         return response_logprobs(self.model, *rows, **options)
 
 
-def distribute(policy: Policy, options: DistributedOptions, *, share_prompts: bool = True) -> None:
+def distribute(policy: Policy, options: DistributedOptions) -> None:
     """Split the first rank's weights among all of the policy's ranks, see `cut_over`.
 
-    With `share_prompts`, the model's ability to share prompts is tested first. Raises UsageError on
-    all ranks if one of them has built a different model from the same files.
+    Raises UsageError on all ranks if one of them has built a different model from the same files.
     """
     ranks, model = policy.ranks, policy.model
     forms = ranks.all([(name, t.shape, t.dtype) for name, t in tensors_of(model).items()])
@@ -48,9 +47,8 @@ def distribute(policy: Policy, options: DistributedOptions, *, share_prompts: bo
             "the model's files and its config.json do not agree on its weights, so it cannot be "
             "shared among processes; load it with transformers, save it, and name the new folder"
         )
-    if policy.can_share_prompts is None:
-        ability = share_prompts and ranks.first and can_share_prompts(model)
-        policy.can_share_prompts = ranks.from_first(ability)
+    if policy.can_share_prompts is None:  # tried on the whole model
+        policy.can_share_prompts = ranks.from_first(ranks.first and can_share_prompts(model))
     source = tensors_of(model) if ranks.first else None
     mesh = init_device_mesh(policy.device.type, (ranks.size,), mesh_dim_names=("shards",))
     module = _Logprobs(model)

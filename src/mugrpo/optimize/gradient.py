@@ -90,7 +90,7 @@ def micro_batches(
     Prompts are shared if the model can do so and it is cheaper. A response longer than `tokens`
     is alone in its micro-batch. Several ranks get equal work, see `rounds_of`.
     """
-    share = shares_prompts(policy, config)
+    share = shares_prompts(policy)
     parts = rounds_of(policy, [responses.rollouts[place] for place in places], tokens, share)
     collated = partial(collate, responses, pad_id=policy.pad_id, device=policy.device, share=share)
     return [collated([places[i] for i in part]) for part in parts]
@@ -126,7 +126,6 @@ def prepass(
             "behavior_logprobs": stacked([batch.behavior_logprobs for batch in batches]),
             "advantages": torch.cat([batch.advantages for batch in batches]),
             "mask": stacked([batch.mask for batch in batches]),
-            "groups": torch.cat([batch.groups for batch in batches]),
             **{
                 name: stacked([batch.stored[name] for batch in batches])
                 for name in batches[0].stored

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
@@ -33,10 +32,10 @@ from mugrpo.optimize.objectives import Objective, TokenTensors, load_objective
 
 Tensors = Mapping[str, torch.Tensor]
 
-_Function = Callable[..., torch.Tensor]
-_VETOES: dict[str, _Function] = {"negative_advantage": ratios.negative_advantage_veto}
-_SEQUENCE_MASKS: dict[str, _Function] = {"off_policy": ratios.off_policy}
-_CORRECTIONS: dict[str, _Function] = {
+# name of an option -> its function
+_VETOES = {"negative_advantage": ratios.negative_advantage_veto}
+_SEQUENCE_MASKS = {"off_policy": ratios.off_policy}
+_CORRECTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "truncated": ratios.truncated,
     "masked": ratios.masked,
 }
@@ -91,9 +90,8 @@ class UpdateLoss:
         """Return what the objective's pre-pass computes from the whole update, see `objectives`."""
         assert self.objective.prepass is not None
         behavior = self._behavior(all_["behavior_logprobs"], all_)
-        groups = {"groups": all_["groups"]} if self.objective.needs_groups else {}
         return self.objective.prepass(
-            logprobs, behavior, all_["advantages"], all_["mask"], **self.knobs, **groups
+            logprobs, behavior, all_["advantages"], all_["mask"], **self.knobs
         )
 
     def __call__(
@@ -164,8 +162,7 @@ class UpdateLoss:
         self, batch: MicroBatch, logprobs_BT: torch.Tensor, behavior_BT: torch.Tensor
     ) -> torch.Tensor:
         assert self.kl is not None
-        kl = partial(ratios.kl, corrected=self.kl.corrected)
-        kl_BT = kl(logprobs_BT, behavior_BT, batch.stored["reference_logprobs"])
+        kl_BT = ratios.kl(logprobs_BT, behavior_BT, batch.stored["reference_logprobs"])
         counted_BT = batch.mask
         if self.zero_variance_mask:
             counted_BT = counted_BT & batch.varied[:, None]

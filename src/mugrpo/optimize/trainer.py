@@ -69,7 +69,7 @@ class Trainer:
         self.options = config.optimizer
         self.budget = budget or TokenBudget(config.optimizer)
         self.loss = UpdateLoss.of(config)
-        self.share = shares_prompts(policy, config)
+        self.share = shares_prompts(policy)
         choose_kernel(policy, self.budget.notify)
         if policy.precision == "bf16" and policy.adapter is None and policy.update == 0:
             begin_in_bf16(policy.model, config.seed)
@@ -115,8 +115,6 @@ class Trainer:
 
         gradient = self.budget.fitted(gradient_of)
         lr = self._learning_rate()
-        if self.config.step.name == "ess":
-            lr *= math.sqrt(gradient.statistics.effective_sample_share())
         grad_norm, applied = self._apply(lr, gradient.loss)
         if watch is not None:
             for shown in gradient.shown:
@@ -205,7 +203,6 @@ class Trainer:
             schedule=self.options.lr_schedule,
             warmup_updates=self.options.warmup_updates,
             total_updates=self.config.schedule.total_updates,
-            final_share=self.options.final_lr_share,
         )
 
     @out_of_memory_explained("the optimizer's step", _LARGE_STATE)
@@ -251,7 +248,6 @@ class Trainer:
             "failed_share": sum(s.failed for s in statuses) / len(statuses),
             "truncated_share": statuses.count(Status.TRUNCATED) / len(statuses),
             **gradient.statistics.values(tokens),
-            **gradient.statistics.bound(responses),
         }
 
 
@@ -265,13 +261,12 @@ def learning_rate(
     schedule: Literal["constant", "linear", "cosine"],
     warmup_updates: int,
     total_updates: int,
-    final_share: float,
 ) -> float:
     """Return the learning rate of update number `update` (from 0).
 
     During the warm-up it is peak x (update + 1) / warmup_updates. Then it is constant, or falls
-    linearly or as a cosine from peak to final_share x peak. The update after the last would have
-    this rate, as in transformers: at a final share of 0 the last one still trains.
+    linearly or as a cosine from peak to 0. The update after the last would have the rate 0, as in
+    transformers: the last one still trains.
     """
     if update < warmup_updates:
         return peak * (update + 1) / warmup_updates
@@ -279,7 +274,7 @@ def learning_rate(
         return peak
     progress = min(1.0, (update - warmup_updates) / max(1, total_updates - warmup_updates))
     fall = progress if schedule == "linear" else (1 - math.cos(math.pi * progress)) / 2
-    return peak * (1 - (1 - final_share) * fall)
+    return peak * (1 - fall)
 
 
 # The optimizer's state on disk: one file per rank with that rank's rows, and no pickles.

@@ -38,9 +38,9 @@ def driver_name() -> str:
 def end_with_driver() -> None:
     """Arrange that this process, if a run drives it, ends with that run.
 
-    Call this before the imports of a rank, which take seconds. On Linux the kernel kills it when
-    torchrun ends, even if it is stopped or holds the interpreter's lock, and torchrun ends with the
-    run (`torchrun`). A thread also looks for the run.
+    Call this before the imports of a rank, which take seconds. On Linux the kernel kills it with
+    the run's thread that started it, even if it is stopped or holds the interpreter's lock. A
+    thread also looks for the run.
     """
     if not (driver := os.environ.get(DRIVER)):
         return

@@ -35,18 +35,11 @@ class Ranks:
     rank: int = 0
     size: int = 1
     driven: bool = False  # works for a run, which holds the lock, generates, scores, evaluates
-    by_hand: bool = False  # started by the user, on another machine than the run that it works for
-    local: int = 0  # its number among the ranks of its machine
 
     @property
     def first(self) -> bool:
         """Whether this is the first rank, the one that writes."""
         return self.rank == 0
-
-    @property
-    def shown(self) -> bool:
-        """Whether its progress is shown. The first rank of a run may be on another machine."""
-        return self.local == 0 if self.driven else self.first
 
     @property
     def alone(self) -> bool:
@@ -91,35 +84,36 @@ ALONE = Ranks()
 
 
 @contextmanager
-def joined(command: str, *, follow: bool = False) -> Iterator[Ranks]:
-    """Join the ranks that torchrun started, and yield this process's place among them.
+def joined() -> Iterator[Ranks]:
+    """Join the ranks that a run has started, and yield this process's place among them.
 
-    Without torchrun the process is alone. If it is to `follow` a run that has not started it, it
-    is another machine's. A rank that waits longer than TIMEOUT for another one ends with an error.
-    Raises UsageError if `command` cannot run in ranks, or if there is no GPU left for this one.
+    A process that no run has started is alone. A rank that waits longer than TIMEOUT for another
+    one ends with an error. Raises UsageError if torchrun has started this process, or if there is
+    no GPU left for it.
     """
-    started = DRIVER in os.environ
-    place = {"driven": started or follow, "by_hand": follow and not started}
     size = int(os.environ.get("WORLD_SIZE", "1"))
-    if size == 1:
-        yield Ranks(**place)
+    if DRIVER not in os.environ:
+        if size > 1:
+            raise UsageError("torchrun is not needed; set --distributed.processes instead")
+        yield Ranks()
         return
-    if command != "optimize":
-        raise UsageError(f"torchrun is for `mugrpo optimize`; run `mugrpo {command}` without it")
+    if size == 1:
+        yield Ranks(driven=True)
+        return
     backend = "gloo"
     if torch.cuda.is_available():
         local, gpus = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
         if local >= gpus:
             raise UsageError(
-                f"torchrun has started more processes than this machine has GPUs ({gpus}), and "
-                f"each needs one; start it with --nproc-per-node {gpus}"
+                f"this machine has {gpus} GPUs, and each rank needs one; set "
+                f"--distributed.processes {gpus}"
             )
         torch.cuda.set_device(local)
         backend = "cpu:gloo,cuda:nccl"
     rank = int(os.environ["RANK"])
     store = f"file://{os.environ[STORE]}" if STORE in os.environ else "env://"
     dist.init_process_group(backend, store, TIMEOUT, world_size=size, rank=rank)
-    ranks = Ranks(rank, size, **place, local=int(os.environ["LOCAL_RANK"]))
+    ranks = Ranks(rank, size, driven=True)
     yield ranks
     ranks.wait()  # skipped if this rank failed: the others may never come
     sys.stdout.flush()
@@ -132,10 +126,7 @@ def within_a_machine(folder: str) -> dict[str, str]:
 
     They meet in a file in `folder`, which is empty, and which only this user may enter.
     """
-    names = {
-        STORE: f"{folder}/ranks",
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # torchrun's own, for the ranks
-    }
+    names = {STORE: f"{folder}/ranks"}
     for _, interface in socket.if_nameindex():
         if interface in ("lo", "lo0"):
             names["GLOO_SOCKET_IFNAME"] = interface
@@ -147,3 +138,16 @@ def said_by_ranks(logs: Iterable[Path]) -> str | None:
     texts = [log.read_text(errors="replace") for log in logs if log.is_file()]
     sentences = [sentence for text in texts for sentence in _SENTENCE.findall(text)]
     return visible(sentences[-1]) if sentences else None
+
+
+def show_log(log: Path, shown: int) -> int:
+    """Print the whole lines of a rank's log after byte `shown`. Return where they end."""
+    if not log.is_file():
+        return shown
+    with open(log, "rb") as file:
+        file.seek(shown)
+        fresh = file.read()
+    lines = fresh[: fresh.rfind(b"\n") + 1]
+    sys.stdout.write(visible(lines.decode(errors="replace")))
+    sys.stdout.flush()
+    return shown + len(lines)

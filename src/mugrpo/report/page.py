@@ -75,30 +75,6 @@ _POLICY = (
         {"tv_token": "tokens", "tv_sequence": "responses"},
     ),
 )
-_BOUND = (
-    Panel(
-        "Terms of the bound",
-        "means over groups with reward variance: L, (1\u2212s)/s·TV(π, β), TV(πₖ, β)",
-        "reward",
-        {
-            "bound/surrogate": "surrogate L",
-            "bound/weighted_tv": "weighted TV",
-            "bound/tv_proximal": "TV proximal",
-        },
-    ),
-    Panel(
-        "Lower bounds on the improvement",
-        "on J(π) \u2212 J(πₖ): L minus the other terms, or (as stated) minus twice them",
-        "reward",
-        {"bound/factor_one": "factor 1", "bound/stated": "as stated"},
-    ),
-    Panel(
-        "Variance weight",
-        "mean of (1\u2212s)/s over groups with reward variance",
-        "weight",
-        {"variance_weight": "weight"},
-    ),
-)
 _OPTIMIZATION = (
     Panel("Loss", "of the update", "loss", {"loss": "loss"}),
     Panel("Gradient norm", "before clipping", "norm", {"grad_norm": "norm"}, log=True),
@@ -127,9 +103,7 @@ def page(runs: Sequence[RunData], every: int | None = None) -> str:
 def _sections(runs: Sequence[RunData]) -> list[Markup | None]:
     alone = len(runs) == 1
     notes = [note if alone else f"{run.name}: {note}" for run in runs for note in run.notes]
-    bound = part("grid", [update_figure(runs, panel) for panel in _BOUND])
     others = [update_figure(runs, panel) for panel in _OPTIMIZATION]
-    words = "Its terms, two forms of it, and the variance weight"
     foot = "Drawn from the run's files alone. β is the behavior policy, π the policy."
     return [
         part("header", "mugrpo report", runs[0].name if alone else f"{len(runs)} runs compared"),
@@ -146,7 +120,6 @@ def _sections(runs: Sequence[RunData]) -> list[Markup | None]:
         ),
         part("section", "By stage", part("grid", list(stage_figures(runs)))),
         part("section", "Policy and behavior policy", part("grid", list(_policy(runs)))),
-        part("section", "The policy-improvement bound", part("fold", words, bound) if bound else 0),
         part("section", "Optimization", part("grid", others)),
         part(
             "section",

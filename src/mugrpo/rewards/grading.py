@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from mugrpo.config.base import BoxReader, RewardOption, WorkerOptions
-from mugrpo.config.rewards import FunctionOptions, deciding
+from mugrpo.config.rewards import FunctionOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Answer, Score, Status
 from mugrpo.processes.messages import printable, to_json
@@ -137,8 +137,7 @@ class Grader:
 
     The reward of an answer is the weighted sum of the rewards that are numbers. Its status is that
     of the first verifier. The part "answer" of a score is the answer that this verifier read, and
-    "answer/NAME" the one that the verifier NAME read, if there are several. A verifier after the
-    first with weight 0 has the value None if it cannot read the reference.
+    "answer/NAME" the one that the verifier NAME read, if there are several.
 
     If no reward is a verifier, the status is RIGHT for a reward of at least 1, otherwise WRONG. It
     is SKIPPED if no reward is a number. Raises UsageError if `rewards` is empty.
@@ -167,9 +166,9 @@ class Grader:
     def unreadable(self, references: Iterable[str]) -> dict[str, str]:
         """Return the references that are not equal to themselves, each with the reason.
 
-        Rewards that read no box, and those on which nothing depends, are not asked.
+        Rewards that read no box are not asked.
         """
-        asked = [r for r in deciding(self._rewards) if isinstance(r, BoxReader)]
+        asked = [reward for reward in self._rewards if isinstance(reward, BoxReader)]
         if not asked:
             return {}
         reasons = {}

@@ -14,13 +14,12 @@ from mugrpo.config.rewards import (
     ExactOptions,
     MathOptions,
     NumericOptions,
-    PlainOptions,
     RegexOptions,
 )
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Status
 from mugrpo.rewards.math.answers import Answer, agree, read, read_number
-from mugrpo.rewards.math.plain import exact_number, plain, same
+from mugrpo.rewards.math.numbers import exact_number, same_numbers
 from mugrpo.rewards.math.response import answer_part, find, last_number, reference_part
 from mugrpo.rewards.math.units import same_unit
 from mugrpo.rewards.verdict import Verdict, Verifier, verdict
@@ -39,11 +38,6 @@ def math(_: MathOptions) -> Verifier:
             f"the reward math needs math-verify ({error}): pip install 'mugrpo[math]'"
         ) from None
     return Mathematics()
-
-
-def plainly(_: PlainOptions) -> Verifier:
-    """Return the verifier "plain"."""
-    return plain
 
 
 def exactly(_: ExactOptions) -> Verifier:
@@ -87,7 +81,7 @@ def numeric(text: str, reference: str, *, tolerance: float) -> Verdict:
     written, answer = found
     number = exact_number(written.value)
     if expected is None or number is None or "%" in (target.unit, written.unit):
-        return verdict(agree(target, written, same), answer)
+        return verdict(agree(target, written, same_numbers), answer)
     if not same_unit(target.unit, written.unit):
         return Verdict(Status.WRONG, answer)
     allowed = Fraction(str(tolerance)) * max(Fraction(1), abs(expected))

@@ -46,9 +46,6 @@ class Judge:
                 judges[option.label] = option.made()
         self.said = [one.said for one in judges.values() if hasattr(one, "said")]
         self._judges = [(option.label, judges[option.label]) for option in options]
-        verifiers = [option for option in options if option.verifies]
-        # Neither the status nor the reward depends on these.
-        self._observers = {option.label for option in verifiers[1:] if not option.weight}
 
     def answer(self, items: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Judge `items` by all rewards and return the answer to send.
@@ -69,7 +66,7 @@ class Judge:
                         result["values"][label] = item["environment"]
                 else:
                     for result, item in zip(results, items, strict=True):
-                        self._verify(result, label, judge, item)
+                        _note(result, label, judge(item["text"], item["answer"]))
             except BrokenContractError as error:
                 return {"broken": str(error)}
             except BaseException as error:
@@ -79,19 +76,6 @@ class Judge:
             logged = {column: values[index] for column, values in log.extra.items()}
             result["extra"] = {**result.get("extra", {}), **logged}
         return {"results": results}
-
-    def _verify(
-        self, result: dict[str, Any], label: str, verifier: Verifier, item: dict[str, Any]
-    ) -> None:
-        """Record a verifier's verdict in `result`. An observer without one has the value None."""
-        try:
-            verdict = verifier(item["text"], item["answer"])
-        except ValueError:
-            if label not in self._observers:
-                raise
-            result["values"][label] = None
-        else:
-            _note(result, label, verdict)
 
 
 def _note(result: dict[str, Any], label: str, verdict: Verdict) -> None:

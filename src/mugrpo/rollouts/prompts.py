@@ -257,17 +257,10 @@ def notices(
 def _notices(
     encode: PromptEncoder, stop_ids: Collection[int], problems: Sequence[Problem]
 ) -> Iterator[str]:
-    token = encode.tokenizer.convert_ids_to_tokens
-    chat = encode.options.form == "chat"
-    if encode.suffix and not chat:
-        ends = "".join(token(encode.suffix))
-        yield f"the tokenizer puts {ends!r} after every text; prompts leave it out"
     if problems:
         yield from _ends(encode(problems[0]).tolist(), encode, stop_ids)
-    if chat:
+    if encode.options.form == "chat":
         yield from _turns(encode, stop_ids)
-        if unread := list(_unread(encode, problems)):
-            yield f"the chat template writes nothing of the messages' {', '.join(unread)}"
 
 
 def _ends(ids: list[int], encode: PromptEncoder, stop_ids: Collection[int]) -> Iterator[str]:
@@ -314,23 +307,3 @@ def _turns(encode: PromptEncoder, stop_ids: Collection[int]) -> Iterator[str]:
             f"not end a response (that does {stops}), so responses may run on until they are "
             f"truncated; set {way_out}, unless the model was trained to end otherwise"
         )
-
-
-def _unread(encode: PromptEncoder, problems: Sequence[Problem]) -> Iterator[str]:
-    """Yield the keys of messages that change nothing in what the template writes."""
-    having: dict[str, Problem] = {}
-    for problem in problems:
-        for name in {name for message in encode.messages(problem) for name in message}:
-            having.setdefault(name, problem)
-    for name in sorted(having.keys() - {"role", "content"}):
-        messages = encode.messages(having[name])
-        fewer = [{key: one[key] for key in one if key != name} for one in messages]
-        if _text(encode, messages) == _text(encode, fewer):
-            yield name
-
-
-def _text(encode: PromptEncoder, messages: list[Message]) -> Any:
-    try:
-        return encode.rendered(messages, prompting=True)
-    except UsageError:  # without the key, which it reads
-        return None

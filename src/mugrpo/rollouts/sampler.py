@@ -6,19 +6,20 @@ A response without turns is a conversation of one turn, so one loop samples both
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from mugrpo.disk.publishing import passing
 from mugrpo.disk.records import Problem, Rollout
-from mugrpo.disk.shards import ShardSet, read_lengths, write_rollouts
+from mugrpo.disk.shards import ShardSet, write_rollouts
 from mugrpo.engines.base import Completion, Decoded, Engine, Request
 from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.schedule import rollout_seed
 from mugrpo.rollouts.turns import Conversation, Dialogue, Turns
 
 Draw = tuple[Problem, int]  # a problem and its occurrence: one group to sample
+Key = tuple[str, int, int]  # problem, occurrence and sample of a rollout
 PieceName = tuple[int, int]  # a shard, and the number of the piece of it
 Piece = tuple[PieceName, Sequence[Draw]]
 
@@ -28,8 +29,7 @@ class Sampler:
 
     `stage` is the stage's number or "evaluation"; it and `seed` enter the seed of each rollout, see
     `rollout_seed`. `policy_step` is the number of updates that the engine's weights have received.
-    The groups that are `expected` to have the longest responses are generated first. `top_p` is for
-    evaluations, see `Engine.generate`. With a `dialogue`, rollouts have turns.
+    `top_p` is for evaluations, see `Engine.generate`. With a `dialogue`, rollouts have turns.
     """
 
     def __init__(
@@ -44,10 +44,8 @@ class Sampler:
         max_new_tokens: int,
         policy_step: int,
         top_p: float = 1.0,
-        expected: ExpectedLengths | None = None,
         dialogue: Dialogue | None = None,
     ) -> None:
-        self.expected = expected or ExpectedLengths()
         self.engine = engine
         self.encode = encode
         self.seed = seed
@@ -64,14 +62,13 @@ class Sampler:
         groups: Sequence[Draw],
         on_decoded: Callable[[Decoded], None],
         *,
-        samples: int | None = None,
         longest: int | None = None,
     ) -> Sequence[Rollout]:
         """Return the rollouts of `groups` in order. `on_decoded` is called as responses finish.
 
-        `samples` limits the responses per group, `longest` the tokens per response.
+        `longest` limits the tokens per response.
         """
-        return self._only(groups, on_decoded, samples, longest).rollouts
+        return self._only(groups, on_decoded, longest).rollouts
 
     def sample_shard(
         self, groups: Sequence[Draw], on_decoded: Callable[[Decoded], None]
@@ -106,7 +103,6 @@ class Sampler:
         self,
         take: Callable[[], Piece | None],
         on_decoded: Callable[[Decoded], None],
-        samples: int | None = None,
         longest: int | None = None,
     ) -> Iterator[tuple[PieceName, SampledShard]]:
         """Yield each piece that `take` returns until it returns None. Work on several at a time."""
@@ -127,13 +123,11 @@ class Sampler:
             if (piece := take()) is None:
                 return False
             name, groups = piece
-            asked = self._asked(groups, samples or self.group_size)
-            problems = {problem.id: problem for problem, _ in groups}
-            numbers = dict(enumerate(asked.order, begun))
-            running.append(_Running(name, numbers, asked.keys))
-            for (number, place), request in zip(numbers.items(), asked.requests, strict=True):
-                turns.begin(number, problems[asked.keys[place][0]], request)
-            begun += len(numbers)
+            running.append(_Running(name, begun))
+            for problem, key, request in self._requests(groups):
+                turns.begin(begun, problem, request)
+                running[-1].keys.append(key)
+                begun += 1
             return True
 
         began = time.monotonic()
@@ -141,7 +135,7 @@ class Sampler:
             for slots in self._decodings(turns, begin, longest):
                 ended = turns.ended()
                 for number, conversation in ended:
-                    next(p for p in running if number in p.numbers).put(number, conversation)
+                    next(p for p in running if p.has(number)).ended[number] = conversation
                 on_decoded(Decoded([(number, c.completion) for number, c in ended], slots))
                 if running:
                     running[0].slots += slots
@@ -198,19 +192,12 @@ class Sampler:
         """Whether the engine may work on several pieces at once: one that is not exact anyway."""
         return self.engine.streams and not self.engine.exact
 
-    def _asked(self, groups: Sequence[Draw], size: int) -> _Asked:
-        """Return requests for `size` responses to each of `groups`, the longest expected first."""
-        keys, requests, expected = [], [], []
+    def _requests(self, groups: Sequence[Draw]) -> Iterator[tuple[Problem, Key, Request]]:
         for problem, occurrence in groups:
             prompt_ids = self.encode(problem)
-            expected.append(self.expected.of(problem.id, len(prompt_ids)))
-            for sample in range(size):
-                seed = rollout_seed(self.seed, self.stage, problem.id, occurrence, sample)
-                keys.append((problem.id, occurrence, sample))
-                requests.append(Request(prompt_ids, seed))
-        longest_first = sorted(range(len(groups)), key=lambda group: -expected[group])
-        order = [group * size + sample for group in longest_first for sample in range(size)]
-        return _Asked(keys, [requests[place] for place in order], order)
+            for sample in range(self.group_size):
+                key = (problem.id, occurrence, sample)
+                yield problem, key, Request(prompt_ids, rollout_seed(self.seed, self.stage, *key))
 
 
 class _OneTurn:
@@ -250,7 +237,7 @@ class _Response:
     request: Request
     completion: Completion
 
-    def rollout(self, key: tuple[str, int, int], temperature: float, policy_step: int) -> Rollout:
+    def rollout(self, key: Key, temperature: float, policy_step: int) -> Rollout:
         """See `Conversation.rollout`."""
         problem_id, occurrence, sample = key
         return Rollout(
@@ -267,35 +254,26 @@ class _Response:
         )
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """The requests for some groups' responses."""
-
-    keys: Sequence[tuple[str, int, int]]  # (problem, occurrence, sample) of each rollout
-    requests: Sequence[Request]  # the longest expected first
-    order: Sequence[int]  # of each request, the place of its rollout
-
-
 @dataclass
 class _Running:
     """A piece whose conversations go on."""
 
     name: PieceName
-    numbers: Mapping[int, int]  # of its conversations -> the places of their rollouts
-    keys: Sequence[tuple[str, int, int]]  # (problem, occurrence, sample) of each place
-    ended: dict[int, Conversation | _Response] = field(default_factory=dict)  # by place
+    first: int  # number of its first conversation
+    keys: list[Key] = field(default_factory=list)
+    ended: dict[int, Conversation | _Response] = field(default_factory=dict)  # by number
     slots: int = 0
 
-    def put(self, number: int, conversation: Conversation | _Response) -> None:
-        self.ended[self.numbers[number]] = conversation
+    def has(self, number: int) -> bool:
+        return self.first <= number < self.first + len(self.keys)
 
     def done(self) -> bool:
         return len(self.ended) == len(self.keys)
 
     def rollouts(self, temperature: float, policy_step: int) -> list[Rollout]:
         """Return the rollouts in the order of their groups."""
-        keys = enumerate(self.keys)
-        return [self.ended[place].rollout(key, temperature, policy_step) for place, key in keys]
+        keys = enumerate(self.keys, self.first)
+        return [self.ended[number].rollout(key, temperature, policy_step) for number, key in keys]
 
 
 @dataclass(frozen=True)
@@ -310,66 +288,3 @@ class SampledShard:
         """Publish the rollouts as shard `shard`; the manifest gets their cost and `notes`."""
         cost = {"slots": self.slots, "seconds": self.seconds}
         write_rollouts(shards, shard, self.rollouts, **cost, **notes)
-
-
-# Predict the lengths of responses from those of earlier stages.
-#
-# The longest responses are started first, so that no long response runs alone at the end while the
-# rest of the machine is idle.
-
-
-class ExpectedLengths:
-    """Expected lengths, learned from shards alone, so that they are the same after a kill."""
-
-    def __init__(self) -> None:
-        self._of_problem: dict[str, tuple[int, int]] = {}  # numbers of responses and of tokens
-        self._prompts = _Line()
-
-    def learn(self, shards: ShardSet) -> None:
-        """Learn from every undamaged shard. A damaged one is skipped, because it is not needed."""
-        for shard in shards.numbers():
-            if shards.fault(shard) is None:
-                self._take(read_lengths(shards, shard))
-
-    def of(self, problem_id: str, prompt_length: int) -> float:
-        """Return the expected number of tokens of a response to the problem.
-
-        That is the mean over its earlier responses. For a new problem it is read off a
-        least-squares line through all points (prompt length, response length). It is 0 if nothing
-        is known.
-        """
-        if problem_id in self._of_problem:
-            responses, tokens = self._of_problem[problem_id]
-            return tokens / responses
-        return self._prompts.at(prompt_length)
-
-    def _take(self, rows: Iterable[tuple[str, int, int]]) -> None:
-        for problem_id, prompt_length, length in rows:
-            responses, tokens = self._of_problem.get(problem_id, (0, 0))
-            self._of_problem[problem_id] = (responses + 1, tokens + length)
-            self._prompts.add(prompt_length, length)
-
-
-class _Line:
-    """A least-squares line, kept as sums of integers: exact, whatever the order of the points."""
-
-    def __init__(self) -> None:
-        self.count = self.x = self.y = self.xx = self.xy = 0
-
-    def add(self, x: int, y: int) -> None:
-        self.count += 1
-        self.x += x
-        self.y += y
-        self.xx += x * x
-        self.xy += x * y
-
-    def at(self, x: int) -> float:
-        """Return the line's value at `x`: 0 without points, their mean if all have the same x."""
-        if not self.count:
-            return 0.0
-        mean = self.y / self.count
-        spread = self.count * self.xx - self.x**2
-        if not spread:
-            return mean
-        slope = (self.count * self.xy - self.x * self.y) / spread
-        return mean + slope * (x - self.x / self.count)

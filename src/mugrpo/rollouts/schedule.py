@@ -4,22 +4,16 @@ A run is `stages` x `batches_per_stage` batches (more in each stage, with `growt
 `problems_per_update` groups; every batch is used for `passes_per_batch` updates. Problems come in
 epochs, each a fresh permutation of the data set. An epoch consists of full batches only, so no
 problem repeats within an update. A problem's `occurrence` is the epoch in which it is drawn, so
-(problem, occurrence) identifies a group. Each source of a mixture has epochs of its own (see
-`mixing`).
-
-The number of updates is fixed, but the number of stages is not. If a stage ends early
-(`stage_until`), the next stage begins there, and the run needs more stages. `starts` records where
-stages began.
+(problem, occurrence) identifies a group. Each source of a mixture has epochs of its own.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from itertools import accumulate, count, islice, repeat
@@ -46,8 +40,6 @@ class Schedule:
     options: ScheduleOptions
     problems: int
     seed: int
-    # the first update of each stage, up to the stage after the last early end
-    starts: tuple[int, ...] = (0,)
     sources: tuple[Source, ...] = ()
 
     def __post_init__(self) -> None:
@@ -62,14 +54,10 @@ class Schedule:
                 "ones; lower it, or use a data set with more problems"
             )
 
-    @property
-    def stages(self) -> int:
-        """Return the number of stages of the run, if no further stage ends early."""
-        return self._stage_from(self.options.total_updates - 1) + 1
-
     def groups(self, stage: int) -> Iterator[tuple[int, int]]:
         """Yield (index of the problem, occurrence) for each group of `stage`, batch by batch."""
-        return islice(self.stream(stage), self.batches(stage) * self.options.problems_per_update)
+        count = self.options.batches(stage) * self.options.problems_per_update
+        return islice(self.stream(stage), count)
 
     def stream(self, stage: int) -> Iterator[tuple[int, int]]:
         """Yield the groups of `stage`, then those that follow in the epochs, without end.
@@ -102,69 +90,8 @@ class Schedule:
         """Return the sources, or the data set as one."""
         return self.sources or (Source(self.problems),)
 
-    def batches(self, stage: int) -> int:
-        """Return the number of batches that `stage` samples: as many as its updates need."""
-        return math.ceil(self.planned_updates(stage) / self.options.passes_per_batch)
 
-    def planned_updates(self, stage: int) -> int:
-        """Return the number of updates of `stage`, if it does not end early."""
-        left = self.options.total_updates - self.first_update(stage)
-        return min(self.options.updates(stage), left)
-
-    def stage_of(self, update: int) -> int:
-        """Return the stage that update number `update` (from 0) belongs to."""
-        if update >= self.options.total_updates:
-            return self.stages
-        return self._stage_from(update)
-
-    def first_update(self, stage: int) -> int:
-        """Return the number of updates before `stage`. Its behavior policy has received these."""
-        known = min(stage, len(self.starts) - 1)
-        further = self.options.updates_between(known, stage)
-        return min(self.starts[known] + further, self.options.total_updates)
-
-    def staleness(self, update: int) -> int:
-        """Return the number of updates from the behavior policy to update number `update`."""
-        return update - self.first_update(self.stage_of(update))
-
-    def batch_of(self, update: int) -> int:
-        """Return the batch, within its stage, that update number `update` (from 0) trains on."""
-        staleness = self.staleness(update)
-        if self.options.pass_order == "stage":
-            return staleness % self.batches(self.stage_of(update))
-        return staleness // self.options.passes_per_batch
-
-    def used(self, stage: int, update: int) -> set[int]:
-        """Return the batches of `stage` that the updates before `update` trained on."""
-        return set(map(self.batch_of, range(self.first_update(stage), update)))
-
-    def ending_at(self, update: int) -> Schedule:
-        """Return the schedule in which the current stage ends after `update` updates.
-
-        If the end of the run cuts its last stage short, that counts as an early end too, because
-        updates may be added to the run later.
-        """
-        stage = self.stage_of(update - 1)
-        if update == self.first_update(stage) + self.options.updates(stage):
-            return self
-        starts = (self.first_update(s) for s in range(stage + 1))
-        return replace(self, starts=(*starts, update))
-
-    def _stage_from(self, update: int) -> int:
-        """Return the stage of an update of the run, from the starts that are known."""
-        stage = bisect_right(self.starts, update) - 1
-        if self.options.growth == 1:
-            return stage + (update - self.starts[stage]) // self.options.updates_per_stage
-        end = self.starts[stage] + self.options.updates(stage)
-        while end <= update:
-            stage += 1
-            end += self.options.updates(stage)
-        return stage
-
-
-def schedule_of(
-    config: RunConfig, problems: Sequence[Problem], starts: tuple[int, ...] = (0,)
-) -> Schedule:
+def schedule_of(config: RunConfig, problems: Sequence[Problem]) -> Schedule:
     """Return the schedule of a run on `problems`, those to train on.
 
     Raises UsageError as `Schedule` does.
@@ -176,7 +103,7 @@ def schedule_of(
             Source(counts[source.source], source.source, source.weight)
             for source in config.task.sources
         )
-    return Schedule(config.schedule, len(problems), config.seed, starts, sources)
+    return Schedule(config.schedule, len(problems), config.seed, sources)
 
 
 def rollout_seed(run_seed: int, stage: str, problem_id: str, occurrence: int, sample: int) -> int:

@@ -47,7 +47,7 @@ def need_of(config: RunConfig) -> Need:
     weights = sum(p.numel() for p in model.parameters())
     trained = 0 if config.lora.rank else weights  # an adapter is a few percent
     copy = 0 if config.model.precision == "fp32" else 2
-    ranks, tokens = config.distributed.ranks, config.optimizer.micro_batch_tokens
+    ranks, tokens = config.distributed.processes, config.optimizer.micro_batch_tokens
     layers, hidden = sizes.num_hidden_layers, sizes.hidden_size
     inner = getattr(sizes, "intermediate_size", None) or 4 * hidden
     # A layer keeps, per token, gate, its activation, up and their product, and 12 hidden ones: 0.99
@@ -63,8 +63,7 @@ def need_of(config: RunConfig) -> Need:
         of_slot = config.rollouts.max_new_tokens * of_token + 16 * sizes.vocab_size
         cache = max(1, engine.processes) * engine.slots * of_slot
         others += engine.processes * (4 + copy) * weights
-    if config.checkpoint.beside_training:
-        others += 12 * trained
+    others += 12 * trained  # the copy that a checkpoint is written from
     states = (4 + copy) * weights + 12 * trained  # FSDP divides them
     return Need(states, ranks * (tokens * kept + logits), cache, others)
 
@@ -121,7 +120,7 @@ def require_memory(config: RunConfig) -> None:
             )
         return
     total = torch.cuda.get_device_properties(0).total_memory
-    share = need.states / config.distributed.ranks
+    share = need.states / config.distributed.processes
     if share > total and not config.distributed.cpu_offload:
         raise UsageError(
             f"weights, gradients and moments take {share / GIB:.1f} GiB of each GPU, which has "

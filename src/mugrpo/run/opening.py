@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +61,10 @@ class OpenRun:
     stop: StopFlag
     ranks: Ranks = ALONE
 
+    @cached_property
     def schedule(self) -> Schedule:
-        """Return the schedule as of the newest checkpoint, with the stages that ended early."""
-        starts = self.folder.stage_starts(self.folder.newest_update())
-        return schedule_of(self.config, self.problems, starts)
+        """The groups that each stage draws."""
+        return schedule_of(self.config, self.problems)
 
     def state(self, update: int, stage: int | None) -> TrainerState:
         """Return what reward functions learn about responses of the policy after `update`."""
@@ -128,9 +128,9 @@ def open_run(
     data, model or code (unless `force`), if a run's directory names code and was not begun here
     (unless `trust`, see `run.target`), and as `load_config` and `require_packages` do.
     """
-    progress = progress or Progress(shown=ranks.shown)
+    progress = progress or Progress(shown=ranks.first)
     if not isinstance(target, Target):
-        asks = not ranks.driven or ranks.by_hand
+        asks = not ranks.driven
         target = read_target(target, overrides=overrides, run_dir=run_dir, trust=trust, asks=asks)
     folder, task = target.folder, target.task
     config = _for_this_machine(folder, target.config, progress)
@@ -138,13 +138,13 @@ def open_run(
     prompts = prompt_encoder(config)
     problems, eval_problems = (_fitting(prompts, side, progress) for side in target.problems)
     newest = _common_update(folder, config.schedule.total_updates, ranks, progress)
-    schedule = schedule_of(config, problems, folder.stage_starts(newest))
+    schedule_of(config, problems)  # raises if there are too few
     with ExitStack() as stack:
         if ranks.first and not ranks.driven:
             for notice in stack.enter_context(folder.locked()):
                 progress.say(notice)
             provenance = provenance_of(config, problems, eval_problems)
-            _settle(folder, config, provenance, force, progress, schedule.stage_of(newest))
+            _settle(folder, config, provenance, force, progress, config.schedule.stage_of(newest))
         try:
             yield OpenRun(
                 folder,

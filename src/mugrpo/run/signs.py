@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from mugrpo.config.stages import NegativeRatio, StageUntil
-
-_FALL, _ENTROPY, _TRUNCATED = 0.05, 0.02, 0.1
+_RATIO, _FALL, _ENTROPY, _TRUNCATED = 100.0, 0.05, 0.02, 0.1
 
 
 class Signs:
     """The signs of a run. Each is said once, by the first metrics line beyond its limit.
 
-    None of them changes the run. `until` is the rule that ends a stage early.
+    None of them changes the run.
     """
 
-    def __init__(self, until: StageUntil) -> None:
-        self._ratio = (until if isinstance(until, NegativeRatio) else NegativeRatio()).limit
+    def __init__(self) -> None:
         self._best, self._entropy = 0.0, 0.0  # best accuracy; entropy of the first update
         self._said: set[str] = set()
 
@@ -37,7 +34,7 @@ class Signs:
             return float(values.get(key) or 0.0)
 
         if kind == "update":
-            yield "a ratio of a token with A < 0", number("ratio/negative/max"), self._ratio
+            yield "a ratio of a token with A < 0", number("ratio/negative/max"), _RATIO
             if entropy := number("entropy"):
                 self._entropy = self._entropy or entropy
                 fall = self._entropy / entropy

@@ -155,7 +155,7 @@ def named_by(config: RunConfig) -> list[Named]:
 def _named(config: RunConfig) -> Iterator[Named]:
     """Yield code and commands, then whom a run sends something.
 
-    Ray and torchrun also execute what they get; vLLM imports classes that its arguments name.
+    Ray also executes what it gets; vLLM imports classes that its arguments name.
     """
     engine, environment = config.engine, config.environment
     named: list[tuple[str, Any]] = [
@@ -177,7 +177,6 @@ def _named(config: RunConfig) -> Iterator[Named]:
         ("environment.name", environment.kind and environment.name),
         ("environment.kwargs", environment.kwargs),
         *((f"backend.{name}", to) for name, to in config.backend.addresses.items()),
-        ("distributed.address", config.distributed.address),
     ]
     if isinstance(engine, VLLMServerOptions):
         named += [("engine.urls", url) for url in engine.urls]

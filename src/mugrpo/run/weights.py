@@ -67,8 +67,7 @@ class Weights:
         if self.policy is None:
             policy = self._loaded(self._notify, self._ranks)
             if self._ranks.size > 1:
-                share = self._config.optimizer.share_prompts
-                distribute(policy, self._config.distributed, share_prompts=share)
+                distribute(policy, self._config.distributed)
             found = self._ranks.all(policy.nonfinite_parameter())
             if name := next(filter(None, found), None):
                 path = model_path(self._config.model)
@@ -126,10 +125,7 @@ class Weights:
     def _loaded(self, *how: Any) -> Policy:
         """Return the initial policy, from the model's files."""
         config = self._config
-        share = config.optimizer.share_prompts
-        return load_policy(
-            config.model, *how, lora=config.lora, seed=config.seed, share_prompts=share
-        )
+        return load_policy(config.model, *how, lora=config.lora, seed=config.seed)
 
     def _frozen_at(self, update: int) -> Policy:
         """Return a policy with the weights after `update` updates. Do not train it."""
@@ -228,8 +224,7 @@ def place_for_engines(folder: RunDir, config: RunConfig, policy: Policy) -> Path
 
     All that write and read it must be on this machine, and it must have room.
     """
-    elsewhere = config.engine.name == "vllm_server" or config.backend.clustered
-    if elsewhere or config.distributed.machines > 1:
+    if config.engine.name == "vllm_server" or config.backend.clustered:
         return None
     room = with_room(folder.root, policy.size(dtype_for_engines(config)))
     return room and room / f"update-{policy.update:06d}"

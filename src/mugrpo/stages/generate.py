@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from mugrpo.disk.metrics import MetricsLog
@@ -12,25 +11,22 @@ from mugrpo.disk.publishing import passing
 from mugrpo.disk.shards import ShardSet
 from mugrpo.engines.base import Decoded
 from mugrpo.model.hardware import out_of_memory_explained
-from mugrpo.rollouts.sampler import Sampler
 from mugrpo.rollouts.score import scored
-from mugrpo.rollouts.side_by_side import Wanted, sampled_shards
+from mugrpo.rollouts.side_by_side import sampled_shards
 from mugrpo.rollouts.statistics import described, refresh_metrics
 from mugrpo.run.opening import OpenRun
-from mugrpo.stages.refresh import Refresh, with_other_engines
-from mugrpo.stages.sampling import Sampling
-from mugrpo.stages.stage import Stage, is_made, plan_stage, stage_shards
+from mugrpo.stages.refresh import Refresh
+from mugrpo.stages.sampling import Sampling, samplers_of
+from mugrpo.stages.stage import Stage, plan_stage, stage_shards
 
 
-def mend_past_stage(run: OpenRun, stage: Stage, sampling: Sampling, metrics: MetricsLog) -> None:
+def remake_past_stage(run: OpenRun, stage: Stage, sampling: Sampling, metrics: MetricsLog) -> None:
     """Regenerate what `repair` removed from a stage that has been trained on.
 
     The run's result does not depend on it. So if no checkpoint holds the stage's policy any more,
     only say so.
     """
-    shards = stage.shards("rollouts")
-    complete = all(shard in shards for shard, _ in enumerate(stage_shards(stage)))
-    if not complete and stage.first_update not in (0, *stage.folder.checkpoint_updates()):
+    if missing(stage) and stage.first_update not in (0, *stage.folder.checkpoint_updates()):
         run.progress.say(
             f"stage {stage.number} lacks shards, and the policy that generated them is gone; the "
             "run continues without them"
@@ -49,103 +45,65 @@ def sample_stage(run: OpenRun, stage: Stage, sampling: Sampling, metrics: Metric
     plan_stage(stage, run.progress.say)
 
 
-@dataclass
+def missing(stage: Stage) -> list[int]:
+    """Return the stage's rollout shards that are not published."""
+    rollouts = stage.shards("rollouts")
+    return [shard for shard in range(len(stage_shards(stage))) if shard not in rollouts]
+
+
 class Generation:
     """The rollout shards that a stage lacks, with engines that are ready to generate them."""
 
-    rollouts: ShardSet
-    samplers: Sequence[Sampler]
-    missing: Sequence[Wanted]
-    pieces: int  # of each shard, so that every engine has work
-    published: int  # rollouts that the stage has already
-    total: int  # rollouts of the stage, as known so far
-    refresh: Refresh
-    settle: Callable[[], None]  # waits until their policy is published
-    memory_remedy: str
+    def __init__(self, run: OpenRun, stage: Stage, sampling: Sampling) -> None:
+        """Refresh the engines to the stage's policy. Some shard must be missing."""
+        self._run = run
+        self.rollouts = stage.shards("rollouts")
+        parts, lacking = stage_shards(stage), missing(stage)
+        groups = [[(run.problems[index], k) for index, k in part] for part in parts]
+        name, size = str(stage.number), run.config.schedule.group_size
+        # The canary gets the same responses, whichever shards are missing.
+        self.refresh = Refresh(run, sampling, stage.first_update, groups[0], name)
+        self._samplers = samplers_of(
+            run,
+            self.refresh.engines,
+            name,
+            size,
+            stage.first_update,
+            dialogues=sampling.dialogues(),
+        )
+        self._missing = [(number, groups[number]) for number in lacking]
+        self._pieces = pieces_of(stage.groups, len(parts[0]), len(self._samplers))
+        self.total = sum(map(len, parts)) * size  # rollouts of the stage, as known so far
+        self.published = self.total - sum(len(parts[number]) for number in lacking) * size
 
     def shards(self, on_decoded: Callable[[Decoded], None]) -> Iterator[int]:
         """Generate the missing shards. Yields the number of each one after publishing it.
 
-        Raises Mismatch if the canary rejects the engines.
+        Raises RunStopped if the canary rejects the engines.
         """
         notes: dict[str, Any] = {}
+        config = self._run.config
 
         def decoded(some: Decoded) -> None:
             self.refresh.check()
             on_decoded(some)
 
         try:
-            with out_of_memory_explained("generation", self.memory_remedy):
+            with out_of_memory_explained("generation", config.engine.memory_remedy):
                 for number, sampled in sampled_shards(
-                    self.samplers, self.missing, decoded, pieces=self.pieces
+                    self._samplers, self._missing, decoded, pieces=self._pieces
                 ):
                     # The first entry has the seconds of the refresh.
                     notes = {"canary_gap": notes["canary_gap"]} if notes else self.refresh.notes()
-                    self.settle()  # no shard may be older than its policy
-                    step = self.samplers[0].policy_step
+                    # No shard may be older than its policy. An engine in this process has it from
+                    # memory; others have read it from a folder that is published.
+                    if config.engine_in_process:
+                        self._run.folder.settle()
+                    step = self._samplers[0].policy_step
                     sampled.publish(self.rollouts, number, **notes, policy_step=step)
                     yield number
         finally:
             self.refresh.close()
-
-
-def begin_generation(run: OpenRun, stage: Stage, sampling: Sampling) -> Generation | None:
-    """Refresh the engines to the stage's policy.
-
-    Rollouts of another policy are removed from the stage first. Returns None if no shard is
-    missing.
-    """
-    rollouts = stage.shards("rollouts")
-    forget_others(stage, rollouts)
-    parts = stage_shards(stage)
-    missing = [s for s in range(len(parts)) if not is_made(stage, rollouts, s)]
-    for stranger in rollouts.strangers():
-        run.progress.say(f"{stranger} is not in its manifest, so it is ignored")
-    if not missing:
-        return None
-    groups = [[(run.problems[index], k) for index, k in part] for part in parts]
-    # The canary gets the same responses, whichever shards are missing.
-    expected = sampling.expected_lengths(stage.number)
-    refresh = Refresh(run, sampling, stage.first_update, groups[0], str(stage.number))
-    samplers = [
-        Sampler(
-            engine,
-            run.prompts,
-            dialogue=dialogue,
-            seed=run.config.seed,
-            stage=str(stage.number),
-            group_size=run.config.schedule.group_size,
-            temperature=run.config.rollouts.temperature,
-            max_new_tokens=run.config.rollouts.max_new_tokens,
-            policy_step=stage.first_update,
-            expected=expected,
-        )
-        for engine, dialogue in zip(refresh.engines, sampling.dialogues(), strict=True)
-    ]
-    if finished := len(parts) - len(missing):
-        run.progress.say(f"stage {stage.number}: {finished}/{len(parts)} shards done, continuing")
-    size = run.config.schedule.group_size
-    total = sum(map(len, parts)) * size
-    return Generation(
-        rollouts,
-        samplers,
-        [(number, groups[number]) for number in missing],
-        pieces_of(stage.groups, len(parts[0]), len(samplers)),
-        total - sum(len(parts[number]) for number in missing) * size,
-        total,
-        refresh,
-        _policy_published(run),
-        run.config.engine.memory_remedy,
-    )
-
-
-def _policy_published(run: OpenRun) -> Callable[[], None]:
-    """Return what waits until the newest policy is published.
-
-    That is at once where engines have read it from a folder of its own (`Weights.handed_over`). An
-    engine in this process has it from memory, so it waits for the checkpoint.
-    """
-    return run.folder.settle if run.config.engine_in_process else lambda: None
 
 
 def pieces_of(stage_groups: int, shard_groups: int, engines: int) -> int:
@@ -158,24 +116,18 @@ def pieces_of(stage_groups: int, shard_groups: int, engines: int) -> int:
 
 
 def generate_stage(run: OpenRun, stage: Stage, sampling: Sampling) -> None:
-    """Publish the stage's missing rollout shards, and replace those of another policy.
+    """Publish the stage's missing rollout shards.
 
     Raises RunStopped if the canary rejects the engines.
     """
     passing("stage")
-    with_other_engines(run, sampling, lambda: _generate(run, stage, sampling))
-
-
-def _generate(run: OpenRun, stage: Stage, sampling: Sampling) -> None:
-    generation = begin_generation(run, stage, sampling)
-    if generation is None:
-        return
-    run.progress.begin(
-        stage.heading("generate"), "rollouts", generation.total, generation.published
-    )
-    for _ in generation.shards(counted(run)):
-        pass
-    run.progress.end()
+    if missing(stage):
+        generation = Generation(run, stage, sampling)
+        heading = stage.heading("generate")
+        run.progress.begin(heading, "rollouts", generation.total, generation.published)
+        for _ in generation.shards(counted(run)):
+            pass
+        run.progress.end()
 
 
 def counted(run: OpenRun) -> Callable[[Decoded], None]:
@@ -187,16 +139,6 @@ def counted(run: OpenRun) -> Callable[[Decoded], None]:
         run.progress.advance(len(decoded.completions), tokens)
 
     return count
-
-
-def forget_others(stage: Stage, rollouts: ShardSet) -> None:
-    """Remove rollouts of another policy, and their scores, from the stage."""
-    scores = stage.shards("scores")
-    for shard in rollouts.numbers():
-        if not is_made(stage, rollouts, shard):
-            rollouts.forget(shard)
-            if shard in scores:
-                scores.forget(shard)
 
 
 def unscored(stage: Stage, rollouts: ShardSet, scores: ShardSet) -> list[int]:
@@ -215,12 +157,11 @@ def score_stage(run: OpenRun, stage: Stage, metrics: MetricsLog, *, again: bool 
 def score_shards(run: OpenRun, stage: Stage, *, again: bool = False) -> None:
     """Publish the stage's missing score shards, or all of them if `again`."""
     rollouts, scores = stage.shards("rollouts"), stage.shards("scores")
-    all_shards = list(range(len(stage_shards(stage))))
-    missing = all_shards if again else unscored(stage, rollouts, scores)
-    if missing:
+    shards = rollouts.numbers() if again else unscored(stage, rollouts, scores)
+    if shards:
         scorer = run.scorer(run.problems, stage.number)
-        run.progress.begin(stage.heading("score"), "shards", len(missing))
-        for shard in missing:
+        run.progress.begin(stage.heading("score"), "shards", len(shards))
+        for shard in shards:
             scorer.make_shard(rollouts, scores, shard)
             run.progress.advance(1)
         run.progress.end()

@@ -10,7 +10,6 @@ proximal_logprobs           of the proximal policy: once every proximal_period u
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +17,6 @@ from numpy.typing import NDArray
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Rollout
 from mugrpo.disk.shards import (
-    Place,
     RowReader,
     ShardSet,
     read_logprobs,
@@ -30,14 +28,12 @@ from mugrpo.disk.shards import (
 )
 from mugrpo.optimize.experience import Experience
 from mugrpo.rollouts.score import scored
-from mugrpo.rollouts.statistics import refresh_metrics
 from mugrpo.run.progress import Progress
-from mugrpo.stages.stage import Stage
+from mugrpo.stages.stage import Stage, reference_update
 
 ONCE_A_STAGE = ("trainer_behavior_logprobs", "reference_logprobs")
 _PROXIMAL = "proximal_logprobs"
 
-Places = list[Place]
 # (update, rollouts) -> the logprobs [T] of each under the policy after `update` updates
 Compute = Callable[[int, Sequence[Rollout]], list[NDArray[np.float32]]]
 
@@ -47,8 +43,9 @@ def logprobs_stage(stage: Stage, compute: Compute, progress: Progress) -> None:
     rollouts = stage.shards("rollouts")
     for name in needed_once(stage):
         kept = stage.shards(name)
-        is_reference = name == "reference_logprobs"
-        update = stage.reference_update() if is_reference else stage.first_update
+        update = stage.first_update
+        if name == "reference_logprobs":
+            update = reference_update(stage.config, stage.number)
         missing = [s for s in rollouts.numbers() if not _of_these(rollouts, kept, s, update)]
         if not missing:
             continue
@@ -66,97 +63,6 @@ def needed_once(stage: Stage) -> list[str]:
     return [name for name in stage.config.needs if name in ONCE_A_STAGE]
 
 
-def require_logprobs(stage: Stage, ranks: int) -> None:
-    """Raise UsageError if several ranks would have to compute logprobs, which they cannot."""
-    missing = [
-        name
-        for name in needed_once(stage)
-        if set(stage.shards("rollouts").numbers()) - set(stage.shards(name).numbers())
-    ]
-    if ranks > 1 and stage.config.proximal_period > 1:
-        missing.append(_PROXIMAL)
-    if missing:
-        raise UsageError(
-            f"the updates need {missing[0]}, which several ranks cannot compute; start the run "
-            f"with `mugrpo train {stage.folder.root} --distributed.processes N`, or use one process"
-        )
-
-
-class StoredLogprobs:
-    """The stored logprobs that the updates of `stage` need.
-
-    Those of the proximal policy are computed and stored when an update first needs them.
-    """
-
-    def __init__(self, stage: Stage, plan: Sequence[Places], compute: Compute) -> None:
-        self._stage = stage
-        self._plan = plan
-        self._compute = compute
-        self._shards = stage.shards("rollouts")
-        self._rollouts = RowReader(self._shards)
-        self._once = {name: RowReader(stage.shards(name)) for name in needed_once(stage)}
-        self._period = stage.config.proximal_period
-        self._proximal = _PROXIMAL in stage.config.needs and self._period > 1
-        self._kept = stage.shards(_PROXIMAL)
-
-    def of_update(self, update: int) -> dict[str, list[NDArray[np.float32]]]:
-        """Return name -> the logprobs [T] of each rollout of update number `update` (from 0).
-
-        If the proximal policy is renewed at every update, it is the policy itself and has no
-        logprobs here.
-        """
-        batch = self._stage.schedule.batch_of(update)
-        logprobs = {
-            name: [rows.row(*place)["logprobs"] for place in self._plan[batch]]
-            for name, rows in self._once.items()
-        }
-        if self._proximal:
-            logprobs[_PROXIMAL] = self._of_proximal(update, batch)
-        return logprobs
-
-    def batches_for(self, update: int) -> list[int]:
-        """Return the batches whose rollouts an update reads: its own, or those of its period."""
-        if not self._proximal:
-            return [self._stage.schedule.batch_of(update)]
-        return self._batches(self._stage.schedule.staleness(update) // self._period)
-
-    def _of_proximal(self, update: int, batch: int) -> list[NDArray[np.float32]]:
-        period = self._stage.schedule.staleness(update) // self._period
-        batches = self._batches(period)
-        first = self._stage.first_update + period * self._period
-        places = [place for b in batches for place in self._plan[b]]
-        shards = sorted({place.shard for place in places})
-        notes = {
-            "policy_step": first,
-            "period": self._period,
-            "rollouts_sha256": [self._shards.entry(shard)["sha256"] for shard in shards],
-        }
-        if update == first or not self._is_kept(period, notes):
-            self._make(period, places, notes)
-        start = sum(len(self._plan[b]) for b in batches[: batches.index(batch)])
-        kept = list(read_logprobs(self._kept, period))
-        return kept[start : start + len(self._plan[batch])]
-
-    def _batches(self, period: int) -> list[int]:
-        """Return the batches that the updates of `period` train on, each once."""
-        first = self._stage.first_update + period * self._period
-        updates = range(first, min(first + self._period, self._stage.end))
-        return list(dict.fromkeys(map(self._stage.schedule.batch_of, updates)))
-
-    def _is_kept(self, period: int, notes: dict[str, Any]) -> bool:
-        return period in self._kept and notes.items() <= self._kept.entry(period).items()
-
-    def _make(self, period: int, places: Places, notes: dict[str, Any]) -> None:
-        """Store the logprobs of a period's rollouts under the policy that the period begins with.
-
-        In the middle of a period (a shard was lost, or the objective changed), that policy is
-        loaded from a checkpoint.
-        """
-        rollouts = [rollout_from_row(self._rollouts.row(*place)) for place in places]
-        logprobs = self._compute(notes["policy_step"], rollouts)
-        write_logprobs(self._kept, period, logprobs, **notes)
-
-
 def _of_these(rollouts: ShardSet, kept: ShardSet, shard: int, update: int) -> bool:
     """Return whether `kept` has the logprobs of exactly these rollouts after `update` updates."""
     if shard not in kept:
@@ -170,43 +76,48 @@ class StageReader:
     """The rollouts, scores and stored logprobs of a stage, read for one update at a time.
 
     It sees the shards that existed when it was last opened. `compute` returns logprobs of other
-    policies. Raises UsageError if the stage's plan has fewer batches than the schedule.
+    policies: those of the proximal policy are computed and stored when an update first needs them.
+    Raises UsageError if the stage's plan has fewer batches than the schedule.
     """
 
     def __init__(self, stage: Stage, compute: Compute) -> None:
         self.stage = stage
         self._compute = compute
+        self._schedule, self._period = stage.config.schedule, stage.config.proximal_period
         self._plan = read_plan(stage.shards("plan"))
-        batches = stage.schedule.batches(stage.number)
-        if len(self._plan) < batches:
+        if len(self._plan) < stage.batches:
             raise UsageError(
                 f"{stage.shards('plan').folder} has {len(self._plan)} batches, the schedule "
-                f"{batches}: undo the change of schedule.stages until stage {stage.number} is over"
+                f"{stage.batches}: undo the change of schedule.stages until stage {stage.number} "
+                "is over"
             )
-        self._shards = {place.shard for batch in self._plan for place in batch}
         self._judge = stage.required_judge()
         self.open()
 
     def open(self) -> None:
         """Read the manifests again, to see the shards that exist now."""
-        self._files = self.stage.shards("rollouts"), self.stage.shards("scores")
+        stage = self.stage
+        self._files = stage.shards("rollouts"), stage.shards("scores")
         self._rollouts, self._scores = map(RowReader, self._files)
-        self._stored = StoredLogprobs(self.stage, self._plan, self._compute)
-
-    def behavior_reward(self) -> float | None:
-        """Return the mean reward of the stage's rollouts, or None if some are not scored yet."""
-        if not self.has(self._shards):
-            return None
-        reward: float | None = refresh_metrics(*self._files)["behavior_reward"]
-        return reward
+        self._once = {name: RowReader(stage.shards(name)) for name in needed_once(stage)}
 
     def of_update(self, update: int) -> Experience:
-        """Return what update number `update` (from 0) trains on."""
-        places = self._plan[self.stage.schedule.batch_of(update)]
+        """Return what update number `update` (from 0) trains on.
+
+        If the proximal policy is renewed at every update, it is the policy itself and has no
+        stored logprobs.
+        """
+        places = self._plan[self._schedule.batch_of(update)]
+        stored = {
+            name: [rows.row(*place)["logprobs"] for place in places]
+            for name, rows in self._once.items()
+        }
+        if self._period > 1:
+            stored[_PROXIMAL] = self._of_proximal(update)
         return Experience(
             [rollout_from_row(self._rollouts.row(*place)) for place in places],
             [score_from_row(self._scores.row(*place)) for place in places],
-            self._stored.of_update(update),
+            stored,
         )
 
     def shards_of(self, update: int) -> set[int]:
@@ -214,10 +125,41 @@ class StageReader:
 
         If it computes logprobs of more rollouts, theirs are among them.
         """
-        batches = (self._plan[batch] for batch in self._stored.batches_for(update))
-        return {place.shard for batch in batches for place in batch}
+        return {place.shard for batch in self._batches(update) for place in self._plan[batch]}
 
     def has(self, shards: Collection[int]) -> bool:
         """Return whether these shards exist and are scored by the required judge."""
         rollouts, scores = self._files
         return all(scored(rollouts, scores, shard, self._judge) for shard in shards)
+
+    def _batches(self, update: int) -> list[int]:
+        """Return the batches that an update and the others of its proximal period train on."""
+        first = update - self._schedule.staleness(update) % self._period
+        updates = range(first, min(first + self._period, self.stage.end))
+        return list(dict.fromkeys(map(self._schedule.batch_of, updates)))
+
+    def _of_proximal(self, update: int) -> list[NDArray[np.float32]]:
+        """Return the proximal policy's logprobs; compute those of a whole period at once.
+
+        In the middle of a period (a shard was lost, or the objective changed), that policy is
+        loaded from a checkpoint.
+        """
+        kept, rollouts = self.stage.shards(_PROXIMAL), self._files[0]
+        period, since = divmod(self._schedule.staleness(update), self._period)
+        batches = self._batches(update)
+        places = [place for batch in batches for place in self._plan[batch]]
+        notes = {
+            "policy_step": update - since,
+            "period": self._period,
+            "rollouts_sha256": [
+                rollouts.entry(shard)["sha256"] for shard in sorted({p.shard for p in places})
+            ],
+        }
+        made = period in kept and notes.items() <= kept.entry(period).items()
+        if since == 0 or not made:
+            those = [rollout_from_row(self._rollouts.row(*place)) for place in places]
+            write_logprobs(kept, period, self._compute(update - since, those), **notes)
+        before = batches[: batches.index(self._schedule.batch_of(update))]
+        start = sum(len(self._plan[batch]) for batch in before)
+        own = len(self._plan[self._schedule.batch_of(update)])
+        return list(read_logprobs(kept, period))[start : start + own]

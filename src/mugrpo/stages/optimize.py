@@ -7,15 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 from mugrpo.config.run import RunConfig
-from mugrpo.config.stages import MEASURED
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.metrics import MetricsLog
 from mugrpo.disk.publishing import publish_json, with_sum
 from mugrpo.optimize.diagnostics import SampleCollector
 from mugrpo.optimize.experience import Experience
-from mugrpo.rollouts.schedule import Schedule
 from mugrpo.run.opening import OpenRun
-from mugrpo.stages.evaluate import SAMPLES, best_may_change
+from mugrpo.stages.evaluate import SAMPLES
 from mugrpo.stages.logprobs import Compute, StageReader
 from mugrpo.stages.stage import Stage
 from mugrpo.stages.training import Training
@@ -47,9 +45,8 @@ def optimize_stage(
     between(start)
     trainer = training.at(start)
     reader = StageReader(stage, compute)
-    planned = stage.schedule.planned_updates(stage.number)
-    run.progress.begin(stage.heading("optimize"), "updates", planned, start - first)
-    end = first + planned if until is None else min(first + planned, until)
+    run.progress.begin(stage.heading("optimize"), "updates", stage.end - first, start - first)
+    end = stage.end if until is None else min(stage.end, until)
     while trainer.update < end:
         run.check()
         began = time.monotonic()
@@ -58,78 +55,37 @@ def optimize_stage(
         line: Metrics = {"stage": stage.number, "staleness": trainer.update - first}
         line["time/read"] = time.monotonic() - began
         line["time/checkpoint"] = training.take_checkpoint_seconds()
-        line["behavior_reward"] = run.progress.behavior_reward = reader.behavior_reward()
         watch = SampleCollector() if samples_due(config, stage, trainer.update + 1) else None
         line |= trainer.step(experience, watch)
         update = trainer.update
-        early_end = ends_early(stage, update, line)
         if run.ranks.first:
             metrics.append("update", update, **line)
             if watch is not None:
                 keep_samples(run, stage, update, experience, watch)
-            if early_end:
-                metrics.append("stage_end", update, **early_end)
         if line["skipped"]:
             report_nonfinite(run, update, experience, line, trainer.nonfinite_in_a_row)
-        if early_end:
-            run.progress.say(early_end_sentence(stage, early_end))
-        if early_end or update == first + planned:
-            training.schedule, end = stage.schedule.ending_at(update), update
         training.unsaved_seconds += line["time/update"]
-        if checkpoint_due(config, training.schedule, update):
+        if checkpoint_due(config, update):
             training.save(rests=update == end)
-        elif best_may_change(config, update) or training.overdue():
+        elif training.overdue():
             training.save(temporary=True, rests=update == end)
         run.progress.advance(1, line["tokens"])
         between(update)
     run.progress.end()
 
 
-def ends_early(stage: Stage, update: int, line: Metrics) -> Metrics | None:
-    """Return the "stage_end" line if `stage_until` ends the stage after `update` updates.
-
-    Return None if the stage continues, or ends as planned. The remaining rollouts are not trained
-    on; the line counts them.
-    """
-    rule, schedule = stage.config.stage_until, stage.schedule
-    measured = line.get(MEASURED.get(rule.name, ""))
-    updates, planned = update - stage.first_update, schedule.planned_updates(stage.number)
-    if updates == planned or measured is None or not measured > rule.limit:
-        return None
-    unused = schedule.batches(stage.number) - len(schedule.used(stage.number, update))
-    return {
-        "stage": stage.number,
-        "updates": updates,
-        "planned_updates": planned,
-        "unused_rollouts": unused * schedule.options.rollouts_per_update,
-        rule.name: measured,
-    }
-
-
-def early_end_sentence(stage: Stage, end: Metrics) -> str:
-    """Return the progress message for a "stage_end" line."""
-    rule, options = stage.config.stage_until.name, stage.schedule.options
-    rollouts = stage.schedule.batches(stage.number) * options.rollouts_per_update
-    return (
-        f"stage {end['stage']} ends after {end['updates']} of {end['planned_updates']} updates: "
-        f"{rule} {end[rule]:.3g}; {end['unused_rollouts']} of its {rollouts} "
-        "rollouts are not trained on"
-    )
-
-
-def checkpoint_due(config: RunConfig, schedule: Schedule, update: int) -> bool:
+def checkpoint_due(config: RunConfig, update: int) -> bool:
     """Return whether the policy after `update` updates is saved, however long they took."""
-    options = config.checkpoint
-    stage_end = options.stage_end and update == schedule.first_update(schedule.stage_of(update))
-    every = options.every > 0 and update % options.every == 0
-    return every or stage_end or update == schedule.options.total_updates
+    every, schedule = config.checkpoint.every, config.schedule
+    if every:
+        return update % every == 0 or update == schedule.total_updates
+    return update == schedule.first_update(schedule.stage_of(update))
 
 
 def samples_due(config: RunConfig, stage: Stage, update: int) -> bool:
     """Return whether rollouts of update number `update` (from 1) are kept for the report."""
-    every, staleness = config.samples.every, update - 1 - stage.first_update
-    ends = (0, stage.schedule.planned_updates(stage.number) - 1)
-    return every > 0 and (update % every == 0 or staleness in ends)
+    every = config.samples.every
+    return every > 0 and (update % every == 0 or update in (stage.first_update + 1, stage.end))
 
 
 def keep_samples(

@@ -64,7 +64,6 @@ class Answer:
 
     number: int
     update: int = 0  # the number of updates made
-    starts: tuple[int, ...] = ()  # `Schedule.starts` after them
     saved: bool = True  # whether a checkpoint holds them
     checkpoint: str = ""  # where it is being written; empty if it is published
     model: str = ""  # a folder with these weights alone, for engines; empty if there is none
@@ -175,15 +174,14 @@ def _read(folder: RunDir) -> Order | None:
 
 def _answer(folder: RunDir, number: int) -> Answer:
     update = folder.newest_update()
-    held = [folder.pending, folder.unsaved]
-    where = [str(one.folder) if one and one.update == update else "" for one in held]
+    unread = [folder.pending, folder.unsaved]
+    where = [str(one.folder) if one and one.update == update else "" for one in unread]
     saved = folder.saved_update() == update
-    return Answer(number, update, folder.stage_starts(update), saved, *where)
+    return Answer(number, update, saved, *where)
 
 
 def _last_answer(folder: RunDir) -> Answer:
     path = folder.ranks / "done.json"
     if not path.exists():
         return Answer(0)
-    answer = json.loads(path.read_text())
-    return Answer(**{**answer, "starts": tuple(answer["starts"])})
+    return Answer(**json.loads(path.read_text()))

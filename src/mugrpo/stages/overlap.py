@@ -13,11 +13,9 @@ from contextlib import contextmanager
 
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.metrics import MetricsLog
-from mugrpo.rollouts.score import Scorer
 from mugrpo.run.opening import OpenRun
-from mugrpo.stages.generate import Generation, begin_generation, score_stage, unscored
+from mugrpo.stages.generate import Generation, missing, score_stage, unscored
 from mugrpo.stages.logprobs import Compute, StageReader, logprobs_stage
-from mugrpo.stages.refresh import with_other_engines
 from mugrpo.stages.sampling import Background, Sampling
 from mugrpo.stages.stage import Stage, plan_stage, stage_shards
 
@@ -32,17 +30,25 @@ def generated_beside(
 
     At the end of the block, wait for the rest. An error on either side stops both.
     """
-    generation = with_other_engines(run, sampling, lambda: _checked(run, stage, sampling))
+    generation = Generation(run, stage, sampling) if missing(stage) else None
+    if generation:
+        generation.refresh.notes()  # the canary needs the trainer, and so do the updates
     plan_stage(stage, run.progress.say)
     if generation and len(stage_shards(stage)) == 1:
         run.progress.say(
             "overlap has no effect: the stage is one shard, which all updates wait for; lower "
             "--rollouts.shard_rollouts in a new run"
         )
+    rollouts, scores = stage.shards("rollouts"), stage.shards("scores")
+    generated = generation.rollouts if generation else rollouts
     scorer = run.scorer(run.problems, stage.number)
 
-    def work(keep_on: Callable[[], None]) -> None:
-        _generate_and_score(stage, generation, scorer, keep_on)
+    def work(check: Callable[[], None]) -> None:
+        for shard in unscored(stage, rollouts, scores):
+            if shard in rollouts:
+                scorer.make_shard(rollouts, scores, shard)
+        for shard in generation.shards(lambda _: check()) if generation else ():
+            scorer.make_shard(generated, scores, shard)
 
     background = sampling.background = Background(work, run.stop.check)
     try:
@@ -52,27 +58,6 @@ def generated_beside(
         background.close()
         sampling.background = None
     score_stage(run, stage, metrics)  # all are scored: this logs the stage's refresh
-
-
-def _checked(run: OpenRun, stage: Stage, sampling: Sampling) -> Generation | None:
-    """Begin to generate the stage, and wait for the canary: the updates need the trainer."""
-    generation = begin_generation(run, stage, sampling)
-    if generation:
-        generation.refresh.notes()
-    return generation
-
-
-def _generate_and_score(
-    stage: Stage, generation: Generation | None, scorer: Scorer, keep_on: Callable[[], None]
-) -> None:
-    """Publish the stage's missing rollouts and scores. Score each shard as soon as it exists."""
-    rollouts = generation.rollouts if generation else stage.shards("rollouts")
-    scores = stage.shards("scores")
-    for shard in unscored(stage, rollouts, scores):
-        if shard in rollouts:
-            scorer.make_shard(rollouts, scores, shard)
-    for shard in generation.shards(lambda _: keep_on()) if generation else ():
-        scorer.make_shard(rollouts, scores, shard)
 
 
 class Arrivals:

@@ -1,4 +1,4 @@
-"""The ranks of a run, as the process that drives them sees them; torchrun starts and watches them.
+"""The ranks of a run, as the process that drives them sees them.
 
 They are started once. Between their orders they keep the weights and the optimizer's state. The
 run that starts them keeps the lock, generates, scores and evaluates.
@@ -6,28 +6,23 @@ run that starts them keeps the lock, generates, scores and evaluates.
 
 from __future__ import annotations
 
-import os
-import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-import weakref
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, suppress
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mugrpo.config.run import RunConfig
 from mugrpo.config.training import DistributedOptions
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.publishing import Patience
@@ -37,7 +32,7 @@ from mugrpo.engines import reserved_gpus
 from mugrpo.engines.process import visible_gpus
 from mugrpo.processes.cluster import Job, cluster_of
 from mugrpo.processes.lifetime import DRIVER, driver_name, passed_on
-from mugrpo.processes.ranks import said_by_ranks, within_a_machine
+from mugrpo.processes.ranks import said_by_ranks, show_log, within_a_machine
 from mugrpo.run.opening import OpenRun
 from mugrpo.run.weights import asked_for_less
 from mugrpo.stages.evaluate import measuring_due
@@ -46,107 +41,112 @@ from mugrpo.stages.sampling import Sampling
 from mugrpo.stages.stage import Stage
 
 _ENDING = 60.0  # seconds to wait until ranks that got a signal end
+_GRACE = 30.0  # the same if another rank has failed
 _PATIENCE = 600.0  # seconds to wait until the ranks have saved their updates and end
-_FAILED = re.compile(r"rank\s*: (\d+) \(local_rank: (\d+)\).*?exitcode\s*: (-?\d+)", re.DOTALL)
 
 
 def require_gpus(options: DistributedOptions) -> None:
     """Raise UsageError if this machine has GPUs, but not one for each of its ranks."""
     if 0 < (gpus := len(visible_gpus())) < options.processes:
         raise UsageError(
-            f"distributed.processes = {options.processes} needs as many GPUs on each machine, but "
-            f"this process sees {gpus}; set --distributed.processes {gpus}, or name more of them "
-            "in CUDA_VISIBLE_DEVICES"
+            f"distributed.processes = {options.processes} needs as many GPUs, but this process "
+            f"sees {gpus}; set --distributed.processes {gpus}, or name more of them in "
+            "CUDA_VISIBLE_DEVICES"
         )
 
 
-def idle_while_generating(config: RunConfig) -> str | None:
-    """Return a sentence if machines that make updates have no engine, and what to do about it."""
-    others = config.distributed.machines - 1
-    if not others or config.engine.name == "vllm_server" or config.backend.clustered:
-        return None
-    idle, ranks = others * config.distributed.processes, config.distributed.ranks
-    return (
-        f"engines run on this machine only: {idle} of the {ranks} GPUs (or shares of the cores) "
-        "idle while it generates; to use them, start a vLLM server for each and name all of them "
-        "in engine.urls (docs/engines.md)"
-    )
-
-
 class LocalJob:
-    """Ranks that torchrun starts on this machine. It may wait for those of other machines."""
+    """The ranks on this machine. If one fails, the others end."""
 
-    def __init__(self, words: Iterable[str], logs: Path, options: DistributedOptions) -> None:
-        """Start this machine's ranks, which run `mugrpo WORDS`. See `require_gpus`."""
+    def __init__(self, words: Sequence[str], logs: Path, options: DistributedOptions) -> None:
+        """Start ranks that run `mugrpo WORDS`. Their output goes to `logs`. See `require_gpus`."""
         require_gpus(options)
-        self._logs, self._count = logs, options.ranks
-        count = options.processes
-        store = tempfile.mkdtemp(dir=logs)  # only this user can enter it
-        command = [sys.executable, "-m", "mugrpo.processes.torchrun", *_meeting(options, store)]
-        command += ["--nproc-per-node", str(count), "--log-dir", str(logs)]
-        command += ["--redirects", "3", "--tee", "0:1", "-m", "mugrpo", *words]
-        environment = {
-            DRIVER: driver_name(),
-            "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": " ",
-            "OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // count)),
-        }
-        if options.machines == 1:
-            environment |= within_a_machine(store)
-        ours, theirs = socket.socketpair()  # the lifeline; it carries nothing
-        weakref.finalize(self, os.close, ours.detach())
-        with theirs, open(logs / "torchrun.log", "ab") as log:
-            self._launcher = subprocess.Popen(
-                [*command, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                env=passed_on(**environment),
-                stdin=subprocess.DEVNULL,
-                stderr=log,
-                start_new_session=True,
-            )
+        self._words, self._logs, self._count = words, logs, options.processes
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._ended: list[tuple[int, int]] = []  # (rank, status) of those that failed, in order
+        self._shown = 0  # bytes of the first rank's log
+        started = Event()
+        # The kernel kills a rank when the thread that started it ends (`lifetime.end_with_driver`),
+        # so this one lives as long as they do.
+        self._thread = Thread(target=self._watch, args=[started], daemon=True)
+        self._thread.start()
+        started.wait()
 
     def running(self) -> bool:
-        return self._launcher.poll() is None
+        """Return whether any rank runs. Print what the first has said since the last call."""
+        running = self._thread.is_alive()
+        self._shown = show_log(self._logs / "rank-0.log", self._shown)
+        return running
 
     def end(self, patience: float) -> None:
-        with suppress(subprocess.TimeoutExpired):
-            self._launcher.wait(patience)
-        if self.running():
-            self._launcher.terminate()  # it lets the ranks save and end
-            with suppress(subprocess.TimeoutExpired):
-                self._launcher.wait(_ENDING)
+        self._thread.join(patience)
+        self._terminate(_ENDING)
+        self.running()  # prints the last lines
 
     def fault(self) -> str | None:
         """Return the error message of the rank that failed first, or how it ended without one."""
-        if not self._launcher.returncode:
+        if not self._ended:
             return None
-        logs, count = self._logs, self._count
-        text = (logs / "torchrun.log").read_text(errors="replace")
-        ends = [tuple(map(int, end)) for end in _FAILED.findall(text)]
-        if not ends:
-            return f"the {count} ranks failed; their log is {logs / 'torchrun.log'}"
-        # torchrun lists the supposed root cause last: the failure that it noticed first. But if a
-        # rank was killed, the others failed because it was gone. SIGTERM comes from torchrun.
-        killed = [end for end in ends if end[2] < 0 and end[2] != -signal.SIGTERM]
-        rank, place, status = (killed or ends)[-1]
-        log = next(iter(logs.glob(f"*/attempt_*/{place}/stderr.log")), logs)
-        others = logs.glob("*/attempt_*/*/stderr.log") if status >= 0 else ()
+        # If a rank was killed, the others failed because it was gone. SIGTERM comes from here.
+        killed = [end for end in self._ended if end[1] < 0 and end[1] != -signal.SIGTERM]
+        rank, status = (killed or self._ended)[0]
+        log = self._logs / f"rank-{rank}.err"
+        others = self._logs.glob("rank-*.err") if status >= 0 else ()
         if said := said_by_ranks([log]) or said_by_ranks(others):  # or why they all ended
             return said
         how = signal.Signals(-status).name if status < 0 else f"status {status}"
-        return f"rank {rank} of {count} ended with {how}, and the others with it; its log is {log}"
+        return (
+            f"rank {rank} of {self._count} ended with {how}, and the others with it; its log is "
+            f"{log}"
+        )
 
+    def _watch(self, started: Event) -> None:
+        """Start the ranks, and wait until they end."""
+        environment = within_a_machine(tempfile.mkdtemp(dir=self._logs))  # only this user enters it
+        try:
+            self._processes += [self._start(rank, environment) for rank in range(self._count)]
+        finally:
+            started.set()
+        left = dict(enumerate(self._processes))
+        while left:
+            for rank, process in list(left.items()):
+                if (status := process.poll()) is not None:
+                    del left[rank]
+                    if status:
+                        self._ended.append((rank, status))
+            if left and self._ended:
+                self._terminate(_GRACE)
+            time.sleep(TICK)
 
-def _meeting(options: DistributedOptions, store: str) -> list[str]:
-    """Return torchrun's options for its rendezvous.
+    def _start(self, rank: int, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+        log = self._logs / f"rank-{rank}"
+        with open(f"{log}.log", "ab") as out, open(f"{log}.err", "ab") as err:
+            return subprocess.Popen(
+                [sys.executable, "-m", "mugrpo", *self._words],
+                env=passed_on(
+                    RANK=str(rank),
+                    LOCAL_RANK=str(rank),
+                    WORLD_SIZE=str(self._count),
+                    OMP_NUM_THREADS=str(max(1, torch.get_num_threads() // self._count)),
+                    **{DRIVER: driver_name()},
+                    **environment,
+                ),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
 
-    On one machine that is a file: torchrun unpickles what it finds there, and the port that
-    `--standalone` opens can be reached by every user of the machine and of its network.
-    """
-    where = ["--nnodes", str(options.machines), "--rdzv-backend", "c10d", "--rdzv-endpoint"]
-    if options.machines == 1:
-        return [*where, f"{store}/torchrun", "--rdzv-conf", "store_type=file"]
-    assert options.address is not None
-    return [*where, options.address]
+    def _terminate(self, patience: float) -> None:
+        """Let the ranks save and end. Kill those that have not after `patience` seconds."""
+        running = [process for process in self._processes if process.poll() is None]
+        for process in running:
+            process.terminate()
+        until = time.monotonic() + patience
+        while any(p.poll() is None for p in running) and time.monotonic() < until:
+            time.sleep(TICK)
+        for process in running:
+            process.kill()
 
 
 class RankProcesses:
@@ -177,7 +177,7 @@ class RankProcesses:
         for old in (logs, folder.ranks):
             shutil.rmtree(old, ignore_errors=True)
             old.mkdir(parents=True)
-        words = ["optimize", str(folder.root.absolute()), "--follow"]
+        words = ["optimize", str(folder.root.absolute())]
         options = run.config.distributed
         if cluster := cluster_of(run.config.backend):
             beside = self.beside_engines or (self.sampling is not None and self.sampling.busy())
@@ -198,7 +198,7 @@ class RankProcesses:
     def optimize(self, stage: int, until: int) -> None:
         """Let the ranks make the updates of `stage` up to `until`."""
         self._obeyed("optimize", until, stage)
-        if self._run.config.distributed.rest == "end" or not self.beside_engines:
+        if not self.beside_engines:
             self.close()
 
     def logprobs(self, update: int, rollouts: Sequence[Rollout]) -> list[NDArray[np.float32]]:
@@ -258,7 +258,7 @@ class RankProcesses:
         self._obeying = False
         if answer := answer or answer_to(folder, order):
             if answer.model:
-                folder.unsaved = Unsaved(answer.update, answer.starts, Path(answer.model))
+                folder.unsaved = Unsaved(answer.update, Path(answer.model))
             if answer.saved and answer.update not in (0, *folder.checkpoint_updates()):
                 folder.pending = _WrittenByRanks(self, folder, answer)
             return
@@ -281,12 +281,11 @@ class RankProcesses:
 
     def _can_begin_again(self, order: Order) -> bool:
         """Return whether new ranks can do what `order` says, from what is published."""
-        options, saved = self._run.config.distributed, self._run.folder.checkpoint_updates()
-        if self._run.config.backend.clustered or options.machines > 1:
-            return False  # nobody starts those of other machines again
+        saved = self._run.folder.checkpoint_updates()
+        if self._run.config.backend.clustered:
+            return False
         if order.task == "optimize":
-            first = self._run.schedule().first_update(order.stage)
-            return max(saved, default=0) >= first
+            return max(saved, default=0) >= self._run.config.schedule.first_update(order.stage)
         return order.update in (0, *saved)
 
     def running(self) -> bool:
@@ -322,7 +321,7 @@ class _WrittenByRanks:
     """A checkpoint that the ranks are writing; the `Pending` of the run that drives them."""
 
     def __init__(self, ranks: RankProcesses, run_dir: RunDir, answer: Answer) -> None:
-        self.update, self.starts = answer.update, answer.starts
+        self.update = answer.update
         self.folder = Path(answer.checkpoint)
         self._ranks, self._run_dir = ranks, run_dir
 
@@ -362,8 +361,7 @@ def optimize_in_ranks(
     while True:
         start = max(run.folder.newest_update(), stage.first_update)
         between(start)
-        current = replace(stage, schedule=run.schedule())
-        end = current.end if until is None else min(current.end, until)
+        end = stage.end if until is None else min(stage.end, until)
         if start >= end:
             return
         due = (u for u in range(start + 1, end) if measuring_due(run.config, u))

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
+from itertools import zip_longest
 from threading import Event, Lock
 from typing import Self, TypeVar
 
@@ -14,13 +15,11 @@ from numpy.typing import NDArray
 
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.records import Rollout
-from mugrpo.disk.shards import ShardSet
 from mugrpo.engines import make_engines
 from mugrpo.engines.base import Engine
-from mugrpo.engines.process import RemoteEngine
 from mugrpo.model.hardware import give_back_if_tight, out_of_memory_explained
 from mugrpo.rollouts.messages import MessageEncoder
-from mugrpo.rollouts.sampler import ExpectedLengths
+from mugrpo.rollouts.sampler import Sampler
 from mugrpo.rollouts.turns import Dialogue
 from mugrpo.run.opening import OpenRun
 from mugrpo.run.weights import Weights
@@ -44,6 +43,39 @@ def at_once(work: Callable[[A], T], items: Sequence[A]) -> list[T]:
         return [work(item) for item in items]
     with ThreadPoolExecutor(len(items)) as pool:
         return list(pool.map(work, items))
+
+
+def samplers_of(
+    run: OpenRun,
+    engines: Sequence[Engine],
+    stage: str,
+    size: int,
+    update: int,
+    *,
+    temperature: float | None = None,
+    top_p: float = 1.0,
+    dialogues: Sequence[Dialogue | None] = (),
+) -> list[Sampler]:
+    """Return samplers of `size` responses to each problem, seeded as those of `stage`.
+
+    The engines have the policy after `update` updates. The temperature is that of rollouts, unless
+    it is given. With `dialogues`, one for each engine that is not None, responses have turns.
+    """
+    return [
+        Sampler(
+            engine,
+            run.prompts,
+            dialogue=dialogue,
+            seed=run.config.seed,
+            stage=stage,
+            group_size=size,
+            temperature=temperature or run.config.rollouts.temperature,
+            top_p=top_p,
+            max_new_tokens=run.config.rollouts.max_new_tokens,
+            policy_step=update,
+        )
+        for engine, dialogue in zip_longest(engines, dialogues)
+    ]
 
 
 class Background:
@@ -107,8 +139,6 @@ class Sampling:
         self._used = False  # since they have rested
         self._refreshed: int | None = None  # the update whose weights the engines got last
         self.spent: dict[str, float] = {}  # seconds of that refresh, by its parts
-        self._restarts = False  # whether every refresh starts the engines again
-        self._lengths = (0, ExpectedLengths())  # learned from the stages before this one
 
     def start(self) -> list[Engine]:
         """Return the engines. Start them if they are not running."""
@@ -143,8 +173,6 @@ class Sampling:
         """
         if self.background:
             self.background.wait()
-        if self._restarts and self._refreshed != update:
-            self.close()
         engines, lock = self.start(), Lock()  # an engine in this process has the policy loaded
         if self._weights.policy is not None:
             self._weights.at(update)
@@ -172,18 +200,6 @@ class Sampling:
             self.spent[name] = max(self.spent.get(name, 0.0), seconds)  # engines work side by side
         return engines
 
-    def distrust_reloads(self) -> bool:
-        """From now on, start the engines again at every refresh.
-
-        Return False if that cannot help: this run did not start them, or they still have the
-        weights that they started with.
-        """
-        ours = all(isinstance(engine, RemoteEngine) for engine in self._engines)
-        if not ours or "load" not in self.spent:
-            return False
-        self._restarts, self._refreshed = True, None
-        return True
-
     @property
     def compares_elsewhere(self) -> bool:
         """Whether other processes compute the trainer's logprobs."""
@@ -209,16 +225,6 @@ class Sampling:
         finally:
             if weights.policy is None:
                 weights.release()
-
-    def expected_lengths(self, stage: int) -> ExpectedLengths:
-        """Return the response lengths to expect in `stage`, learned from the stages before it."""
-        learned, expected = self._lengths
-        if learned > stage:
-            learned, expected = 0, ExpectedLengths()
-        for earlier in range(learned, stage):
-            expected.learn(ShardSet(self._run.folder.shards(earlier, "rollouts"), "rollouts"))
-        self._lengths = (stage, expected)
-        return expected
 
     def rest(self) -> None:
         """Leave the machine to the updates, unless engines generate beside them."""

@@ -1,33 +1,36 @@
 """One stage of a run: which groups it samples, and which groups each update trains on.
 
-If every group is trained on, both are arithmetic.
-Dynamic sampling works in rounds: first the stage's own groups; then, while too few have both right
-and wrong responses, one more shard with as many groups as seem to be missing. Each round follows
-from the scores of the rounds before it, so it is the same after a kill.
+If every group is trained on, both are arithmetic. Dynamic sampling (DAPO, arXiv 2503.14476) works
+in rounds: first the stage's own groups; then, while too few have both right and wrong responses,
+one more shard with as many groups as seem to be missing. Each round follows from the scores of the
+rounds before it, so it is the same after a kill.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from mugrpo.config.rewards import RewardOptions
 from mugrpo.config.run import RunConfig
 from mugrpo.config.stages import DynamicSampling
 from mugrpo.disk.errors import RunStopped, UsageError
+from mugrpo.disk.records import Status
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.shards import Place, ShardSet, read_statuses, write_plan
 from mugrpo.rollouts.schedule import Schedule
 from mugrpo.rollouts.score import scored
-from mugrpo.rollouts.selection import Group, batches, correctness_varies, further_groups
 from mugrpo.rollouts.statistics import refresh_metrics, truncation
 from mugrpo.run.opening import OpenRun
+
+_SPARE = 1.1  # factor on the expected need: another round costs more than a few spare groups
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage: its number, its part of the schedule, and its shards on disk."""
+    """A stage: its number, the schedule it is part of, and its shards on disk."""
 
     number: int
     schedule: Schedule
@@ -36,24 +39,28 @@ class Stage:
     judge: str  # fingerprint of everything that decides a score now
 
     @classmethod
-    def of(cls, run: OpenRun, number: int, schedule: Schedule | None = None) -> Stage:
-        """Return a stage of `run`, by default on the schedule as of the newest checkpoint."""
-        return cls(number, schedule or run.schedule(), run.folder, run.config, run.judge)
+    def of(cls, run: OpenRun, number: int) -> Stage:
+        return cls(number, run.schedule, run.folder, run.config, run.judge)
 
     @property
     def first_update(self) -> int:
         """Return the number of updates before the stage, which its behavior policy has seen."""
-        return self.schedule.first_update(self.number)
+        return self.config.schedule.first_update(self.number)
 
     @property
     def end(self) -> int:
         """Return the number of updates when the stage is over."""
-        return self.schedule.first_update(self.number + 1)
+        return self.config.schedule.first_update(self.number + 1)
+
+    @property
+    def batches(self) -> int:
+        """Return the number of batches that its updates train on."""
+        return self.config.schedule.batches(self.number)
 
     @property
     def groups(self) -> int:
         """Return the number of groups that its updates need."""
-        return self.schedule.batches(self.number) * self.schedule.options.problems_per_update
+        return self.batches * self.config.schedule.problems_per_update
 
     def shards(self, kind: str) -> ShardSet:
         """Return the shards of a kind: "rollouts", "scores", "plan", or logprobs' name."""
@@ -61,7 +68,7 @@ class Stage:
 
     def heading(self, phase: str) -> str:
         """Return the heading of the progress line for a phase of the stage."""
-        return f"stage {self.number} (of 0 to {self.schedule.stages - 1})  {phase}"
+        return f"stage {self.number} (of 0 to {self.config.schedule.stages - 1})  {phase}"
 
     def begun(self) -> bool:
         """Return whether a checkpoint holds any of its updates."""
@@ -76,18 +83,22 @@ class Stage:
         trained = self.end <= self.folder.newest_update()
         return None if trained or self.folder.origin.exists() else self.judge
 
-    def reference_update(self) -> int:
-        """Return the number of updates that its reference policy has seen."""
-        return reference_update(self.schedule, self.config, self.number)
 
-
-def reference_update(schedule: Schedule, config: RunConfig, stage: int) -> int:
+def reference_update(config: RunConfig, stage: int) -> int:
     """Return the number of updates that the reference policy of `stage` has seen."""
     period = config.reference_period
-    return schedule.first_update(stage - stage % period) if period else 0
+    return config.schedule.first_update(stage - stage % period) if period else 0
 
 
 ShardGroups = list[tuple[int, int]]  # (index of the problem, occurrence) of each of its groups
+
+
+@dataclass(frozen=True)
+class Group:
+    """A sampled group: its problem, and the place of each of its rollouts."""
+
+    problem: int
+    places: list[Place]
 
 
 def stage_shards(stage: Stage) -> list[ShardGroups]:
@@ -99,19 +110,6 @@ def stage_shards(stage: Stage) -> list[ShardGroups]:
         stream = stage.schedule.stream(stage.number)
         return [list(islice(stream, groups)) for groups in plan.entry(0)["groups"]]
     return [shard for shard, _ in _sampled(stage)]
-
-
-def is_made(stage: Stage, rollouts: ShardSet, shard: int) -> bool:
-    """Return whether a shard exists and comes from the policy that the stage begins with.
-
-    It comes from another policy if the updates before the stage were repeated on another machine
-    and an earlier stage then ended after a different number of updates. Shards that were not
-    generated by a run do not record their policy and are accepted.
-    """
-    if shard not in rollouts:
-        return False
-    step = rollouts.entry(shard).get("policy_step", stage.first_update)
-    return bool(step == stage.first_update)
 
 
 def require(stage: Stage, kind: str) -> None:
@@ -144,26 +142,22 @@ def plan_stage(stage: Stage, say: Callable[[str], None]) -> None:
     if _valid_plan(stage):
         return
     rollouts, options = stage.shards("rollouts"), stage.config.sampling
-    size, per_update = stage.config.schedule.group_size, stage.config.schedule.problems_per_update
-    chosen, others, groups = list[Group](), list[Group](), list[int]()
+    size = stage.config.schedule.group_size
+    chosen, groups = list[Group](), list[int]()
     for number, (shard, varies) in enumerate(_sampled(stage)):
         _require_rows(rollouts, number, len(shard) * size)
         groups.append(len(shard))
         for index, (problem, _) in enumerate(shard):
             rows = range(index * size, (index + 1) * size)
-            places = [Place(number, row) for row in rows]
-            (chosen if varies[index] else others).append(Group(problem, places))
-    count = stage.schedule.batches(stage.number)
-    full = batches(chosen, per_update, count)
+            if varies[index]:
+                chosen.append(Group(problem, [Place(number, row) for row in rows]))
+    full = batches(chosen, stage.config.schedule.problems_per_update)[: stage.batches]
     if isinstance(options, DynamicSampling):
         summary = (
-            f"stage {stage.number}: {len(chosen)} of {len(chosen) + len(others)} sampled groups "
-            f"have both right and wrong responses, enough for {len(full)} of {count} batches"
+            f"stage {stage.number}: {len(chosen)} of {sum(groups)} sampled groups have both right "
+            f"and wrong responses, enough for {len(full)} of {stage.batches} batches"
         )
-        if len(full) < count and options.when_short == "fill":
-            full = batches([*chosen, *others], per_update, count)
-            summary += "; the rest are filled with other groups"
-        if len(full) < count:
+        if len(full) < stage.batches:
             raise _short(stage, summary, options)
         say(summary)
     write_plan(
@@ -172,6 +166,37 @@ def plan_stage(stage: Stage, say: Callable[[str], None]) -> None:
         groups=groups,
         rests_on=_rests_on(stage, len(groups)),
     )
+
+
+def batches(groups: Iterable[Group], size: int) -> list[list[Group]]:
+    """Return full batches of `size` groups of different problems.
+
+    Each group goes into the first batch that has room for it and lacks its problem, so groups keep
+    their order. Groups that fill no batch are left out.
+    """
+    opened: list[dict[int, Group]] = []  # batches: problem -> its group
+    first = 0  # all batches before this one are full
+    for group in groups:
+        number = first
+        while number < len(opened) and (
+            len(opened[number]) == size or group.problem in opened[number]
+        ):
+            number += 1
+        if number == len(opened):
+            opened.append({})
+        opened[number][group.problem] = group
+        while first < len(opened) and len(opened[first]) == size:
+            first += 1
+    return [list(batch.values()) for batch in opened if len(batch) == size]
+
+
+def correctness_varies(statuses: Sequence[Status], rewards: RewardOptions) -> bool:
+    """Return whether a group has both right and other responses, before any reward shaping.
+
+    Responses without a verdict and masked responses do not count.
+    """
+    right = {status is Status.RIGHT for status in statuses if rewards.counts(status)}
+    return len(right) == 2
 
 
 def _require_rows(rollouts: ShardSet, number: int, rows: int) -> None:
@@ -207,10 +232,9 @@ def _rests_on(stage: Stage, shards: int) -> list[str] | None:
 
 def _sampled(stage: Stage) -> Iterator[tuple[ShardGroups, list[bool]]]:
     """Yield each shard's groups, and whether each may be trained on ([] if not scored yet)."""
-    options, schedule = stage.config.sampling, stage.schedule
-    per_shard = math.ceil(stage.config.rollouts.shard_rollouts / schedule.options.group_size)
+    options, schedule = stage.config.sampling, stage.config.schedule
+    per_shard = math.ceil(stage.config.rollouts.shard_rollouts / schedule.group_size)
     stream = stage.schedule.stream(stage.number)
-    per_update, needed = schedule.options.problems_per_update, schedule.batches(stage.number)
     own = list(islice(stream, stage.groups))
     shards = [own[start : start + per_shard] for start in range(0, len(own), per_shard)]
     if not isinstance(options, DynamicSampling):
@@ -227,27 +251,22 @@ def _sampled(stage: Stage) -> Iterator[tuple[ShardGroups, list[bool]]]:
         sampled += len(shard)
         if number + 1 < len(shards) or unscored or sampled >= limit:
             continue
-        if len(batches(kept, per_update, needed)) < needed:
-            if is_made(stage, rollouts, number + 1):  # keep the size it was generated with
-                further = rollouts.entry(number + 1)["rows"] // schedule.options.group_size
+        if len(batches(kept, schedule.problems_per_update)) < stage.batches:
+            if number + 1 in rollouts:  # keep the size it was generated with
+                further = rollouts.entry(number + 1)["rows"] // schedule.group_size
             else:
-                further = further_groups(
-                    needed=len(own),
-                    kept=len(kept),
-                    sampled=sampled,
-                    least=per_update,
-                    most=min(per_shard, limit - sampled),
-                )
+                share = (len(kept) + 1) / (sampled + 1)  # of groups that vary
+                further = math.ceil(_SPARE * (len(own) - len(kept)) / share)
+                further = max(further, schedule.problems_per_update)
+                further = min(further, per_shard, limit - sampled)
             shards.append(list(islice(stream, further)))
 
 
 def _varies(stage: Stage, rollouts: ShardSet, scores: ShardSet, number: int) -> list[bool]:
     """Return whether each group of a shard has both right and wrong responses.
 
-    Return [] if the shard has no rollouts of the stage's policy, or no scores.
+    Return [] if the shard has no scores.
     """
-    if not is_made(stage, rollouts, number):
-        return []
     if not scored(rollouts, scores, number, stage.required_judge()):
         return []
     statuses = read_statuses(scores, number)
@@ -262,6 +281,6 @@ def _short(stage: Stage, summary: str, options: DynamicSampling) -> RunStopped:
     return RunStopped(
         f"{summary} (sampling.max_oversampling = {options.max_oversampling:g}). "
         f"{cut or 'The problems are too hard or too easy for the model'}. You can also raise "
-        "--sampling.max_oversampling, fill the updates with other groups (--sampling.when_short "
-        "fill), or train on every group (--sampling.name every), each with --force"
+        "--sampling.max_oversampling, or train on every group (--sampling.name every), each with "
+        "--force"
     )

@@ -11,21 +11,15 @@ from mugrpo.disk.run_dir import Unsaved, memory_folder
 from mugrpo.disk.seal import seal_of
 from mugrpo.optimize.checkpoint import require_finite, save_checkpoint
 from mugrpo.optimize.trainer import Trainer
-from mugrpo.rollouts.schedule import Schedule
 from mugrpo.run.opening import OpenRun
 from mugrpo.run.weights import Weights, dtype_for_engines, place_for_engines
-from mugrpo.stages.evaluate import best_update
 from mugrpo.stages.stage import reference_update
 
 
 class Training:
-    """The trainer of a run's updates, created when it is first needed.
+    """The trainer of a run's updates, created when it is first needed."""
 
-    `schedule` is up to date: it includes the stages that have ended early so far.
-    """
-
-    def __init__(self, run: OpenRun, weights: Weights, schedule: Schedule) -> None:
-        self.schedule = schedule
+    def __init__(self, run: OpenRun, weights: Weights) -> None:
         self.trainer: Trainer | None = None
         self.unsaved_seconds = 0.0  # of updates that no checkpoint holds
         self._checkpoint_seconds = 0.0
@@ -55,7 +49,7 @@ class Training:
         policy = self.weights.load()
         policy.wake()
         trainer = Trainer(policy, self._run.config, self.weights.budget)
-        if self._run.config.optimizer.share_prompts and not trainer.share:
+        if not trainer.share:
             self._run.progress.say(
                 "each response is computed with its own copy of the prompt: the model's "
                 "architecture does not allow shared prompts"
@@ -88,23 +82,19 @@ class Training:
     def stays(self) -> bool:
         """Whether the ranks keep updates in memory that no checkpoint holds, from order to order.
 
-        They cannot if they end, if Ray may start them again, or if they load other weights to
-        compute their logprobs. An engine in the process that drives the run needs a checkpoint.
+        They cannot if a cluster may start them again, or if they load other weights to compute
+        their logprobs. An engine in the process that drives the run needs a checkpoint.
         """
         config = self._run.config
-        return not (self._ends or config.needs or config.engine_in_process)
+        return not (config.backend.clustered or config.needs or config.engine_in_process)
 
     @property
     def hands_over(self) -> bool:
         """Whether the ranks write files for engines, rather than leave them a checkpoint's."""
-        if self._ends or self._run.config.engine_in_process:
-            return False
-        return self.unsaved() or dtype_for_engines(self._run.config) is not None
-
-    @property
-    def _ends(self) -> bool:
         config = self._run.config
-        return config.distributed.rest == "end" or config.backend.clustered
+        if config.backend.clustered or config.engine_in_process:
+            return False
+        return self.unsaved() or dtype_for_engines(config) is not None
 
     def save(self, *, temporary: bool = False, rests: bool = False) -> None:
         """Begin to write a checkpoint, unless all updates are saved. It seals what led to it.
@@ -112,21 +102,17 @@ class Training:
         A `temporary` one is removed once there is a newer one. If no update follows, the trainer
         `rests`: what it moves to host memory is what is written, so it is copied only once.
         """
-        run, trainer, schedule = self._run, self.trainer, self.schedule
+        run, trainer = self._run, self.trainer
         if trainer is None or not self.unsaved():
             return
         began = time.monotonic()
-        stage = schedule.stage_of(trainer.update - 1)
+        stage = run.config.schedule.stage_of(trainer.update - 1)
         seal = seal_of(run.folder, stage) if run.ranks.first else {}
-        needed = {reference_update(schedule, run.config, s) for s in (stage, stage + 1)}
-        needed |= {schedule.first_update(stage)}
-        if run.config.checkpoint.best:
-            run.folder.settle()  # the best one may still be written
-            needed |= best_update(run)
+        needed = {reference_update(run.config, s) for s in (stage, stage + 1)}
+        needed |= {run.config.schedule.first_update(stage)}
         save_checkpoint(
             trainer,
             run.folder,
-            starts=schedule.starts,
             keep=run.config.checkpoint.keep,
             needed=needed,
             temporary=temporary,
@@ -134,8 +120,6 @@ class Training:
             rests=rests,
         )
         self.unsaved_seconds = 0.0
-        if not run.config.checkpoint.beside_training:
-            run.folder.settle()
         self._checkpoint_seconds += time.monotonic() - began
 
     def hand_over(self) -> None:
@@ -151,7 +135,7 @@ class Training:
         with full_disk_explained(folder):
             trainer.policy.save(folder, dtype=dtype_for_engines(run.config))
         run.ranks.wait()
-        run.folder.unsaved = Unsaved(trainer.update, self.schedule.starts, folder)
+        run.folder.unsaved = Unsaved(trainer.update, folder)
         self._checkpoint_seconds += time.monotonic() - began
 
     def _new_folder(self) -> str:

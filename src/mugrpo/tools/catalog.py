@@ -20,7 +20,7 @@ _FUNCTIONS = {
     "correction": "mugrpo.optimize.ratios",
     "reference": "mugrpo.optimize.ratios",
 }
-_OTHERS = ("step", "sampling", "stage_until")
+_OTHERS = ("sampling",)
 _CALLED = {"negative_advantage": "negative_advantage_veto"}  # name -> function, if they differ
 
 

@@ -53,12 +53,6 @@ def summarize(lines: list[dict[str, Any]], preset: str | None = None) -> str:
     if len(parts) > 1:  # an engine in the trainer's process has nothing but the canary
         each = "  ".join(f"{part} {spent:.1f} s" for part, spent in parts.items())
         text.append(f"            their seconds: {each}")
-    if ends := of("stage_end"):
-        unused = sum(number(line, "unused_rollouts") or 0 for line in ends)
-        text.append(
-            f"stages      {len(ends)} ended early; {unused:.0f} rollouts were generated for "
-            "updates that were not made"
-        )
     skipped = sum(number(line, "skipped") or 0 for line in updates)
     if skipped:
         text.append(f"skipped     {skipped:.0f} updates with a non-finite loss or gradient")

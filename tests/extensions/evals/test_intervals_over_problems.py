@@ -26,6 +26,7 @@ OUTSIDE = {
 }
 
 
+@pytest.mark.long
 @table("cell", CELLS)
 def test_the_interval_covers_the_mean_of_all_problems(cell):
     difficulties, problems, k = cell
@@ -124,6 +125,7 @@ def test_equal_differences_do_not_give_certainty():
     assert better.p_value == 0.25
 
 
+@pytest.mark.long
 @table("difficulties", DIFFICULTIES)
 @table("problems", [30, 200])
 @table("k", [1, 32])

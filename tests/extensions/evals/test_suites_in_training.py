@@ -113,8 +113,8 @@ def test_suites_change_nothing_but_what_is_measured(
 @pytest.mark.parametrize(
     ("place", "nth"),
     [
-        pytest.param("suite sampled", 2, marks=pytest.mark.long),
-        ("suite scored", 3),
+        pytest.param("evaluation sampled", 2, marks=pytest.mark.long),
+        ("evaluation scored", 3),
         pytest.param("suite without metrics line", 2, marks=pytest.mark.long),
     ],
 )
@@ -126,21 +126,6 @@ def test_a_run_that_is_killed_while_it_measures_ends_the_same(
     finished(run, *suites)
     for kind in ("suite/short", "suite/rare", "update"):
         assert lines_of(run, kind) == lines_of(measured, kind)
-
-
-@pytest.mark.long
-def test_the_best_checkpoint_is_kept_although_only_the_newest_is(
-    suites: tuple[str, ...], tmp_path: Path
-):
-    """`keep` is 1 and nothing is saved at stage ends, so only `best` asks for updates 2 and 4."""
-    run = tmp_path / "run"
-    options = ("--checkpoint.every", "0", "--checkpoint.keep", "1", "--checkpoint.best", "short")
-    finished(run, *suites, *options)
-    measured = lines_of(run, "suite/short")
-    best = max((2, 4, 6), key=lambda update: (measured[update]["accuracy"], -update))
-    saved = {int(path.name[7:]) for path in (run / "checkpoints").glob("update-*")}
-    assert best in saved and 6 in saved
-    assert len({line["accuracy"] for line in measured.values()}) > 1, "the choice must matter"
 
 
 def test_options_that_contradict_each_other_are_refused():

@@ -19,18 +19,6 @@ pytest_plugins = ["tests.run_fixtures"]
 NUMBER = r"[+-]?\d[\d,]*\.?\d*"
 WITH_INTERVAL = re.compile(rf"{NUMBER} \({NUMBER} to {NUMBER}\)")
 
-DISAGREEMENT = {
-    "response": "p0/1",
-    "reference": "2",
-    "first_right": True,
-    "first_answer": "2.0",
-    "second_answer": None,
-}
-AGREEMENT = {
-    **{"first": "math", "second": "plain", "share": [0.9, 0.8, 0.95]},
-    **{"both_right": 2, "only_first": 1, "only_second": 0, "both_wrong": 5},
-    **{"unjudged": 0, "one_answer": 0, "disagreements": [DISAGREEMENT]},
-}
 MEASURES = {
     "avg@2": [0.375, 0.0625, 0.75],
     "pass@1": [0.375, 0.0625, 0.75],
@@ -54,7 +42,7 @@ def write_result(root: Path, update: int = 0, suite: str = "sums", **changes: An
         **{"data": "sums.jsonl", "subset": None, "split": None, "revision": None},
         **{"engine": "continuous", "precision": "fp32", "samples": 2, "temperature": 1.0},
         **{"top_p": 1.0, "max_new_tokens": 48, "seed": 7, "problems": 4, "responses": 8},
-        **{"measures": MEASURES, "agreement": AGREEMENT, "per_problem": problems},
+        **{"measures": MEASURES, "per_problem": problems},
         **{"conventions": {"samples": "chosen for this test"}, "mugrpo": "0.1.0"},
         "ended": "2026-11-24T09:00:00+00:00",
         **changes,
@@ -68,10 +56,10 @@ def write_result(root: Path, update: int = 0, suite: str = "sums", **changes: An
 def test_measures_that_are_missing_are_dashes(tmp_path: Path):
     """One problem has no mean length with an interval, and no verdict means no avg@k."""
     few = {"truncated": [0.25, 0.125, 0.5]}
-    file = write_result(tmp_path, measures=few, agreement={**AGREEMENT, "share": None})
+    file = write_result(tmp_path, measures=few)
     by_head = dict(zip(HEAD, row(json.loads(file.read_text())), strict=True))
     missing = [name for name, cell in by_head.items() if cell == "\u2013"]
-    assert missing == ["avg@k", "pass@k", "maj@k", "no answer", "tokens", "graders agree"]
+    assert missing == ["avg@k", "pass@k", "maj@k", "no answer", "tokens"]
 
 
 def test_hostile_titles_are_text_and_every_number_is_beside_its_interval(tmp_path: Path):

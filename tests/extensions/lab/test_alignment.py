@@ -34,7 +34,6 @@ CONFIG = """
     every = 0
     [checkpoint]
     every = 2
-    stage_end = true
 """
 
 
@@ -87,6 +86,7 @@ def gradient(
     return torch.cat([part.double().flatten() for part in parts])
 
 
+@pytest.mark.long
 def test_the_cosines_are_those_of_gradients_by_autograd(run: Path):
     """Of the four batches two are unused at update 2: 8 groups, rows 32 to 63 of the shard."""
     rows = json.loads((run / "alignment/stage-000/alignment.json").read_text())

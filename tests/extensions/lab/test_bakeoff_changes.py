@@ -70,6 +70,7 @@ def test_an_unknown_method_or_stage_is_refused_before_anything_is_written(
     assert contents(run) == before
 
 
+@pytest.mark.long
 def test_a_stage_without_scores_is_refused_with_the_command_to_run_first(
     tmp_path: Path, command: Command
 ):
@@ -134,6 +135,7 @@ def test_a_run_that_another_process_has_locked_is_not_compared(run: Path, comman
         refused(command("bakeoff", run, "--objectives", "grpo"), "is locked by another process")
 
 
+@pytest.mark.long
 def test_an_evaluation_that_was_not_due_adds_one_line_and_nothing_else(
     tmp_path: Path, command: Command
 ):
@@ -151,6 +153,7 @@ def test_an_evaluation_that_was_not_due_adds_one_line_and_nothing_else(
 # ---- regressions ----
 
 
+@pytest.mark.long
 def test_a_past_stage_is_compared_even_if_the_judge_has_changed(run: Path, command: Command):
     change = ("--rewards.truncated", "scored", "--force")
     assert command("train", run, *change).status == 0  # nothing to do, but the option is stored

@@ -26,11 +26,8 @@ from mugrpo.disk.errors import UsageError
 
 _FOLDER = Path(__file__).parent / "suites"
 
-# The judges of every suite that names none. The first decides; one of weight 0 is a second opinion.
-GRADERS = ("math", {"name": "plain", "weight": 0.0})
-
 # What a suite's tables have unless its file says otherwise.
-_DEFAULTS: dict[str, dict[str, Any]] = {"task": {"rewards": GRADERS}, "prompt": {"form": "chat"}}
+_DEFAULTS: dict[str, dict[str, Any]] = {"task": {"rewards": "math"}, "prompt": {"form": "chat"}}
 
 # Options of a task that divide or limit the problems of a run.
 _OF_RUNS = ("eval_data", "eval_split", "eval_share", "eval_problems")

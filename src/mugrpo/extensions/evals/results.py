@@ -10,23 +10,17 @@ from importlib.metadata import version
 from itertools import groupby
 from typing import Any
 
-import numpy as np
 import pyarrow.compute as pc
 
 from mugrpo.config.rewards import MathOptions
 from mugrpo.config.tasks import DatasetOptions
 from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
 from mugrpo.disk.shards import ShardSet, score_from_row
-from mugrpo.extensions.evals.agreement import Agreement, agreement
 from mugrpo.extensions.evals.measures import ProblemResult, Vote, majority, measured, merged
 from mugrpo.extensions.evals.options import Suite
 from mugrpo.rewards.math.answers import agree, read
-from mugrpo.rewards.math.plain import exact_number, same
-from mugrpo.rollouts.statistics import interval
+from mugrpo.rewards.math.numbers import exact_number, same_numbers
 from mugrpo.run.opening import OpenRun
-
-_DISAGREEMENTS = 100  # listed in a result; all are counted
-_COUNTS = ("both_right", "only_first", "only_second", "both_wrong", "unjudged", "one_answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +41,6 @@ def result_of(
     config, task = run.config, run.config.task
     assert isinstance(task, DatasetOptions)
     problems = {problem.id: problem for problem in run.eval_problems}
-    graders = _Graders(task)
     statuses: Counter[str] = Counter()
     results = []
     everything = _responses(rollouts, scores)
@@ -56,7 +49,6 @@ def result_of(
         responses = list(group)
         results.append(_problem_result(run, problems[id_], responses))
         statuses.update(response.score.status.value for response in responses)
-        graders.count(problems[id_], responses)
     measures = measured(results)
     return {
         "suite": suite.name,
@@ -79,7 +71,6 @@ def result_of(
         "seconds": seconds,
         "measures": {name: [m.value, m.low, m.high] for name, m in measures.items()},
         "statuses": dict(statuses),
-        "agreement": graders.found(suite.options.samples),
         "per_problem": [asdict(result) for result in results],
         "conventions": suite.options.conventions,
         "mugrpo": version("mugrpo"),
@@ -94,8 +85,6 @@ def line_of(result: dict[str, Any]) -> dict[str, Any]:
     for name, (value, low, high) in result["measures"].items():
         name = "accuracy" if name.startswith("avg@") else name
         line |= {name: value, f"{name}_low": low, f"{name}_high": high}
-    if result["agreement"]:
-        line["graders_agree"] = (result["agreement"]["share"] or [None])[0]
     return {**line, "time/evaluate": result["seconds"]}
 
 
@@ -147,7 +136,7 @@ def _majority(run: OpenRun, problem: Problem, scores: Sequence[Score]) -> float 
 
     def equal(first: str, second: str) -> bool:
         one, other = answers[first], answers[second]
-        if agree(one, other, same) or agree(other, one, same):
+        if agree(one, other, same_numbers) or agree(other, one, same_numbers):
             return True
         if not asks or None not in (exact_number(one.value), exact_number(other.value)):
             return False
@@ -158,37 +147,3 @@ def _majority(run: OpenRun, problem: Problem, scores: Sequence[Score]) -> float 
 
     votes = [Vote(answer, count, right) for (answer, right), count in counts.items()]
     return majority(merged(votes, equal))
-
-
-class _Graders:
-    """How the first two verifiers of a suite agree, problem by problem."""
-
-    def __init__(self, task: DatasetOptions) -> None:
-        verifiers = [r.label for r in task.rewards if r.verifies]
-        self._names = verifiers[:2]
-        self._total = Agreement()
-        self._shares: list[float] = []  # of the problems with a verdict of both
-
-    def count(self, problem: Problem, responses: Sequence[_Response]) -> None:
-        """Add the responses to a problem."""
-        if len(self._names) < 2:
-            return
-        parts = ((f"{r.problem_id}/{r.sample}", problem.answer, r.score.parts) for r in responses)
-        found = agreement(parts, *self._names)
-        if found.share is not None:
-            self._shares.append(found.share)
-        for name in _COUNTS:
-            setattr(self._total, name, getattr(self._total, name) + getattr(found, name))
-        room = _DISAGREEMENTS - len(self._total.disagreements)
-        self._total.disagreements += found.disagreements[:room]
-
-    def found(self, samples: int) -> dict[str, Any] | None:
-        """Return the counts, the share with its interval, and disagreements; or None."""
-        if len(self._names) < 2:
-            return None
-        first, second = self._names
-        share = None
-        if self._shares:
-            low, high = interval(self._shares, samples)
-            share = [float(np.mean(self._shares)), float(low), float(high)]
-        return {"first": first, "second": second, "share": share, **asdict(self._total)}

@@ -20,26 +20,23 @@ from mugrpo.config.load import build_config, changes
 from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.config.tasks import DatasetOptions
 from mugrpo.disk.errors import RunStopped, UsageError
-from mugrpo.disk.publishing import SUMS, passing, publish_json, read_summed, sha256_of, with_sum
+from mugrpo.disk.publishing import SUMS, publish_json, read_summed, sha256_of, with_sum
 from mugrpo.disk.records import Problem
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.shards import ShardSet
 from mugrpo.engines.base import Engine
 from mugrpo.extensions.evals.options import Suite
 from mugrpo.extensions.evals.results import result_of
-from mugrpo.model.hardware import out_of_memory_explained
 from mugrpo.model.loading import load_tokenizer, load_vocabulary, model_sizes
 from mugrpo.model.pretrained import model_fingerprint
 from mugrpo.processes.lifetime import StopFlag
 from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.sampler import Draw
 from mugrpo.rollouts.score import scored
-from mugrpo.rollouts.side_by_side import sampled_shards
 from mugrpo.run.opening import OpenRun, prompt_encoder
 from mugrpo.run.progress import Progress
 from mugrpo.run.provenance import judge_fingerprint, problems_sha256
-from mugrpo.stages.evaluate import samplers_of
-from mugrpo.stages.generate import counted, pieces_of
+from mugrpo.stages.evaluate import measure
 from mugrpo.tasks.dataset import Dataset
 
 Engines = Callable[[], Sequence[Engine]]
@@ -143,24 +140,28 @@ def measure_suite(
             if fault := shards.fault(shard):
                 run.progress.say(f"{shards.path(shard)} {fault}; it is made again")
                 shards.forget(shard)
-    began = time.monotonic()
-    _sample(run, suite, engines, update, rollouts)
-    scorer, path = run.scorer(run.eval_problems, None), folder / "result.json"
-    unscored = [
-        shard
-        for shard in rollouts.numbers()
-        if regrade or not scored(rollouts, scores, shard, run.judge)
-    ]
-    if unscored:
+    began, path = time.monotonic(), folder / "result.json"
+    size, options = suite.options.samples, run.config.rollouts
+    draws: list[Draw] = [(problem, 0) for problem in run.eval_problems]
+    groups = math.ceil(options.shard_rollouts / size)
+    parts = [draws[start : start + groups] for start in range(0, len(draws), groups)]
+    every = range(len(parts))
+    if regrade or not all(scored(rollouts, scores, shard, run.judge) for shard in every):
         path.unlink(missing_ok=True)  # it tells of other scores
-    run.progress.begin(f"{suite.name}  score", "shards", len(unscored))
-    for shard in unscored:
-        scorer.make_shard(rollouts, scores, shard)
-        passing("suite scored")
-        run.progress.advance(1)
-    run.progress.end()
-    result = None if unscored else _stored(path)
-    if result is None:
+    measure(
+        run,
+        folder,
+        list(enumerate(parts)),
+        engines,
+        title=f"{suite.name}  update {update}",
+        stage=f"suite {suite.name}",
+        size=size,
+        update=update,
+        temperature=options.temperature,
+        top_p=suite.options.top_p,
+        again=regrade,
+    )
+    if (result := _stored(path)) is None:
         seconds = time.monotonic() - began
         result = result_of(run, suite, update, rollouts, scores, seconds)
         publish_json(path, with_sum(result))
@@ -173,27 +174,6 @@ def _stored(path: Path) -> dict[str, Any] | None:
         return read_summed(path) if path.exists() else None
     except RunStopped:
         return None
-
-
-def _sample(run: OpenRun, suite: Suite, engines: Engines, update: int, rollouts: ShardSet) -> None:
-    """Publish the missing rollout shards: `samples` responses to each problem."""
-    size, options = suite.options.samples, run.config.rollouts
-    draws: list[Draw] = [(problem, 0) for problem in run.eval_problems]
-    groups = math.ceil(options.shard_rollouts / size)
-    parts = [draws[start : start + groups] for start in range(0, len(draws), groups)]
-    missing = [(shard, part) for shard, part in enumerate(parts) if shard not in rollouts]
-    if not missing:
-        return
-    stage, top_p = f"suite {suite.name}", suite.options.top_p
-    samplers = samplers_of(run, engines(), stage, size, options.temperature, update, top_p)
-    total, left = len(draws) * size, sum(len(part) for _, part in missing) * size
-    run.progress.begin(f"{suite.name}  update {update}", "responses", total, total - left)
-    pieces = pieces_of(len(draws), len(parts[0]), len(samplers))
-    with out_of_memory_explained("generation", run.config.engine.memory_remedy):
-        for shard, sampled in sampled_shards(samplers, missing, counted(run), pieces=pieces):
-            sampled.publish(rollouts, shard, policy_step=update, top_p=top_p)
-            passing("suite sampled")
-    run.progress.end()
 
 
 @cache

@@ -11,7 +11,7 @@ from mugrpo.report.readable import MISSING, TIMES, markdown, plain
 
 HEAD = (
     *("benchmark", "update", f"problems {TIMES} samples", "avg@k", "pass@k", "maj@k"),
-    *("truncated", "no answer", "tokens", "graders agree"),
+    *("truncated", "no answer", "tokens"),
 )
 
 
@@ -23,7 +23,6 @@ def table(results: Sequence[Result]) -> str:
 def row(result: Result) -> list[str]:
     """Return the cells of a result under HEAD. Measures that the result lacks are MISSING."""
     k, measures = result["samples"], result["measures"]
-    agree = result.get("agreement")
     return [
         result["title"],
         str(result["update"]),
@@ -34,7 +33,6 @@ def row(result: Result) -> list[str]:
         with_interval(measures.get("truncated")),
         with_interval(measures.get("no_answer")),
         with_interval(measures.get("mean_length")),
-        with_interval(agree["share"] if agree else None),
     ]
 
 

@@ -119,11 +119,11 @@ def _number(value: float | None) -> str:
 
 def _unused(stage: Stage, reader: StageReader, update: int, groups: int) -> Experience:
     """Return the rollouts of the batches that no update before `update` used, up to `groups`."""
-    options, schedule = stage.config.schedule, stage.schedule
-    used = schedule.used(stage.number, update)
+    options = stage.config.schedule
+    used = set(map(options.batch_of, range(stage.first_update, update)))
     first: dict[int, int] = {}  # batch -> the first update on it
     for later in range(update, stage.end):
-        if (batch := schedule.batch_of(later)) not in used:
+        if (batch := options.batch_of(later)) not in used:
             first.setdefault(batch, later)
     count = math.ceil(groups / options.problems_per_update)
     parts = [reader.of_update(one) for one in [*first.values()][:count]]
@@ -148,7 +148,7 @@ def _fresh(
     count = len(stale.rollouts)
     seal = sha256_of(run.folder.checkpoint(update) / SUMS)
     rests_on = hashlib.sha256(f"{seal} {list(groups)}".encode()).hexdigest()
-    stage = run.schedule().stage_of(update)
+    stage = run.config.schedule.stage_of(update)
     halves = []
     for half in range(2):
         if half not in rollouts or rollouts.entry(half).get("rests_on") != rests_on:

@@ -74,7 +74,7 @@ def bakeoff(run: OpenRun, stage: int, methods: Sequence[str], *, force: bool = F
         with open_run(home / name, force=force, progress=Progress(), stop=run.stop) as arm:
             optimize(arm, stage)
             if arm.eval_problems:
-                evaluate(arm, arm.schedule().first_update(stage + 1), again=False)
+                evaluate(arm, arm.config.schedule.first_update(stage + 1), again=False)
     lines = {name: list(read_metrics(RunDir(home / name).metrics)) for name in configs}
     with publish_file(home / "table.md") as file:
         file.write((table(lines, first) + "\n").encode())
@@ -90,7 +90,7 @@ def table(methods: dict[str, list[Line]], first: int) -> str:
     """
     rows = sorted((_row(name, lines, first) for name, lines in methods.items()), key=_by_accuracy)
     head = ["method", "accuracy before", "after", "KL(β‖π) at the end", "tv_token at the end"]
-    head += ["largest ratio, A < 0", "tokens clipped or removed", "seconds per update"]
+    head += ["largest ratio at A below 0", "tokens clipped or removed", "seconds per update"]
     return markdown(head, [row[1:] for row in rows])
 
 
@@ -127,10 +127,8 @@ def _number(value: float | None) -> str:
 def _on_one_stage(run: OpenRun, config: RunConfig) -> RunConfig:
     """Return `config` for training on one stage of scored rollouts."""
     raw = config.model_dump(mode="json")
-    raw |= {"stage_until": {"name": "all_updates"}, "sinks": {}}
     own = run.config.checkpoint
-    every = {"every": own.every, "minutes": own.minutes}
-    raw["checkpoint"] = {**every, "stage_end": True, "keep": 0}
+    raw |= {"sinks": {}, "checkpoint": {"every": own.every, "minutes": own.minutes}}
     return build_config(raw, "bakeoff")
 
 
@@ -152,7 +150,7 @@ def _begin(run: OpenRun, stage: int, folder: Path, config: RunConfig) -> None:
         else:
             return
         raise UsageError(f"{folder} was made with {what}; remove it to train it again")
-    first = run.schedule().first_update(stage)
+    first = run.config.schedule.first_update(stage)
     run_dir = run.folder
     with publish_folder(folder) as unfinished:
         new = RunDir(unfinished)

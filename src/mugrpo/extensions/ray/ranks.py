@@ -1,4 +1,4 @@
-"""The updates of a stage as a Ray Train job: each worker runs one rank of the torchrun loop.
+"""The updates of a stage as a Ray Train job: each worker runs one rank.
 
 Ray Train places the workers, and restarts all of them if one is lost. The ranks then continue from
 the newest checkpoint in the run's directory, as they do without Ray. Ray is imported lazily.
@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from mugrpo.processes.lifetime import DRIVER, driver_name, passed_on
-from mugrpo.processes.messages import visible
 from mugrpo.processes.peer import kill_with_all
-from mugrpo.processes.ranks import said_by_ranks, within_a_machine
+from mugrpo.processes.ranks import said_by_ranks, show_log, within_a_machine
 
 _LOOPBACK = "127.0.0.1"
 _TICK = 0.2
@@ -53,7 +52,7 @@ class RayJob:
     def running(self) -> bool:
         """Return whether the job runs. Print what its first rank has said since the last call."""
         done = self._job.done()
-        self._shown = _show(self._logs / "rank-0.log", self._shown)
+        self._shown = show_log(self._logs / "rank-0.log", self._shown)
         return not done
 
     def end(self, patience: float) -> None:
@@ -110,7 +109,6 @@ def _rank(config: dict[str, Any]) -> None:
         "WORLD_SIZE": str(size),
         "LOCAL_RANK": "0" if alone_on_its_gpu else str(context.get_local_rank()),
         "LOCAL_WORLD_SIZE": str(context.get_local_world_size()),
-        "TORCHELASTIC_RUN_ID": "ray",
         DRIVER: driver_name(),
     }
     with open(f"{log}.log", "ab") as out, open(f"{log}.err", "wb") as err:
@@ -159,16 +157,3 @@ def _wait(process: subprocess.Popen[bytes], others: list[Path]) -> None:
     while process.poll() is None and ticks > 0:
         time.sleep(_TICK)
         ticks -= said_by_ranks(others) is not None
-
-
-def _show(log: Path, shown: int) -> int:
-    """Print the whole lines of the first rank's log after byte `shown`. Return where they end."""
-    if not log.is_file():
-        return shown
-    with open(log, "rb") as file:
-        file.seek(shown)
-        fresh = file.read()
-    lines = fresh[: fresh.rfind(b"\n") + 1]
-    sys.stdout.write(visible(lines.decode(errors="replace")))
-    sys.stdout.flush()
-    return shown + len(lines)

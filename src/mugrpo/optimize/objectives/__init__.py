@@ -17,8 +17,6 @@ It may also define
     prepass(logprobs, behavior_logprobs, advantages, mask, *, knobs) -> {name: [B, T] tensor}
         called once per update, without gradient, with all responses that the update computes;
         `loss` gets the tensors it returns as further keyword arguments, cut to the micro-batch
-    NEEDS_GROUPS = True
-        if `prepass` takes another argument, groups [B] int64: the number of each response's group
     NEEDS_ZERO_ADVANTAGES = True
         if responses with advantage 0 have a gradient and so must be computed
 
@@ -45,7 +43,6 @@ class Objective:
     metrics: tuple[str, ...]
     prepass: Callable[..., TokenTensors] | None = None
     needs_zero_advantages: bool = False
-    needs_groups: bool = False
     needs: tuple[str, ...] = ()
 
 
@@ -59,6 +56,5 @@ def load_objective(
         metrics=tuple(getattr(module, "METRICS", ())),
         prepass=getattr(module, "prepass", None),
         needs_zero_advantages=getattr(module, "NEEDS_ZERO_ADVANTAGES", False),
-        needs_groups=getattr(module, "NEEDS_GROUPS", False),
         needs=needs,
     )

@@ -1,12 +1,10 @@
-"""CISPO, and the capped ratio of the whole response. B responses, T tokens."""
+"""CISPO. B responses, T tokens."""
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 
-from mugrpo.optimize.ratios import finite, held, log_ratios
+from mugrpo.optimize.ratios import finite, log_ratios
 
 METRICS = ("clipped_fraction",)
 
@@ -18,7 +16,6 @@ def loss(
     mask: torch.Tensor,
     *,
     ratio_clip: tuple[float, float],
-    level: Literal["token", "sequence"] = "token",
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """The clipped ratio as a constant weight, so that no token loses its gradient:
 
@@ -26,15 +23,10 @@ def loss(
 
     From MiniMax-M1 (arXiv 2506.13585). If low = 0, this equals TRL's loss_type "cispo" with
     epsilon_high = high (TRL has no lower bound). TRL counts only tokens with A > 0 as clipped.
-    With level "sequence", r_t is the ratio of the response, prod_j r_j: the importance-weighted
-    policy gradient with a cap, for short responses.
     """
     assert logprobs.shape == behavior_logprobs.shape == mask.shape and advantages.ndim == 1
     low, high = ratio_clip
-    log_ratio_BT = log_ratios(logprobs, behavior_logprobs).detach()
-    if level == "sequence":
-        log_ratio_BT = held((log_ratio_BT * mask).sum(-1, keepdim=True)).expand_as(mask)
-    ratio_BT = log_ratio_BT.exp()
+    ratio_BT = log_ratios(logprobs, behavior_logprobs).detach().exp()
     clipped_BT = ((ratio_BT < low) | (ratio_BT > high)) & mask
     loss_BT = -ratio_BT.clamp(low, high) * advantages[:, None] * finite(logprobs)
     return loss_BT, {"clipped_fraction": clipped_BT}

@@ -6,11 +6,11 @@ from typing import Literal
 
 import torch
 
-from mugrpo.optimize.ratios import finite, log_ratios, masked_mean, ppo_min
+from mugrpo.optimize.ratios import finite, log_ratios, masked_mean
 
 METRICS = ("tapered_fraction",)
 
-Taper = Literal["response", "prefix", "smallest", "mean", "block", "token"]
+Taper = Literal["response", "prefix", "smallest", "mean", "token"]
 
 
 def loss(
@@ -20,10 +20,7 @@ def loss(
     mask: torch.Tensor,
     *,
     taper: Taper = "response",
-    block_tokens: int = 16,
     negative_weight: float = 1.0,
-    positives: Literal["constant", "ratio"] = "constant",
-    largest_ratio: float = 5.0,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """REINFORCE with negative responses weighted by how likely they still are, but at most by 1:
 
@@ -38,33 +35,24 @@ def loss(
         prefix     prod over j <= t of r_j      a token by the likelihood of its prefix and itself
         smallest   min over j <= t of r_j       by the least likely token up to it (as in MinPRO)
         mean       exp(mean over j of log r_j)  the response by its geometric mean (as in GSPO)
-        block      prod over the block of t     the response cut into blocks of `block_tokens`
         token      r_t                          CISPO's weight with the interval [0, 1]
 
-    With positives "ratio", tokens with A > 0 have the surrogate min(r_t, largest_ratio) A instead,
-    as GRPO with [0, largest_ratio] has. Equals REINFORCE if every ratio and n are 1; all tapers are
-    the same for responses of one token.
+    Equals REINFORCE if every ratio and n are 1; all tapers are the same for responses of one token.
 
     `logprobs`, `behavior_logprobs` and `mask` (bool) are [B, T], `advantages` [B]. Return the token
     losses, to be minimized, and the tapered tokens as a metric, all [B, T].
     """
     assert logprobs.shape == behavior_logprobs.shape == mask.shape and advantages.ndim == 1
-    log_ratio_BT = log_ratios(logprobs, behavior_logprobs)
     advantages_B1 = advantages[:, None]
     positive_BT = (advantages_B1 > 0).expand_as(mask)
-    likelihood_BT = _likelihoods(log_ratio_BT.detach() * mask, mask, taper, block_tokens)
-    taper_BT = likelihood_BT.clamp(max=0).exp()
+    log_ratio_BT = log_ratios(logprobs, behavior_logprobs).detach() * mask
+    taper_BT = _likelihoods(log_ratio_BT, mask, taper).clamp(max=0).exp()
     weight_BT = (negative_weight * taper_BT).masked_fill(positive_BT, 1.0)
     surrogate_BT = weight_BT * advantages_B1 * finite(logprobs)
-    if positives == "ratio":
-        relaxed_BT, _ = ppo_min(log_ratio_BT.exp(), advantages_B1, 0.0, largest_ratio)
-        surrogate_BT = torch.where(positive_BT, relaxed_BT, surrogate_BT)
     return -surrogate_BT, {"tapered_fraction": (taper_BT < 1) & ~positive_BT & mask}
 
 
-def _likelihoods(
-    log_ratio_BT: torch.Tensor, mask: torch.Tensor, taper: Taper, block_tokens: int
-) -> torch.Tensor:
+def _likelihoods(log_ratio_BT: torch.Tensor, mask: torch.Tensor, taper: Taper) -> torch.Tensor:
     """Return log q_t, [B, T], from log ratios that are 0 outside of `mask`."""
     if taper == "token":
         return log_ratio_BT
@@ -72,11 +60,6 @@ def _likelihoods(
         return log_ratio_BT.cumsum(-1)
     if taper == "smallest":
         return log_ratio_BT.cummin(-1).values
-    if taper == "block":
-        length = log_ratio_BT.shape[1]
-        blocks = torch.nn.functional.pad(log_ratio_BT, (0, -length % block_tokens))
-        sums: torch.Tensor = blocks.unflatten(1, (-1, block_tokens)).sum(-1)
-        return sums.repeat_interleave(block_tokens, 1)[:, :length]
     if taper == "mean":
         return masked_mean(log_ratio_BT, mask).expand_as(mask)
     return log_ratio_BT.sum(-1, keepdim=True).expand_as(mask)

@@ -9,6 +9,7 @@ import torch
 from mugrpo.optimize.ratios import finite, log_ratios
 
 METRICS = ("sequence_weight",)
+_POSITIVE, _NEGATIVE = (2.0, 3.0), (3.0, 2.0)  # (k, l), the paper's and TRL's
 _LEAST, _GREATEST = math.log(1e-8), 20.0  # bounds on the log ratio of a response, as in TRL
 
 
@@ -17,15 +18,12 @@ def loss(
     behavior_logprobs: torch.Tensor,
     advantages: torch.Tensor,
     mask: torch.Tensor,
-    *,
-    positive: tuple[float, float],
-    negative: tuple[float, float],
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """REINFORCE with a gamma-shaped weight on the ratio of the response (arXiv 2602.10693):
 
         loss_t = -sg[phi(w)] A log pi_t,   phi(w) = e^l w^k e^(-l w),   w = prod_t r_t
 
-    (k, l) is `positive` if A >= 0, else `negative`. phi(1) = 1, and phi falls to 0 on both sides of
+    (k, l) is (2, 3) if A >= 0, else (3, 2). phi(1) = 1, and phi falls to 0 on both sides of
     its peak at k / l. Equals TRL's loss_type "vespo", which also bounds the log ratio of a token to
     +-20 and that of a response to [log 1e-8, 20].
     """
@@ -35,7 +33,7 @@ def loss(
     advantages_B1 = advantages[:, None]
     k_B1, l_B1 = (
         torch.where(advantages_B1 >= 0, above, below)
-        for above, below in zip(positive, negative, strict=True)
+        for above, below in zip(_POSITIVE, _NEGATIVE, strict=True)
     )
     phi_B1 = (l_B1 + k_B1 * log_w_B1 - l_B1 * log_w_B1.exp()).exp()
     loss_BT = -phi_B1 * advantages_B1 * finite(logprobs)

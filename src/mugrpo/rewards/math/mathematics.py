@@ -43,7 +43,7 @@ from mugrpo.rewards.math.answers import (
     targets,
 )
 from mugrpo.rewards.math.notation import ascii_latex
-from mugrpo.rewards.math.plain import exact_number
+from mugrpo.rewards.math.numbers import exact_number
 from mugrpo.rewards.math.response import answer_part, denied
 from mugrpo.rewards.math.units import TELLING
 from mugrpo.rewards.verdict import Verdict, verdict

@@ -90,6 +90,7 @@ def test_many_seeds_have_nearly_the_normal_quantile():
     assert t_quantile(1000) == pytest.approx(1.960, abs=0.003)
 
 
+@pytest.mark.long
 def test_five_seeds_cover_the_mean_19_times_in_20():
     rng = np.random.default_rng(0)
     draws = rng.normal(3.0, 2.0, (20_000, 5)).tolist()

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from mugrpo.config.run import PRESETS
-from mugrpo.optimize.weights import Method
+from mugrpo.extensions.token_weights import Method
 from tests.cases import table
 
 REFUSED = {"decoupled-ppo", "m2po", "m2po-released", "tpo"}

@@ -1,4 +1,4 @@
-"""Dynamic sampling by hand: which groups vary, which batches they fill, how many are missing."""
+"""Dynamic sampling by hand: which groups vary, and which batches they fill."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mugrpo.config.rewards import RewardOptions
 from mugrpo.disk.records import Status
 from mugrpo.disk.shards import Place
-from mugrpo.rollouts.selection import Group, batches, correctness_varies, further_groups
+from mugrpo.stages.stage import Group, batches, correctness_varies
 from tests.cases import table
 
 R, W, N = Status.RIGHT, Status.WRONG, Status.NO_ANSWER
@@ -44,10 +44,6 @@ def test_a_cut_response_is_not_right_unless_it_is_masked(truncated, varies):
     assert correctness_varies([W, W, CUT], rewards) is False
 
 
-def test_an_unfinished_response_is_wrong_unless_it_is_masked():
-    assert correctness_varies([R, R, SLOW], RewardOptions(unfinished="masked")) is False
-
-
 def numbered(*problems: int) -> list[Group]:
     """Return groups of these problems. The row of each is its place in the order."""
     return [Group(problem, [Place(0, row)]) for row, problem in enumerate(problems)]
@@ -70,16 +66,6 @@ def test_an_earlier_batch_is_filled_before_a_later_one():
     assert rows(batches(numbered(5, 5, 6, 8, 9, 6), 3)) == [[0, 2, 3], [1, 4, 5]]
 
 
-def test_batches_stand_in_the_order_of_their_first_groups():
-    # each group of problem 1 opens a batch, which one of another problem fills
-    assert rows(batches(numbered(1, 1, 1, 2, 2, 3), 2)) == [[0, 3], [1, 4], [2, 5]]
-
-
-def test_the_groups_of_one_problem_alone_make_no_batch_of_two():
-    assert batches(numbered(3, 3, 3), 2) == []
-    assert rows(batches(numbered(3, 3, 3), 1)) == [[0], [1], [2]]
-
-
 @settings(derandomize=True, deadline=None)
 @given(st.lists(st.integers(0, 6), max_size=40), st.integers(1, 5))
 def test_every_batch_is_full_of_different_problems_and_no_group_is_used_twice(problems, size):
@@ -91,38 +77,3 @@ def test_every_batch_is_full_of_different_problems_and_no_group_is_used_twice(pr
     # The groups that are left over could not fill another batch.
     left = Counter(problems[row] for row in set(range(len(problems))) - set(used))
     assert len(left) < size
-
-
-@settings(derandomize=True, deadline=None)
-@given(st.lists(st.integers(0, 6), max_size=30), st.lists(st.integers(0, 6), max_size=6))
-def test_further_groups_never_take_a_full_batch_away(problems, more):
-    before = batches(numbered(*problems), 3)
-    after = batches(numbered(*problems, *more), 3)
-    assert len(after) >= len(before)
-
-
-def test_groups_are_dealt_into_full_batches_if_possible():
-    """Problems 0, 1, 2, 2 make [0, 2] and [1, 2]."""
-    assert len(batches(numbered(0, 1, 2, 2), 2)) == 2
-
-
-def more(*, kept: int, sampled: int, needed: int = 12, least: int = 1, most: int = 100) -> int:
-    return further_groups(needed=needed, kept=kept, sampled=sampled, least=least, most=most)
-
-
-def test_further_groups_follow_from_the_share_kept_so_far_plus_a_tenth():
-    # 7 missing, (5 + 1) of (11 + 1) kept: 7 / 0.5 x 1.1 = 15.4
-    assert more(kept=5, sampled=11) == 16
-    # 12 missing, (0 + 1) of (12 + 1): 12 x 13 x 1.1 = 171.6
-    assert more(kept=0, sampled=12, most=1000) == 172
-    # 1 missing, (11 + 1) of (11 + 1): 1.1
-    assert more(kept=11, sampled=11) == 2
-
-
-def test_never_fewer_than_an_update_needs_nor_more_than_is_left():
-    assert more(kept=11, sampled=11, least=4) == 4
-    assert more(kept=0, sampled=12, most=8) == 8
-    assert more(kept=11, sampled=11, least=4, most=3) == 3
-    # enough groups, but several of one problem, so a batch is still missing
-    assert more(kept=12, sampled=12, least=4) == 4
-    assert more(kept=15, sampled=20, least=4) == 4
