@@ -12,9 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mugrpo.config.base import WorkerOptions
 from mugrpo.config.rewards import EnvironmentOptions
 from mugrpo.disk.errors import BrokenReward, RunStopped, UsageError
@@ -25,7 +22,6 @@ from mugrpo.processes.peer import TICK, PeerLost, audible
 from mugrpo.processes.workers import Limits, Worker
 
 _PROGRAM = Path(__file__).with_name("worker.py")
-_NONE: dict[str, list[Any]] = {"prompt_ids": [], "ids": [], "logprobs": []}
 _STARTING = 600.0  # seconds: verifiers imports much, and its interpreter may compile it first
 
 
@@ -37,7 +33,6 @@ class _Rollout:
     serial: int  # the number that its worker knows: an earlier rollout may have had the same one
     worker: _Worker
     conversation: Conversation
-    tokens: dict[str, list[Any]] = field(default_factory=dict)  # of what the model says next
     owes: bool = True
     since: float = field(default_factory=time.monotonic)
     last: Reply | None = None  # to whatever is said next: it has ended while it waited
@@ -113,23 +108,10 @@ class VerifiersEnvironments:
         self._rollouts[rollout] = worker.rollouts[began.serial] = began
         self._send(began, {"begin": {"rollout": began.serial, "task": row["task"]}})
 
-    def drawn(
-        self,
-        rollout: int,
-        prompt_ids: NDArray[np.int32],
-        ids: NDArray[np.int32],
-        logprobs: NDArray[np.float32],
-    ) -> None:
-        """See `base.Listening`. The endpoint answers with them."""
-        tokens = {"prompt_ids": prompt_ids, "ids": ids, "logprobs": logprobs}
-        self._rollouts[rollout].tokens = {name: array.tolist() for name, array in tokens.items()}
-
     def step(self, rollout: int, message: Mapping[str, Any]) -> None:
         live = self._rollouts[rollout]
-        written = live.conversation.said(message)
-        reason = "tool_calls" if written.get("tool_calls") else "stop"
-        said = {"message": written, "finish_reason": reason, **(_NONE | live.tokens)}
-        self._send(live, {"said": {"rollout": live.serial, **said}})
+        said = {"rollout": live.serial, "message": live.conversation.said(message)}
+        self._send(live, {"said": said})
 
     def end(self, rollout: int) -> None:
         live = self._rollouts[rollout]
