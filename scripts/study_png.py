@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mugrpo.extensions.lab.study.figures import draw
 from mugrpo.extensions.lab.study.outcome import Results
-from mugrpo.extensions.lab.study.page import RESULTS, folder_of
+from mugrpo.extensions.lab.study.page import RESULTS, draw, folder_of
 from mugrpo.extensions.lab.study.spec import load_study
 from mugrpo.report.charts import png
 

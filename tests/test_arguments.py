@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-import shlex
-import subprocess
 
 import pytest
 
-from mugrpo.arguments import FIRST, completion, options_text, parser, resume_command
+from mugrpo.arguments import FIRST, options_text, parser, resume_command
 from mugrpo.cli import main
-from mugrpo.config.base import WorkerOptions
 from mugrpo.config.describe import describe
 from mugrpo.config.run import RunConfig
 from tests.cases import table
@@ -83,51 +80,6 @@ def test_help_all_lists_every_option_with_its_default(
 def test_the_command_that_resumes_has_every_argument_of_the_one_that_stopped(command: str):
     options, overrides = parser().parse_known_args(command.split()[1:])
     assert resume_command(options, overrides, "") == command
-
-
-def completed(line: str) -> list[str]:
-    """Return what bash offers at the end of a command line, by the printed script."""
-    words = shlex.join(line.split(" "))
-    ask = f"COMP_WORDS=({words}); COMP_CWORD={line.count(' ')}; _shtab_mugrpo mugrpo"
-    last, before = line.split(" ")[-1], line.split(" ")[-2]
-    script = (
-        f"{completion('bash')}\n{ask} {last!r} {before!r}; printf '%s\\n' \"${{COMPREPLY[@]}}\""
-    )
-    ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
-    return ended.stdout.split()
-
-
-@table(
-    ("line", "offered"),
-    [
-        ("mugrpo gen", ["generate"]),
-        ("mugrpo train mine.toml --run", ["--run-dir"]),
-        ("mugrpo train mine.toml --optimizer.lr", ["--optimizer.lr", "--optimizer.lr_schedule"]),
-        (
-            "mugrpo bakeoff runs/a --wo",
-            [f"--workers.{leaf}" for leaf in WorkerOptions.model_fields],
-        ),
-        ("mugrpo train mine.toml --engine.name vllm", ["vllm", "vllm_server"]),
-        ("mugrpo train mine.toml --preset mu", ["mu-grpo"]),
-        ("mugrpo repair runs/a --optimizer.lr", []),  # takes no option of a run
-        ("mugrpo train pyproj", ["pyproject.toml"]),
-    ],
-)
-def test_bash_completes_commands_options_and_names(line: str, offered: list[str]):
-    assert completed(line) == offered
-
-
-@table(
-    ("shell", "option"),
-    [("bash", "--optimizer.lr"), ("zsh", "--optimizer.lr"), ("fish", "-l optimizer.lr ")],
-)
-def test_every_shell_gets_every_option(capsys: pytest.CaptureFixture[str], shell: str, option: str):
-    assert main(["completion", shell]) == 0
-    script = completion(shell)
-    assert capsys.readouterr().out == f"{script}\n"  # nothing is escaped or wrapped
-    assert all(
-        option.replace("optimizer.lr", o.name) in script for o in describe() if "[]" not in o.name
-    )
 
 
 def owners_in(text: str) -> dict[str, set[str]]:

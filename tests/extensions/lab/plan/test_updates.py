@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mugrpo.extensions.lab.plan.counts import Group, passed
-from mugrpo.extensions.lab.plan.updates import UpdatePrices, as_rollouts, price_of
+from mugrpo.extensions.lab.plan.planner import UpdatePrices, as_rollouts, price_of
 from mugrpo.optimize.cut import work
 from tests.extensions.lab.plan.cases import FAST, TINY, config, machine
 

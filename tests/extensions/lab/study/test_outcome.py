@@ -129,29 +129,6 @@ def test_another_clone_finds_the_same_runs_if_they_were_evaluated_the_same_way(
         results.of(load_study(file)[1][0])
 
 
-def test_a_run_that_another_study_has_finished_is_taken_over(file, tmp_path, monkeypatch, run):
-    """A run is the same if two studies only name it differently. Another seed is another run."""
-    _, cells = load_study(file)
-    monkeypatch.setattr(outcome_module, "read_runs", lambda _: [run])
-    first = Results(folder_of(file) / RESULTS)
-    first.add(cells[1], tmp_path)
-    beside = file.with_name("beside.toml")
-    text = file.read_text().replace("method", "way").replace("other =", "fast =")
-    beside.write_text(text.replace("plain = { }", "plain = { optimizer.lr = 0.25 }"))
-    _, others = load_study(beside)
-    results = Results(folder_of(beside) / RESULTS)
-    assert [str(cell) for cell in results.take_over(others)] == ["fast, seed 0"]
-    row = Results(results.file).of(others[1])
-    assert row is not None and row["axis/way"] == "fast" and "axis/method" not in row
-    assert row["best"] == 0.8 and row["cell"] == others[1].name
-    beside.write_text(
-        beside.read_text().replace("[axes.way]", "[set]\nevaluation.every = 5\n[axes.way]")
-    )
-    _, rarely = load_study(beside)
-    results.file.unlink()
-    assert Results(results.file).take_over(rarely) == []  # it would have another curve
-
-
 def test_a_column_that_the_first_row_lacks_is_kept(file, tmp_path, monkeypatch, run):
     _, cells = load_study(file)
     results = Results(folder_of(file) / RESULTS)

@@ -11,9 +11,8 @@ import pytest
 
 from mugrpo.disk.errors import UsageError
 from mugrpo.extensions.lab.study.command import show_study
-from mugrpo.extensions.lab.study.figures import draw
 from mugrpo.extensions.lab.study.outcome import outcome
-from mugrpo.extensions.lab.study.page import compared, table, write_page
+from mugrpo.extensions.lab.study.page import compared, draw, table, write_page
 from mugrpo.extensions.lab.study.spec import load_study
 from mugrpo.report.charts import png, svg_file, vega_lite
 from mugrpo.report.readable import TIMES

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from mugrpo.extensions.lab.study import command as command_module
 from mugrpo.extensions.lab.study.command import run_study, show_study
 from mugrpo.extensions.lab.study.outcome import Results
 from mugrpo.extensions.lab.study.page import RESULTS, folder_of
-from mugrpo.extensions.lab.study.running import Cells, share_first_stage
+from mugrpo.extensions.lab.study.running import Cells
 from mugrpo.extensions.lab.study.spec import load_study
 from mugrpo.model.hardware import with_precision
 from mugrpo.processes.lifetime import StopFlag
@@ -105,30 +104,6 @@ def test_a_run_that_learned_nothing_is_a_result_and_no_fault(
     assert Cells._process(cells, ["train"], log, 1) == (fault and f"{fault} ({log})")
 
 
-def test_a_first_stage_that_one_cell_began_is_finished_by_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """Their learning rates differ. The study was stopped, and its axes were put in another
-    order, after the rollouts were made."""
-    file = tmp_path / "rates.toml"
-    file.write_text(STUDY.format(base=write_config(tmp_path)))
-    study, (low, high, *_) = load_study(file)
-    assert low.first_stage == high.first_stage and low.config.optimizer != high.config.optimizer
-    results = Results(tmp_path / RESULTS)
-    options: Any = {"keep": True, "aligned": False, "say": print, "stop": StopFlag()}
-    cells = Cells(Path(study.base), [low, high], results, tmp_path / "work", **options)
-    commands: list[str] = []
-
-    def forked_once(self: Cells, words: Sequence[str], log: Path, threads: int) -> str | None:
-        commands.append(words[0])
-        return "stopped" if len(commands) == 2 else forked(self, words, log, threads)
-
-    monkeypatch.setattr(Cells, "_process", forked_once)
-    assert cells._first_stage(low) == f"first stage of {low}: stopped"
-    assert cells._first_stage(high) is None
-    assert commands == ["generate", "score", "generate", "score"]
-
-
 def test_a_finished_cell_is_not_run_again(studied: Studied):
     assert studied.first[0] == "0 of 4 cells are finished"
     assert [line[:5] for line in studied.first[1:]] == ["[1/4]"]
@@ -163,7 +138,7 @@ def test_a_stopped_study_says_how_to_go_on(monkeypatch, capsys):
 
 
 def test_a_cell_is_the_run_that_its_config_makes(studied: Studied, tmp_path: Path, monkeypatch):
-    """`mugrpo train` by hand, without a shared first stage, gives the same accuracies."""
+    """`mugrpo train` by hand gives the same accuracies."""
     study, all_ = load_study(studied.file)
     cell = next(c for c in all_ if str(c) == "high, seed 11")
     monkeypatch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
@@ -178,62 +153,12 @@ def test_a_cell_is_the_run_that_its_config_makes(studied: Studied, tmp_path: Pat
     assert ours == theirs and [u for u, _ in ours] == [0, 3, 6]
 
 
-def test_cells_of_one_seed_share_the_files_of_their_first_rollouts(studied: Studied):
-    def files(rate: str, seed: int, stage: int) -> dict[str, int]:
-        folder = RunDir(studied.work / "cells" / rate / f"seed-{seed}").shards(stage, "rollouts")
-        return {p.name: p.stat().st_ino for p in sorted(folder.glob("*.parquet"))}
-
-    for seed in (10, 11):
-        assert files("low", seed, 0) == files("high", seed, 0) != {}
-        assert files("low", seed, 1).keys() == files("high", seed, 1).keys() != set()
-        assert files("low", seed, 1) != files("high", seed, 1)
-    assert files("low", 10, 0) != files("low", 11, 0)
-
-
-def test_the_time_of_shared_rollouts_counts_for_every_cell(studied: Studied):
-    for seed in (10, 11):
-        low, high = (cells(studied)[f"{rate}/seed-{seed}"] for rate in ("low", "high"))
-        assert low["seconds/generate"] > 0 and high["seconds/generate"] > 0
-        assert low["rollouts"] == high["rollouts"] == 48
-
-
-def test_a_stage_is_shared_only_once_and_its_source_is_not_touched(
-    studied: Studied, tmp_path: Path
-):
-    source = RunDir(studied.work / "cells" / "low" / "seed-10")
-    target = RunDir(tmp_path / "run")
-    share_first_stage(source, target)
-    manifest = target.shards(0, "rollouts") / "manifest.json"
-    os.replace(_copy(manifest), manifest)  # as publishing does
-    manifest.write_text("{}")
-    share_first_stage(source, target)
-    assert manifest.read_text() == "{}"
-    assert "shards" in (source.shards(0, "rollouts") / "manifest.json").read_text()
-
-
-def test_a_shared_first_stage_that_fails_says_that_no_cell_was_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    file = tmp_path / "rates.toml"
-    file.write_text(STUDY.format(base=write_config(tmp_path)))
-    monkeypatch.setattr(Cells, "_process", lambda *_: "broken")
-    _, failed = run_study(file, tmp_path / "work", 1, keep=False, say=print, stop=StopFlag())
-    assert len(failed) == 3 and failed[0].startswith("first stage of ")  # one for each seed
-    assert failed[-1] == "no cell was run, because a first stage that cells share failed"
-
-
 @pytest.mark.parametrize("jobs", [0, -1])
 def test_a_study_without_jobs_is_refused(tmp_path: Path, command: Command, jobs: int):
     file = tmp_path / "rates.toml"
     file.write_text(STUDY.format(base=write_config(tmp_path)))
     refused(command("study", "run", file, "--jobs", jobs), f"--jobs {jobs}: at least one cell")
     assert not (tmp_path / "work").exists()
-
-
-def _copy(file: Path) -> Path:
-    copy = file.with_suffix(".copy")
-    copy.write_bytes(file.read_bytes())
-    return copy
 
 
 @pytest.mark.long

@@ -10,7 +10,7 @@ import pytest
 from mugrpo.config.load import load_config
 from mugrpo.disk.errors import UsageError
 from mugrpo.extensions.lab.study.outcome import outcome
-from mugrpo.extensions.lab.study.spec import _COLUMNS, _PATTERNS, Cell, load_study
+from mugrpo.extensions.lab.study.spec import _COLUMNS, _PATTERNS, load_study
 from mugrpo.report.read import read_runs
 from tests.cases import table
 from tests.runs import ROOT
@@ -88,26 +88,6 @@ def test_folders_are_named_after_the_values_and_differ(file):
     _, cells = load_study(file)
     assert cells[0].name == "grpo/low/seed-4"
     assert len({c.name for c in cells}) == 8
-
-
-def first_stages(cells: list[Cell]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for cell in cells:
-        found.setdefault(cell.first_stage, []).append(str(cell))
-    return found
-
-
-def test_cells_share_a_first_stage_if_seed_model_sampler_and_problems_are_the_same(file):
-    """The learning rate, the veto and the number of stages do not matter; the stage's groups do."""
-    replaced(file, "veto.kappa = 0.5", "veto.kappa = 0.5, schedule.stages = 7")
-    _, cells = load_study(file)
-    assert sorted(map(len, first_stages(cells).values())) == [2, 2, 2, 2]
-    replaced(file, "schedule.batches_per_stage = 4", "schedule.batches_per_stage = 3")
-    _, cells = load_study(file)
-    assert sorted(map(len, first_stages(cells).values())) == [4, 4]
-    replaced(file, "low = { }", "low = { rollouts.temperature = 0.9 }")
-    _, cells = load_study(file)
-    assert sorted(map(len, first_stages(cells).values())) == [2, 2, 2, 2]
 
 
 @table(

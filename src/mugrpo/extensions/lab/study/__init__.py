@@ -5,5 +5,5 @@ spec            from a file to cells, each a run's config with a seed
 running         from cells to runs, as many at once as there are cores
 outcome         from a run to a row of the study's table
 intervals       from rows to means with intervals
-figures, page   from the table to pictures and a page
+page            from the table to pictures and a page
 """

@@ -36,11 +36,7 @@ Row = dict[str, Any]
 
 
 class Results:
-    """The table at `file`: a row for each finished cell, with all that a study needs of its run.
-
-    A run that another study has finished (in a folder beside this one) is not repeated: its row is
-    copied.
-    """
+    """The table at `file`: a row for each finished cell, with all that a study needs of its run."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -58,22 +54,6 @@ class Results:
                 return row
         return None
 
-    def take_over(self, cells: Sequence[Cell]) -> list[Cell]:
-        """Copy the rows of `cells` that another study's table has. Return those cells."""
-        others = sorted(self.file.parent.parent.glob(f"*/{self.file.name}"))
-        known: dict[tuple[str, int], Row] = {}
-        for file in others if cells else ():
-            if file != self.file:
-                for row in Results(file).rows:
-                    config = json.dumps(_current(row), sort_keys=True)
-                    known.setdefault((config, _threads(row)), row)
-        copied = []
-        for cell in cells:
-            if same := known.get((_written(cell.config), cell.threads)):
-                self._put(cell, {n: v for n, v in same.items() if not n.startswith("axis/")})
-                copied.append(cell)
-        return copied
-
     def add(self, cell: Cell, run_dir: Path) -> Row:
         """Put the finished run's row into the table, and return it."""
         (run,) = read_runs([run_dir])
@@ -82,9 +62,6 @@ class Results:
                 f"{run_dir} has {run.made:,} updates, too many for a study to sum up; make fewer"
             )
         values = {**outcome(run), **_alignment(run_dir), "config": _written(cell.config)}
-        return self._put(cell, values)
-
-    def _put(self, cell: Cell, values: Row) -> Row:
         axes = {f"axis/{axis}": label for axis, label in cell.values.items()}
         row = {**values, "cell": cell.name, **axes, "seed": cell.seed, "threads": cell.threads}
         self.rows = [*(r for r in self.rows if r["cell"] != cell.name), row]
@@ -127,8 +104,7 @@ def _relative(config: dict[str, Any]) -> str:
 def outcome(run: RunData) -> Row:
     """Return the run's numbers, and in "curve" the numbers at each evaluation.
 
-    `training_seconds` are the seconds of all phases but evaluation. Rollouts of the first stage
-    that other cells share with this one count as if they had been generated for it.
+    `training_seconds` are the seconds of all phases but evaluation.
     """
     seconds = phase_seconds(spans(run))
     curve = _curve(run)

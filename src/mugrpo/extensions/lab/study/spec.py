@@ -16,8 +16,6 @@ study's `set`, then by the options of its values, as on the command line.
 from __future__ import annotations
 
 import difflib
-import hashlib
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,11 +29,6 @@ from mugrpo.config.load import as_override, build_config, lay_over, leaves, read
 from mugrpo.config.options import Options
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
-
-# The options that decide the rollouts of a run's first stage and their scores.
-_FIRST_STAGE = (*("seed", "model", "task", "prompt", "engine", "rollouts", "rewards", "sampling"),)
-_FIRST_GROUPS = ("batches_per_stage", "problems_per_update", "group_size")
-
 
 # The columns of a study's table: names, and patterns of those that depend on the run.
 _COLUMNS = (
@@ -135,15 +128,6 @@ class Cell:
     def name(self) -> str:
         """Return the path of the cell's folder."""
         return "/".join([*map(_slug, self.values.values()), f"seed-{self.seed}"])
-
-    @property
-    def first_stage(self) -> str:
-        """Return a key that cells share if their first stages have the same rollouts and scores."""
-        options = self.config.model_dump(mode="json")
-        schedule = {name: options["schedule"][name] for name in _FIRST_GROUPS}
-        decides = {name: options[name] for name in _FIRST_STAGE} | {"schedule": schedule}
-        text = json.dumps(decides, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def __str__(self) -> str:
         return ", ".join([*self.values.values(), f"seed {self.seed}"])
