@@ -17,14 +17,14 @@ import pytest
 from mugrpo.config.base import WorkerOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
-from mugrpo.extensions.code import CodeOptions, bubblewrap, choosing, judging
+from mugrpo.extensions.code import CodeOptions, bubblewrap, judging
 from mugrpo.extensions.code.asserts import Assertion, read_assert
+from mugrpo.extensions.code.bubblewrap import filter_program
 from mugrpo.extensions.code.cases import Printed, Returned, read_tests, with_function
 from mugrpo.extensions.code.comparing import same_text, same_value, value_of
 from mugrpo.extensions.code.inside import encode
 from mugrpo.extensions.code.judging import LONGEST_PROGRAM, Code, read_program
 from mugrpo.extensions.code.sandbox import Outcome, Request, SandboxError, outcomes
-from mugrpo.extensions.code.seccomp import filter_program
 from mugrpo.rewards.grading import Grader
 from mugrpo.rewards.verdict import Unfinished
 from tests.cases import table
@@ -254,10 +254,10 @@ def test_the_filter_is_a_program_for_its_machine(monkeypatch: pytest.MonkeyPatch
 def test_without_a_sandbox_the_reward_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(bubblewrap.shutil, "which", lambda _: None)
     with pytest.raises(UsageError) as refused:
-        choosing.choose(CodeOptions())
+        judging.choose(CodeOptions())
     assert str(refused.value) == (
         "the reward code runs programs in a sandbox only, and it does not work (bwrap is not "
-        f"installed); {choosing.REMEDY}"
+        f"installed); {judging.REMEDY}"
     )
 
 
@@ -268,8 +268,8 @@ def test_a_sandbox_that_fails_on_a_small_program_is_none(monkeypatch: pytest.Mon
         def run(self, request: Request, patience: float) -> Iterator[Outcome]:
             yield Outcome(0, "")
 
-    monkeypatch.setattr(choosing, "Bubblewrap", lambda _: Broken())
-    assert choosing.check()[0] == (
+    monkeypatch.setattr(judging, "Bubblewrap", lambda _: Broken())
+    assert judging.check()[0] == (
         "none (a program that prints a line ended with Outcome(status=0, output=''))"
     )
 

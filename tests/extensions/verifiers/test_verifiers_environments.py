@@ -14,8 +14,7 @@ import pytest
 from mugrpo.config.base import WorkerOptions
 from mugrpo.config.rewards import EnvironmentOptions
 from mugrpo.environments.base import Reply
-from mugrpo.extensions.verifiers.conversation import Conversation, Rewritten
-from mugrpo.extensions.verifiers.pool import VerifiersEnvironments
+from mugrpo.extensions.verifiers.pool import Conversation, Rewritten, VerifiersEnvironments
 from tests.cases import table
 
 STAND_IN = Path(__file__).with_name("stand_in")
