@@ -56,16 +56,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
 }
 STORED = ("trainer_behavior_logprobs", "proximal_logprobs", "reference_logprobs")
-# Settings that drop whole responses or weight them by 0.
-OF_RESPONSES = ("veto responses", "sequence mask", "masked responses")
 
 
 @cache
 def loss_of(form: str, setting: str = "plain", zero_variance_mask: bool = True) -> UpdateLoss:
     groups = {**SETTINGS[setting], "advantage": {"zero_variance_mask": zero_variance_mask}}
-    return UpdateLoss.of(
-        build_config({"preset": "grpo", "objective": FORMS[form], **groups}, "test")
-    )
+    return UpdateLoss(build_config({"preset": "grpo", "objective": FORMS[form], **groups}, "test"))
 
 
 @dataclass(frozen=True)

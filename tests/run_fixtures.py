@@ -18,9 +18,9 @@ from tests.runs import MODEL, Command, Ended, State, finished, killed, state
 
 @pytest.fixture(scope="session")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An uninterrupted run. Tests only read it."""
+    """An uninterrupted run with a checkpoint of every update. Tests only read it."""
     run_dir = tmp_path_factory.mktemp("reference") / "run"
-    finished(run_dir)
+    finished(run_dir, "--checkpoint.every", 1)
     return run_dir
 
 
@@ -28,8 +28,8 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fifth_update(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was killed in its fifth update. Tests copy it."""
     run_dir = tmp_path_factory.mktemp("killed") / "run"
-    killed(run_dir, "gradient", 5)
-    assert state(run_dir) == State((3, 3), (3, 3), (2, 4), "update 4")
+    killed(run_dir, "gradient", 5, "--checkpoint.every", 1)
+    assert state(run_dir) == State((3, 3), (3, 3), (1, 2, 3, 4), "update 4")
     return run_dir
 
 

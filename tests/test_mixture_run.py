@@ -82,6 +82,7 @@ def test_evaluations_measure_each_source(mixed: Path):
         assert line["problems"] == 5 and line["accuracy_low/long"] <= parts[1]
 
 
+@pytest.mark.long
 def test_the_report_has_a_chart_by_source(mixed: Path):
     charts = report(mixed).charts()
     shares = {

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 
 import pytest
 
-from mugrpo.optimize.trainer import Trainer
-from mugrpo.stages import training
 from tests.cases import some
 from tests.runs import (
-    Command,
     assert_same,
     checkpoints,
     final_weights,
@@ -46,23 +42,6 @@ def test_phases_in_separate_processes_give_the_bits_of_train(reference: Path, tm
         assert [line for line in read_metrics(run_dir) if line["kind"] == kind] == [
             line for line in read_metrics(reference) if line["kind"] == kind
         ]
-
-
-@pytest.mark.long
-def test_a_phase_that_was_killed_is_finished_by_train(reference: Path, tmp_path: Path):
-    run_dir = tmp_path / "run"
-    words = [write_config(tmp_path / "config"), "--run-dir", run_dir]
-    assert mugrpo("train", *words, at="stage", nth=2).status == -signal.SIGKILL
-    assert mugrpo("generate", *words, at="engine batch", nth=5).status == -signal.SIGKILL
-    assert state(run_dir).rollouts == (3, 2)
-    assert mugrpo("generate", *words).status == 0
-    assert mugrpo("score", *words, at="scoring", nth=12).status == -signal.SIGKILL
-    assert state(run_dir).scores == (3, 2)  # of 8 responses a shard, 5, 6 and 6 are not cut
-    assert mugrpo("score", *words).status == 0
-    assert mugrpo("optimize", *words, at="gradient", nth=3).status == -signal.SIGKILL
-    assert checkpoints(run_dir) == [2, 4]
-    finished(run_dir)
-    assert_same(run_dir, reference)
 
 
 @pytest.mark.long
@@ -160,27 +139,3 @@ def test_a_run_without_checkpoints_saves_after_some_minutes_of_updates(
     finished(run_dir, *options)
     assert checkpoints(run_dir) == ([3, 6] if kept else [6])
     assert_same(run_dir, reference)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "saved"), some(1, [(25.0, [3, 6]), (40.0, [2, 4, 6]), (9.0, [6])])
-)
-def test_only_the_minutes_of_updates_that_no_checkpoint_holds_count(
-    tmp_path: Path,
-    command: Command,
-    monkeypatch: pytest.MonkeyPatch,
-    seconds: float,
-    saved: list[int],
-):
-    """Six updates, and a minute: 3 x 25 and 2 x 40 are more, 6 x 9 is not."""
-    step, save, at = Trainer.step, training.save_checkpoint, []
-    monkeypatch.setattr(Trainer, "step", lambda *a: {**step(*a), "time/update": seconds})
-    monkeypatch.setattr(
-        training,
-        "save_checkpoint",
-        lambda trainer, *a, **k: (at.append(trainer.update), save(trainer, *a, **k)),
-    )
-    options = (*NOTHING_DUE, "--checkpoint.minutes", 1)
-    words = ("train", write_config(tmp_path), "--run-dir", tmp_path / "run", *options)
-    assert command(*words).status == 0
-    assert at == saved

@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from mugrpo.disk.shards import ShardSet, read_logprobs, read_rollouts, write_rollouts
 from tests.cases import some
 from tests.runs import (
     ENVIRONMENT,
@@ -122,9 +124,9 @@ PLAIN = [
 OTHERS = [
     ("kl", "half a logprobs shard", 5),
     ("proximal", "gradient", 3),
+    # from here on left to `make test-all`
     ("mixture", "rollout shard without manifest", 5),  # in the second round of a stage
     ("turns", "gradient", 5),
-    # from here on left to `make test-all`
     ("lora", "half a checkpoint", 2),
     ("lora", "gradient", 6),
     ("kl", "gradient", 5),
@@ -177,7 +179,7 @@ def test_a_run_killed_at_a_place_and_resumed_ends_in_the_same_bits(
 
 
 @pytest.mark.promise("killed")
-@pytest.mark.parametrize(("name", "place", "nth"), some(4, OTHERS))
+@pytest.mark.parametrize(("name", "place", "nth"), some(2, OTHERS))
 def test_a_run_of_another_kind_killed_and_resumed_ends_in_the_same_bits(
     whole: dict[str, Path], tmp_path: Path, name: str, place: str, nth: int
 ):
@@ -186,6 +188,50 @@ def test_a_run_of_another_kind_killed_and_resumed_ends_in_the_same_bits(
     again = ran(name, run_dir)
     assert (again.status, again.err) == (0, "")
     assert differences(run_dir, whole[name], KINDS[name].updates) == []
+
+
+# What each stores: by stage, {shard: updates that its policy had seen}. Three updates a stage make
+# proximal periods of two and one, each with the policy that it begins with.
+STORED: list[tuple[str, str, list[dict[int, int]]]] = [
+    ("kl", "reference_logprobs", [{0: 0, 1: 0, 2: 0}, {0: 3, 1: 3, 2: 3}]),
+    ("proximal", "proximal_logprobs", [{0: 0, 1: 2}, {0: 3, 1: 5}]),
+    ("truncated", "trainer_behavior_logprobs", [{0: 0, 1: 0, 2: 0}, {0: 3, 1: 3, 2: 3}]),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "updates"), some(2, STORED))
+def test_logprobs_of_other_policies_are_stored_and_change_the_weights(
+    whole: dict[str, Path], kind: str, name: str, updates: list[dict[int, int]]
+):
+    for stage, expected in enumerate(updates):
+        folder = whole[kind] / f"stages/{stage:03d}"
+        made, kept = (ShardSet(folder / which, which) for which in ("rollouts", name))
+        assert {n: kept.entry(n)["policy_step"] for n in kept.numbers()} == expected
+        lengths = [len(row) for n in kept.numbers() for row in read_logprobs(kept, n)]
+        tokens = [len(r.response_ids) for n in made.numbers() for r in read_rollouts(made, n)]
+        assert lengths == tokens  # the tiny run trains on its rollouts in their order
+    assert final_weights(whole[kind]) != final_weights(whole["plain"])
+
+
+@pytest.mark.long
+def test_logprobs_of_a_shard_whose_rollouts_changed_are_made_again(tmp_path: Path):
+    """In one shard every response loses its last token. Its scores and logprobs stay."""
+    run_dir, name = tmp_path / "run", "trainer_behavior_logprobs"
+    assert ran("truncated", run_dir, at="gradient", nth=1).status == -signal.SIGKILL
+    rollouts, kept = (ShardSet(run_dir / "stages/000" / w, w) for w in ("rollouts", name))
+    own = ("rows", "bytes", "sha256", "tokens")
+    notes = {key: value for key, value in rollouts.entry(1).items() if key not in own}
+    cut = [
+        replace(r, response_ids=r.response_ids[:-1], behavior_logprobs=r.behavior_logprobs[:-1])
+        for r in read_rollouts(rollouts, 1)
+    ]
+    write_rollouts(rollouts, 1, cut, **notes)
+    old = [kept.entry(shard)["sha256"] for shard in range(3)]
+    assert ran("truncated", run_dir).status == 0
+    kept = ShardSet(kept.folder, name)
+    new = [kept.entry(shard)["sha256"] for shard in range(3)]
+    assert [a == b for a, b in zip(old, new, strict=True)] == [True, False, True]
+    assert [len(row) for row in read_logprobs(kept, 1)] == [len(r.response_ids) for r in cut]
 
 
 @pytest.mark.long

@@ -95,7 +95,7 @@ def ours(update: Update, *, reduction: str, varied: Any = True, **groups: Any) -
         max_new_tokens=MAX_NEW_TOKENS,
     )
     logprobs = update.logprobs.clone().requires_grad_()
-    loss_BT, _ = UpdateLoss.of(config)(batch, logprobs, {})
+    loss_BT, _ = UpdateLoss(config)(batch, logprobs, {})
     loss = reduced_loss(loss_BT, update.mask, reduction, divisor)
     return loss.detach(), torch.autograd.grad(loss, logprobs)[0]
 

@@ -98,7 +98,7 @@ def check(run: OpenRun) -> None:
     """Try what `train` tries before its first rollout, and say what came of it."""
     with Work(run) as work:
         _prepare(run)
-        preflight(run, work.measures, tell=True)
+        preflight(run, work.measures, verbose=True)
 
 
 def generate(run: OpenRun, number: int) -> None:

@@ -13,7 +13,7 @@ from tests.runs import CONFIG, write_config
 # Stages of 8 updates, with checkpoints, evaluations and removed checkpoints between them.
 LONGER = {
     "batches_per_stage = 3": "batches_per_stage = 8",
-    "[checkpoint]\nevery = 2": "[checkpoint]\nevery = 3\nkeep = 2",
+    "[checkpoint]\nevery = 2": "[checkpoint]\nevery = 4\nkeep = 2",
     "train_problems = 24": "train_problems = 64",
 }
 
@@ -77,7 +77,7 @@ KINDS = {
     ),
     "off-policy, reference": Kind(
         _words("preset=off-policy-grpo schedule.batches_per_stage=4 schedule.stages=3")
-        + _words("reference.period=1")
+        + _words("reference.period=1 checkpoint.every=0")
     ),
     "proximal policy": Kind(_words("preset=decoupled-ppo objective.proximal_period=2")),
     "dynamic sampling": Kind(_words("preset=dapo schedule.batches_per_stage=4")),
@@ -99,13 +99,17 @@ KINDS = {
     ),
     "engine": Kind(_words(_ENGINE), ("engine",)),
     "two engines": Kind(_words("engine.name=continuous engine.processes=2"), ("engine",)),
-    "overlap": Kind(_words(f"{_ENGINE} overlap=true"), ("engine",), in_order=False),
+    "overlap": Kind(
+        _words(f"{_ENGINE} overlap=true checkpoint.every=0"), ("engine",), in_order=False
+    ),
     "two ranks": Kind(_words(_RANKS), ("rank",)),
     "engine and ranks": Kind(_words(f"{_BOTH} reference.name=kl"), ("engine", "rank")),
     "engine and ranks, no checkpoints": Kind(
         _words(f"{_BOTH} checkpoint.every=100"), ("engine", "rank")
     ),
-    "overlap with ranks": Kind(_words(f"{_BOTH} overlap=true"), ("engine", "rank"), in_order=False),
+    "overlap with ranks": Kind(
+        _words(f"{_BOTH} overlap=true checkpoint.every=0"), ("engine", "rank"), in_order=False
+    ),
     "own problems, engine and ranks": Kind(
         _words(_BOTH), ("engine", "rank", "reward worker"), own_problems=True
     ),

@@ -27,7 +27,7 @@ def test_every_preset_loads_to_what_it_says_and_makes_a_loss(name):
             assert resolved[group] == value
     # A preset sets everything in which methods differ, so nothing comes from another preset.
     assert {"objective", "veto", "reduction"} <= PRESETS[name].keys()
-    assert UpdateLoss.of(config).objective.loss
+    assert UpdateLoss(config).objective.loss
 
 
 def test_presets_are_exactly_the_files():

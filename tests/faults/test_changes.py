@@ -53,9 +53,8 @@ def test_a_forced_change_is_reported_stored_and_used(run_dir: Path, command: Com
     assert ended.status == 0
     assert "changed since the run began: optimizer.lr: 0.001 -> 0.002\n" in ended.out
     rates = [line["lr"] for line in read_metrics(run_dir) if line["kind"] == "update"]
-    # They fall linearly to half: by 0.5 x 3/6 at the fourth update, 4/6 and 5/6 at the last two.
-    assert rates[3] == pytest.approx(0.75e-3)
-    assert rates[4:] == pytest.approx([2e-3 * (1 - 0.5 * 4 / 6), 2e-3 * (1 - 0.5 * 5 / 6)])
+    # They fall linearly to 0: by 3/6 at the fourth update, 4/6 and 5/6 at the last two.
+    assert rates[3:] == pytest.approx([1e-3 * 3 / 6, 2e-3 * 2 / 6, 2e-3 * 1 / 6])
     assert json.loads((run_dir / "config.json").read_text())["config"]["optimizer"]["lr"] == 2e-3
 
 

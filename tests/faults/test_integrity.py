@@ -239,7 +239,7 @@ def test_without_a_good_checkpoint_the_run_starts_over_on_its_shards(
     for folder in run_dir.glob("checkpoints/*"):
         (folder / "model.safetensors").unlink()
     metrics = (run_dir / "metrics.jsonl").read_bytes()
-    assert "3 damaged" in command("repair", run_dir).out
+    assert "4 damaged" in command("repair", run_dir).out
     again = command("train", run_dir)
     assert again.status == 0 and "resuming" not in again.out
     assert (run_dir / "metrics.jsonl").read_bytes().startswith(metrics.splitlines()[0])

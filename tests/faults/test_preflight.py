@@ -17,22 +17,12 @@ from tests.runs import state
 
 pytest_plugins = ["tests.run_fixtures"]
 
-PARAMETERS = 533_376  # of the embedded model
-TOKENIZER = 1374  # bytes of its tokenizer.json
-CHECKPOINT = 12 * PARAMETERS + TOKENIZER  # weights and two moments in fp32
-
 
 def judge(case: Case, body: str) -> tuple[str, str]:
     """Write a reward function with this body and return the option that chooses it."""
     file = case.folder / "mine.py"
     file.write_text(f"def judge(completions, answer, **columns):\n    {body}\n")
     return "--task.rewards", f"{file}:judge"
-
-
-def refused_at_the_start(case: Case, *options: object, parts: tuple[str, ...]) -> None:
-    """Check that training is refused before a model is loaded or a rollout is made."""
-    refused(case.train(*options), *parts)
-    assert case.loads == [] and state(case.run_dir).rollouts == (0, 0)
 
 
 def test_a_reward_that_may_fail_or_does_not_apply_is_only_told(case: Case):

@@ -27,7 +27,7 @@ pytest_plugins = ["tests.run_fixtures"]
         2,
         [
             ("engine batch", 4, "SIGTERM", State((1, 0), (0, 0), (), "evaluation 0")),
-            ("engine batch", 9, "SIGINT", State((3, 1), (3, 0), (2,), "evaluation 3")),
+            ("engine batch", 9, "SIGINT", State((3, 1), (3, 0), (2, 3), "evaluation 3")),
             ("scoring", 15, "SIGTERM", State((3, 0), (1, 0), (), "evaluation 0")),
             # The current update is finished and saved, although no checkpoint is due after it.
             ("gradient", 1, "SIGTERM", State((3, 0), (3, 0), (1,), "update 1")),

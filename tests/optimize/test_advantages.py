@@ -51,24 +51,6 @@ def test_a_failed_response_is_left_out_and_gets_0(std):
     assert without[0] > 0
 
 
-def test_failures_do_not_hide_that_the_rest_is_equal():
-    assert of_group([1.0, FAILED, 1.0], [True, False, True]) == [0.0, 0.0, 0.0]
-
-
-@table("std", ["unbiased", "population", "none"])
-@table("valid", [[False, True, False], [False, False, False]])
-def test_fewer_than_two_known_rewards_give_0(valid, std):
-    assert of_group([FAILED, 1.0, FAILED], valid, std=std) == [0.0, 0.0, 0.0]
-
-
-@table("std", ["unbiased", "population", "none"])
-@table("reward", [0.0, 1.0, 0.1, 0.7])
-def test_equal_rewards_give_exactly_0(reward, std):
-    """In floats the mean of three or six 0.1s is not 0.1, which std + eps would not hide."""
-    for size in (2, 3, 6, 7):
-        assert of_group([reward] * size, std=std) == [0.0] * size
-
-
 # ---- TRL ----
 
 

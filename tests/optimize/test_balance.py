@@ -8,10 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from mugrpo.config.run import ModelOptions
 from mugrpo.disk.records import Rollout
-from mugrpo.extensions.lab.plan.counts import Shape
-from mugrpo.model.policy import load_policy
 from mugrpo.optimize.cut import Price, cut, layout, rounds, work
 from mugrpo.processes.ranks import Ranks
 from tests.cases import table
@@ -84,15 +81,6 @@ def test_padded_rows_are_cut_into_equal_parts_by_hand():
     assert parts == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
-def test_one_rank_has_the_cut_of_one_process():
-    rows = lognormal(8, 4, 100, 300, 0.8)
-    for share in (True, False):
-        assert rounds(rows, 2048, share=share, ranks=1, price=SMOLLM2) == cut(
-            rows, 2048, share=share
-        )
-    assert rounds([], 2048, share=True, ranks=4, price=SMOLLM2) == []
-
-
 @table("share", [True, False])
 def test_rounds_fit_the_budget_and_every_response_comes_once(share):
     generator = random.Random(0)
@@ -122,11 +110,3 @@ def test_work_by_hand():
     rows, price = rows_of((3, [2, 5])), Price(logit=0.5, pair=0.1)
     assert work(rows, price, share=False) == pytest.approx(16 + 3.5 + 7.2)
     assert work(rows, price, share=True) == pytest.approx(8 + 3.5 + 0.1 * (6 + 4 + 22))
-
-
-def test_the_price_of_the_embedded_model_is_that_of_the_cost_model():
-    model = load_policy(ModelOptions()).model
-    shape, price = Shape.of(model.config), Price.of(model)
-    inside = 2.0 * shape.linear_parameters
-    assert price.logit == pytest.approx(shape.logits_flop(1) / inside)
-    assert price.pair == pytest.approx(shape.attention_flop(1) / inside)

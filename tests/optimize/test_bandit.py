@@ -28,7 +28,6 @@ COUNTS = torch.tensor([10, 5, 3, 1, 1])
 ARMS = torch.repeat_interleave(torch.arange(5), COUNTS)  # the arm of each of the twenty responses
 BETA = COUNTS.double() / 20
 REWARDS = torch.tensor([0.5, 0.6, 0.3, 0.9, 0.0], dtype=torch.float64)
-MEAN = (BETA * REWARDS).sum()  # .49
 MASK = torch.ones(20, 1, dtype=torch.bool)
 VALID = torch.ones(1, 20, dtype=torch.bool)
 

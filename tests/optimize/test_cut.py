@@ -40,12 +40,6 @@ def test_the_cheaper_layout_by_hand():
     assert plain.cost == 440
 
 
-def test_rows_alone_are_padded_and_shared_ones_are_not():
-    rows = rows_of((60, [3, 3, 3]), (40, [21, 3, 3]))
-    assert layout(rows, share=True) == Layout(True, 100 + 6 + 24, 100 + 6 + 24, 6 * 60)
-    assert layout(rows, share=False) == Layout(False, 180 + 120 + 36, 6 * 63, 0)
-
-
 def test_rows_with_nothing_to_share_are_laid_end_to_end_if_padding_costs_more():
     assert not layout(rows_of((100, [10])), share=True).shared  # 100 + 9 + 100 / 8 > 110
     assert not layout(rows_of((100, [10]), (100, [10])), share=True).shared
@@ -58,11 +52,6 @@ def test_rows_with_nothing_to_share_are_laid_end_to_end_if_padding_costs_more():
 def test_split_by_hand():
     # Longest first. Budget 12: 2 x 5 fits, 3 x 5 does not; 4 x 3 fits, 5 x 3 does not.
     assert split_by_tokens([3, 5, 2, 5, 3, 2, 1], 12) == [[1, 3], [0, 4, 2, 5], [6]]
-
-
-def test_no_rows_make_no_micro_batch():
-    assert split_by_tokens([], 8) == []
-    assert cut([], 8, share=True) == cut([], 8, share=False) == []
 
 
 # --- The cut by prompt ---------------------------------------------------------------------------
@@ -88,12 +77,6 @@ def test_a_group_over_the_budget_is_cut_and_its_rest_joins_the_next():
     # first of group 1 it costs 50 + 20 + 10 = 80.
     rows = rows_of((40, [11] * 4), (10, [11]))
     assert split_by_prompt(rows, 85) == [[0, 1, 2], [3, 4]]
-
-
-def test_the_same_prompt_is_shared_by_the_groups_that_have_it():
-    again = row(0, 100, 5)
-    assert split_by_prompt([again, row(1, 100, 5), again], 1000) == [[0, 2, 1]]
-    assert layout([again, again], share=True).computed == 100 + 2 * 4
 
 
 # --- The cut -------------------------------------------------------------------------------------

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from mugrpo.config.load import build_config
@@ -83,45 +81,12 @@ def test_clip_around_the_proximal_ratio_by_hand(advantage, losses, weights, clip
     assert_response(actual, losses, weights, clipped)
 
 
-def test_clip_around_the_proximal_ratio_of_the_response():
-    """r' = 4, 1 has the geometric mean 2, so the interval is [1.8, 2.2].
-
-    r = 9, 1 has the mean 3, clipped to 2.2; r = 4, 1 has 2, which is within.
-    """
-    knobs = {"ratio_clip": (0.8, 1.2), "clip_center": "proximal", "level": "sequence"}
-    actual = of_ratios(grpo.loss, [9.0, 1.0], 1.0, [4.0, 1.0], **knobs)
-    assert_response(actual, [-2.2, -2.2], [0.0, 0.0], [1, 1])
-    actual = of_ratios(grpo.loss, [4.0, 1.0], 1.0, [4.0, 1.0], **knobs)
-    assert_response(actual, [-2.0, -2.0], [2.0, 2.0], [0, 0])
-
-
-@table("level", ["token", "sequence"])
-def test_it_never_clips_if_the_proximal_policy_is_the_policy(level):
-    for seed in range(20):
-        start, behavior, _, advantages, mask = random_update(seed)
-        start = behavior + 20 * (start - behavior)  # ratios from e^-40 to e^40
-        logprobs = start.clone().requires_grad_()
-        loss, metrics = grpo.loss(
-            logprobs,
-            behavior,
-            advantages,
-            mask,
-            ratio_clip=(0.999, 1.001),
-            clip_center="proximal",
-            level=level,
-            proximal_logprobs=start,
-        )
-        (gradient,) = torch.autograd.grad((loss * mask).sum(), logprobs)
-        assert not metrics["clipped_fraction"].any()
-        assert torch.equal(gradient != 0, mask)
-
-
 # ---- in UpdateLoss: if no proximal policy is stored, the policy takes its place ----
 
 
 @table("objective", [{"name": "decoupled_ppo"}, {"name": "grpo", "clip_center": "proximal"}])
 def test_without_a_stored_proximal_policy_it_is_the_policy_and_nothing_is_clipped(objective):
-    loss = UpdateLoss.of(build_config({"preset": "grpo", "objective": objective}, "test"))
+    loss = UpdateLoss(build_config({"preset": "grpo", "objective": objective}, "test"))
     start, behavior, proximal, advantages, mask = random_update(0)
     logprobs = start.clone().requires_grad_()
     batch = hand_batch(behavior, advantages, mask)
@@ -134,16 +99,3 @@ def test_without_a_stored_proximal_policy_it_is_the_policy_and_nothing_is_clippe
     stored = hand_batch(behavior, advantages, mask, proximal_logprobs=proximal)
     _, metrics = loss(stored, logprobs, {})
     assert metrics["clipped_fraction"].any()
-
-
-def test_proximal_between_two_far_policies_has_a_finite_loss():
-    """beta = e^-200, prox = e^-100, pi = 1: the ratios are e^100 each."""
-    loss, _ = decoupled_ppo.loss(
-        torch.zeros(1, 1),
-        torch.full((1, 1), -200.0),
-        torch.tensor([-1.0]),
-        torch.ones(1, 1, dtype=torch.bool),
-        ratio_clip=(0.8, 1.2),
-        proximal_logprobs=torch.full((1, 1), -100.0),
-    )
-    assert math.isfinite(loss.item())

@@ -92,25 +92,6 @@ def test_ratios_by_advantage_sign_by_hand():
     assert values["ratio/negative/max"] == pytest.approx(4.0)
 
 
-def test_fractions_are_of_all_tokens_of_the_update():
-    # 3 of the 5 computed tokens, in an update of 20: the others count in the denominator.
-    assert two_responses().values(update_tokens=20)["clipped_fraction"] == pytest.approx(3 / 20)
-
-
-def test_padding_is_in_no_metric():
-    """The same responses in one padded micro-batch."""
-    statistics = TokenStatistics(["clipped_fraction"])
-    add(
-        statistics,
-        micro_batch([[True, True, False, False], [True, True, True, False]], [1.0, -1.0]),
-        [[0.5, 2.0, PAD, PAD], [4.0, 0.5, 0.5, PAD]],
-        clipped_fraction=[[False, True, True, True], [False, True, True, True]],
-    )
-    actual, expected = statistics.values(20), two_responses().values(20)
-    del actual["entropy"], expected["entropy"]
-    assert actual == pytest.approx(expected)
-
-
 @table(
     ("tokens", "p99"),
     [
@@ -126,23 +107,6 @@ def test_p99_is_the_smallest_ratio_that_99_percent_do_not_exceed(tokens, p99):
     statistics = TokenStatistics([])
     add(statistics, micro_batch([[True] * tokens], [-1.0]), [order.float().tolist()])
     assert statistics.values(tokens)["ratio/negative/p99"] == pytest.approx(p99, rel=1e-5)
-
-
-def test_if_nothing_was_computed_means_are_none_and_fractions_0():
-    """There is no mean, but none of the update's tokens was clipped."""
-    values = TokenStatistics(["clipped_fraction"]).values(update_tokens=10)
-    assert values["clipped_fraction"] == 0.0
-    names = ["kl_behavior", "tv_token", "tv_sequence", "entropy"]
-    names += [f"ratio/{s}/{v}" for s in ("positive", "negative") for v in ("mean", "p99", "max")]
-    assert [values[name] for name in names] == [None] * 10
-
-
-def test_tokens_without_advantage_count_in_divergences_only():
-    statistics = TokenStatistics([])
-    add(statistics, micro_batch([[True, True]], [0.0]), [[0.5, 0.5]])
-    values = statistics.values(2)
-    assert values["tv_token"] == pytest.approx(0.5)
-    assert values["ratio/positive/mean"] is None and values["ratio/negative/mean"] is None
 
 
 # ---- the effective sample share ----
@@ -181,9 +145,3 @@ def test_effective_sample_share_does_not_depend_on_the_cut_and_stays_within_its_
         whole = share_of(log_ratios, lengths)
         assert 1 / 9 <= whole <= 1
         assert share_of(log_ratios, lengths, cut=2) == pytest.approx(whole, rel=1e-12)
-
-
-def test_an_effective_sample_share_that_is_unknown_is_not_1():
-    statistics = TokenStatistics([])
-    add(statistics, micro_batch([[True]], [1.0]), [[math.nan]])
-    assert math.isnan(statistics.effective_sample_share())

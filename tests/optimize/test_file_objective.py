@@ -23,7 +23,7 @@ def mine(tmp_path: Path) -> Path:
 
 def loss_of(file: Path, **options: float) -> UpdateLoss:
     objective = {"name": "file", "path": str(file), "options": options}
-    return UpdateLoss.of(build_config({"preset": "grpo", "objective": objective}, "test"))
+    return UpdateLoss(build_config({"preset": "grpo", "objective": objective}, "test"))
 
 
 def test_the_printed_objective_drops_far_tokens(mine):

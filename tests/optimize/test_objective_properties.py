@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import example, given, note, settings
-from hypothesis import strategies as st
 
 from mugrpo.optimize.loss import UpdateLoss, denominator, reduced_loss
 from tests.cases import some
@@ -228,9 +227,6 @@ PAIRS = {
     "e^-100": (-101.0, -1.0),
     "certain": (0.0, 0.0),
 }
-
-
-_LOGPROBS = st.one_of(st.floats(-120, 0), st.sampled_from([-INF, -1e-6, -1.0, -14.8]))
 
 
 def extremes() -> Update:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +18,6 @@ from mugrpo.optimize.trainer import Trainer
 from tests.builders import stale
 from tests.cases import cross, table
 from tests.faults.harm import CUDA, fail_at
-from tests.runs import ENVIRONMENT
 from tests.updates import assert_same_gradients, config_of, step
 
 BUDGET = 250  # the 12 responses with a gradient, of 12 to 64 tokens, make two micro-batches or more
@@ -97,29 +94,6 @@ def test_an_update_that_ran_out_of_memory_has_the_gradient_of_one_that_did_not(
     assert not same_but_for_time(metrics, whole)  # cut into other micro-batches
 
 
-def test_the_lower_budget_stays_and_memory_may_run_out_again(
-    experience: Experience, monkeypatch: pytest.MonkeyPatch
-):
-    """The first update fails whole and halved but works in quarters, in which the second starts.
-
-    At 4096 tokens all 12 responses are one micro-batch. A failing attempt ends in its first
-    forward pass.
-    """
-    told: list[str] = []
-    config = config_of()
-    trainer = Trainer(
-        load_policy(ModelOptions()), config, TokenBudget(config.optimizer, told.append)
-    )
-    calls = fail_at(monkeypatch, gradient, "batch_logprobs", 1, 2, error=CUDA)
-    first = trainer.step(experience)
-    parts = calls[0] - 2
-    second = trainer.step(experience)
-    assert len(told) == 2 and " of 12 responses (" in told[0]
-    assert parts > 2 and calls[0] - 2 == 2 * parts
-    assert first["micro_batch_tokens"] == second["micro_batch_tokens"] == trainer.budget.tokens
-    assert trainer.update == 2
-
-
 # ---- logprobs alone ----
 
 
@@ -137,44 +111,3 @@ def test_logprobs_of_another_policy_are_computed_again_in_smaller_micro_batches(
     assert len(told) == 1 and budget.tokens <= BUDGET / 2
     for ours, theirs in zip(found, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
-
-
-# ---- memory that really runs out ----
-
-LIMITED = """
-import resource, sys
-import torch
-from tests.builders import sampled_experience
-from tests.updates import assert_same_gradients, config_of, step
-from mugrpo.config.run import ModelOptions
-from mugrpo.optimize.experience import Experience
-from mugrpo.model.policy import load_policy
-
-torch.set_num_threads(1)
-once = sampled_experience(load_policy(ModelOptions()))
-experience = Experience(once.rollouts * COPIES, once.scores * COPIES)
-config = lambda tokens: config_of(optimizer={"micro_batch_tokens": tokens})
-_, expected = step(experience, config(2048))
-policy = load_policy(ModelOptions())
-pages = int(open("/proc/self/statm").read().split()[0])
-limit = pages * resource.getpagesize() + SPARE
-resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-metrics, gradients = step(experience, config(1_000_000), policy)
-assert_same_gradients(gradients, expected)
-print(metrics["micro_batch_tokens"], metrics["computed_tokens"])
-"""
-
-
-@pytest.mark.long
-def test_an_update_too_large_for_memory_is_computed_in_smaller_parts():
-    """768 responses do not fit in one micro-batch in an address space with 100 MB to spare.
-
-    That is so whatever the heap still holds of the update before.
-    """
-    script = LIMITED.replace("COPIES", "64").replace("SPARE", "100_000_000")
-    ended = subprocess.run(
-        [sys.executable, "-c", script], env={**ENVIRONMENT}, capture_output=True, text=True
-    )
-    assert ended.returncode == 0, ended.stderr
-    tokens, computed = map(int, ended.stdout.split())
-    assert 500 < tokens < computed

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from mugrpo.optimize.objectives import grpo, minpro
+from mugrpo.optimize.objectives import minpro
 from tests.cases import table
 from tests.updates import assert_response, of_ratios
 
@@ -56,34 +56,3 @@ def test_the_prefix_of_minpro_has_no_gradient():
     )
     (gradient,) = torch.autograd.grad(loss[0, 1], logprobs)
     assert gradient[0].tolist() == pytest.approx([0.0, -math.exp(-0.5)])
-
-
-def test_on_one_token_responses_it_equals_grpo():
-    for seed in range(5):
-        generator = torch.Generator().manual_seed(seed)
-        behavior = -3 * torch.rand(9, 1, generator=generator, dtype=torch.float64)
-        start = behavior + torch.randn(9, 1, generator=generator, dtype=torch.float64)
-        advantages = torch.randn(9, generator=generator, dtype=torch.float64)
-        mask = torch.ones(9, 1, dtype=torch.bool)
-        results = []
-        for function in (minpro.loss, grpo.loss):
-            logprobs = start.clone().requires_grad_()
-            loss, metrics = function(logprobs, behavior, advantages, mask, ratio_clip=(0.8, 1.2))
-            (gradient,) = torch.autograd.grad(loss.sum(), logprobs)
-            results.append((loss.detach(), gradient, metrics["clipped_fraction"]))
-        for ours, reference in zip(*results, strict=True):
-            torch.testing.assert_close(ours, reference, rtol=1e-14, atol=0)
-
-
-def test_padding_after_a_response_affects_none_of_its_tokens():
-    mask = torch.tensor([[True, True, False]])
-    logprobs = torch.tensor([[-1.0, -2.0, -50.0]], requires_grad=True)
-    behavior = torch.tensor([[-1.5, -1.0, -0.1]])
-    loss, metrics = minpro.loss(logprobs, behavior, torch.ones(1), mask, ratio_clip=(0.8, 1.2))
-    short, _ = minpro.loss(
-        logprobs[:, :2], behavior[:, :2], torch.ones(1), mask[:, :2], ratio_clip=(0.8, 1.2)
-    )
-    assert torch.equal(loss[:, :2], short)
-    assert not metrics["clipped_fraction"][0, 2]
-    (gradient,) = torch.autograd.grad((loss * mask).sum(), logprobs)
-    assert gradient[0, 2] == 0

@@ -53,7 +53,8 @@ def assert_close(ours: Path, theirs: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "last", "config"),
     [
-        ("chain", 3, {}),
+        ("llama", 2, {}),
+        pytest.param("chain", 3, {}, marks=pytest.mark.long),
         pytest.param(
             "chain",
             3,

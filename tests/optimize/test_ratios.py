@@ -9,7 +9,6 @@ import torch
 from mugrpo.optimize.ratios import (
     finite,
     log_ratios,
-    masked_mean,
     ppo_min,
     sequence_log_ratios,
 )
@@ -49,12 +48,6 @@ def test_finite_logprobs_are_a_constant_below_minus_10000():
     assert logprobs.grad.tolist() == [0.0, 0.0, 1.0, 1.0, 1.0]
 
 
-def test_masked_mean_is_per_response_and_0_without_tokens():
-    values = torch.tensor([[1.0, 2.0, 6.0], [4.0, 99.0, 99.0], [99.0, 99.0, 99.0]])
-    mask = torch.tensor([[1, 1, 1], [1, 0, 0], [0, 0, 0]], dtype=torch.bool)
-    assert masked_mean(values, mask).tolist() == [[3.0], [4.0], [0.0]]
-
-
 def test_a_sequence_log_ratio_is_the_mean_with_each_tokens_own_gradient():
     """log r = (.6, -.2, .2): mean .2 at every token; the second response has a single token, .7."""
     log_ratio = torch.tensor([[0.6, -0.2, 0.2], [0.7, 9.0, 9.0]], requires_grad=True)
@@ -81,15 +74,3 @@ def test_ppo_min_equals_torchs_min_and_clamp_in_value_and_gradient():
         expected.sum().backward()
         torch.testing.assert_close(ours.grad, plain.grad, rtol=1e-14, atol=0)
         assert torch.equal(clipped, plain.grad == 0)
-
-
-def test_ppo_min_takes_bounds_per_token():
-    ratio = torch.tensor([[0.5, 0.5, 3.0, 3.0]], requires_grad=True)
-    low, high = torch.tensor([[0.4, 0.6, 1.0, 1.0]]), torch.tensor([[2.0, 2.0, 4.0, 2.5]])
-    for advantage, values, clipped in (
-        (2.0, [1.0, 1.0, 6.0, 5.0], [False, False, False, True]),
-        (-2.0, [-1.0, -1.2, -6.0, -6.0], [False, True, False, False]),
-    ):
-        surrogate, actual = ppo_min(ratio, torch.tensor([[advantage]]), low, high)
-        torch.testing.assert_close(surrogate.detach(), torch.tensor([values]))
-        assert actual.tolist() == [clipped]

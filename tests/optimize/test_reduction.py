@@ -56,19 +56,3 @@ def test_parts_of_an_update_add_up_to_its_whole(reduction):
             width = int(lengths[rows].max())
             parts.append(reduced_loss(loss[rows, :width], mask[rows, :width], reduction, divisor))
         torch.testing.assert_close(sum(parts), whole, rtol=1e-13, atol=1e-15)
-
-
-@table("reduction", REDUCTIONS)
-def test_leaving_out_a_response_with_loss_0_changes_nothing(reduction):
-    """A response with loss 0 may be left out: the denominator is the update's, not the batch's."""
-    loss = torch.stack([LOSS[0], torch.zeros(3, dtype=torch.float64)])
-    divisor = denominator(reduction, tokens=4, responses=2, max_new_tokens=5)
-    assert reduced_loss(loss[:1], MASK[:1], reduction, divisor) == reduced_loss(
-        loss, MASK, reduction, divisor
-    )
-
-
-@table("reduction", REDUCTIONS)
-def test_a_response_without_tokens_contributes_0(reduction):
-    empty = reduced_loss(LOSS, torch.zeros(2, 3, dtype=torch.bool), reduction, 4)
-    assert empty.item() == 0.0

@@ -66,12 +66,6 @@ def test_half_have_a_negative_advantage_and_each_is_the_first_of_its_group(
     assert negative == [row in NEGATIVE for row in expected]
 
 
-@table(("count", "groups"), [(1, 1), (2, 2), (3, 3), (4, 3), (6, 3)])
-def test_rollouts_are_of_different_groups_as_far_as_possible(seen, experience, count, groups):
-    shown = [s["problem_id"] for s in chosen(seen, experience, count)]
-    assert (len(shown), len(set(shown))) == (count, groups)
-
-
 def batch(rows: list[int], advantages: list[float], lengths: list[int]) -> MicroBatch:
     width = max(lengths)
     mask = torch.tensor([[place < length for place in range(width)] for length in lengths])
@@ -102,18 +96,6 @@ def test_marks_and_logprobs_are_those_of_the_responses_own_tokens(experience):
     assert kept[0]["marks"] == {"clipped": [], "vetoed": []}
 
 
-def test_a_sample_describes_its_rollout(seen, experience):
-    (first, second) = chosen(seen, experience, 2)
-    rollout, tokenizer = experience.rollouts[1], load_policy(ModelOptions()).tokenizer
-    assert first["prompt"] == "3+2-1+3-2+1+1+2="
-    assert "".join(first["tokens"]) == tokenizer.decode(rollout.response_ids)
-    assert len(first["tokens"]) == len(rollout.response_ids) == len(first["logprobs"])
-    assert first["behavior_logprobs"] == rollout.behavior_logprobs.tolist()
-    keys = ("problem_id", "occurrence", "sample", "status", "reward", "finish_reason")
-    assert [first[key] for key in keys] == ["p0", 0, 1, "wrong", 0.0, rollout.finish_reason.value]
-    assert (second["problem_id"], second["status"], second["reward"]) == ("p1", "right", 1.0)
-
-
 def test_the_first_sample_of_a_group_has_all_of_its_responses(seen, experience):
     samples = chosen(seen, experience, 6)
     names = [sample["problem_id"] for sample in samples]
@@ -140,22 +122,3 @@ def test_marks_follow_from_the_ratios_by_hand(experience):
         assert sample["marks"]["vetoed"] == vetoed
         any_vetoed |= bool(vetoed)
     assert any_vetoed
-
-
-def test_the_cut_into_micro_batches_changes_nothing_but_rounding(experience):
-    moved = stale(experience)
-    parts = {
-        "objective": {"name": "grpo", "ratio_clip": [0.8, 1.2]},
-        "veto": {"name": "negative_advantage", "kappa": 0.7},
-    }
-    whole, cut = (
-        chosen(watched(moved, optimizer={"micro_batch_tokens": n}, **parts), moved, 6)
-        for n in (100_000, 1)
-    )
-    assert any(sample["marks"]["clipped"] for sample in whole)
-    assert any(sample["marks"]["vetoed"] for sample in whole)
-    assert rows(whole) == rows(cut)
-    for a, b in zip(whole, cut, strict=True):
-        for name in ("logprobs", "entropies"):
-            np.testing.assert_allclose(a.pop(name), b.pop(name), atol=1e-5)
-        assert a == b

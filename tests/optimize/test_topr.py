@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mugrpo.optimize.advantages import shifted
-from mugrpo.optimize.objectives import cispo, reinforce, topr
+from mugrpo.optimize.objectives import topr
 from tests.cases import table
 
 RATIOS = [
@@ -85,25 +85,6 @@ def test_other_tapers_by_hand(taper, weights):
     _, positive, tapered = of_rewards([1.0] * 4, taper=taper)
     same(positive, (0.5 * MASK).tolist())
     assert not tapered.any()
-
-
-def test_a_token_s_taper_is_cispo_with_0_to_1():
-    _, weights, _ = of_rewards([0.0] * 4, taper="token")
-    logprobs = torch.tensor(LOGPROBS, dtype=torch.float64, requires_grad=True)
-    behavior = logprobs.detach() - torch.tensor(RATIOS, dtype=torch.float64).log()
-    advantages = torch.full((4,), -0.5, dtype=torch.float64)
-    loss, _ = cispo.loss(logprobs, behavior, advantages, MASK, ratio_clip=(0.0, 1.0))
-    (gradient,) = torch.autograd.grad((loss * MASK).sum(), logprobs)
-    same(weights, (-gradient).tolist())
-
-
-def test_equals_reinforce_at_ratio_1():
-    logprobs = -torch.rand(3, 5, generator=torch.Generator().manual_seed(0))
-    advantages = torch.tensor([0.5, -0.5, 0.0])
-    mask = torch.ones(3, 5, dtype=torch.bool)
-    loss, metrics = topr.loss(logprobs, logprobs, advantages, mask)
-    assert torch.equal(loss, reinforce.loss(logprobs, logprobs, advantages, mask)[0])
-    assert not metrics["tapered_fraction"].any()
 
 
 def test_a_long_responses_product_underflows_to_0_and_never_overflows():

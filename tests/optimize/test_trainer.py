@@ -9,14 +9,10 @@ from unittest import mock
 import pytest
 import torch
 
-from mugrpo.config.run import PRESETS, ModelOptions
-from mugrpo.disk.records import Score, Status
-from mugrpo.model.policy import load_policy
-from mugrpo.optimize.experience import Experience
+from mugrpo.config.run import PRESETS
 from mugrpo.optimize.loss import UpdateLoss
-from tests.builders import stale
-from tests.cases import cross, table
-from tests.updates import assert_same_gradients, config_of, norm, part, step, with_stored
+from tests.cases import table
+from tests.updates import assert_same_gradients, config_of, part, step, with_stored
 
 # Configs of methods, without the reduction.
 METHODS: dict[str, dict[str, Any]] = {
@@ -33,23 +29,6 @@ OTHERS: dict[str, dict[str, Any]] = {
 REDUCTIONS = ("token_mean", "sequence_mean", "constant")
 COST = ("time/", "padding_share", "computed_tokens", "shared_prompt_share")
 STORED = ("trainer_behavior_logprobs", "proximal_logprobs", "reference_logprobs")
-
-
-@cross(name=METHODS, reduction=REDUCTIONS)
-def test_the_cut_into_micro_batches_changes_no_gradient(experience, name, reduction):
-    experience = stale(experience)
-    groups = {**METHODS[name], "reduction": reduction}
-    whole, together = step(experience, config_of(**groups, optimizer={"micro_batch_tokens": 4096}))
-    for budget in (1, 70):  # each response alone; two or three together
-        cut, apart = step(experience, config_of(**groups, optimizer={"micro_batch_tokens": budget}))
-        assert cut["computed_tokens"] > whole["computed_tokens"]  # the cut differs
-        assert_same_gradients(apart, together)
-        for key in ("loss", "grad_norm", "kl_behavior", "ratio/negative/max"):
-            assert cut[key] == pytest.approx(whole[key], rel=1e-4)
-        for key in ("clipped_fraction", "vetoed_fraction", "masked_fraction"):
-            assert cut.get(key) == whole.get(key)
-    if name == "m2po":
-        assert whole["masked_fraction"] > 0  # the pre-pass over all micro-batches had work
 
 
 @table("name", OTHERS, first=3)
@@ -129,20 +108,6 @@ def test_not_computing_responses_of_advantage_zero_changes_no_gradient(experienc
     assert_same_gradients(skipped, computed)
 
 
-def test_a_kl_term_has_a_gradient_in_groups_without_variance_unless_they_are_masked(experience):
-    flat = with_stored(experience, *STORED)
-    flat = Experience(
-        flat.rollouts[8:12],
-        flat.scores[8:12],
-        {name: rows[8:12] for name, rows in flat.stored.items()},
-    )
-    kl = {"name": "kl", "coefficient": 0.5}
-    masked, _ = step(flat, config_of(reference=kl))
-    assert masked["grad_norm"] == masked["kl_reference"] == masked["computed_tokens"] == 0
-    metrics, _ = step(flat, config_of(reference=kl, advantage={"zero_variance_mask": False}))
-    assert metrics["grad_norm"] > 0 and metrics["kl_reference"] > 0
-
-
 @table("rewards", [[1.0, 0.5, 0.0, 0.5], [1.0, None, 0.0, 0.0]])
 def test_a_kl_term_has_a_gradient_at_advantage_0_in_a_varied_group(experience, rewards):
     every = with_stored(experience, *STORED)
@@ -159,30 +124,3 @@ def test_a_kl_term_has_a_gradient_at_advantage_0_in_a_varied_group(experience, r
         if reward is not None  # without a reward a response has no gradient at all
     ]
     assert metrics["computed_tokens"] == sum(sizes)
-
-
-def test_a_masked_response_keeps_no_kl_term(experience):
-    """rewards.truncated = "masked" leaves it out of the loss, whatever the objective."""
-    every = with_stored(experience, *STORED)
-    case = replace(
-        part(every, [0, 1, 2, 3], [1.0, 0.0, 0.0, 0.0]),
-        stored={name: rows[:4] for name, rows in every.stored.items()},
-    )
-    cut = replace(case, scores=[*case.scores[:3], Score(Status.TRUNCATED, 0.0)])
-    lengths = [len(r.prompt_ids) + len(r.response_ids) for r in case.rollouts]
-    for parts in ({"reference": {"name": "kl"}}, {"objective": {"name": "kl_surrogate"}}):
-        for truncated, computed in (("masked", sum(lengths[:3])), ("zero", sum(lengths))):
-            config = config_of(rewards={"truncated": truncated}, **parts)
-            assert step(cut, config, share=False)[0]["computed_tokens"] == computed
-
-
-def test_a_batch_without_reward_variance_has_no_gradient(experience):
-    policy = load_policy(ModelOptions())
-    before = [p.detach().clone() for p in policy.model.parameters()]
-    rewards: list[float | None] = [0, 0, 0, 0, 1, 1, 1, 1]
-    metrics, gradients = step(part(experience, list(range(8)), rewards), config_of(), policy)
-    assert metrics["loss"] == metrics["grad_norm"] == norm(gradients) == 0
-    assert metrics["zero_variance_share"] == 1 and metrics["skipped"] == 0
-    assert metrics["computed_tokens"] == 0 and metrics["batch_reward"] == 0.5
-    after = policy.model.parameters()
-    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))

@@ -103,16 +103,6 @@ def test_a_nonfinite_update_touches_neither_weights_nor_moments(experience, monk
     assert trainer.policy.update == 4
 
 
-def test_a_skipped_update_leaves_no_trace_in_the_next_one(experience, monkeypatch):
-    skipping, plain = (Trainer(load_policy(ModelOptions()), config_of()) for _ in range(2))
-    with monkeypatch.context() as patch:
-        nan_policy(patch, 0)
-        assert skipping.step(experience)["skipped"] == 1
-    skipping.step(experience)
-    plain.step(experience)
-    assert all(torch.equal(w, weights(plain)[n]) for n, w in weights(skipping).items())
-
-
 def test_a_token_whose_ratio_is_beyond_e_80_has_no_gradient_and_the_update_is_applied(experience):
     """A ratio of e^1000 would be infinite; clamped, it gives a large loss and no gradient."""
     metrics, gradients = step(poisoned(experience, -1000.0), config_of())

@@ -78,15 +78,6 @@ def test_every_shard_is_made_once_by_whichever_sampler_is_free():
     assert heard == [NOTHING] * 6
 
 
-def test_one_sampler_makes_them_in_order_in_this_thread():
-    threads: list[threading.Thread] = []
-    shards = sampled_shards(
-        [Fake()], missing(3), lambda _: threads.append(threading.current_thread())
-    )
-    assert [number for number, _ in shards] == [0, 1, 2]
-    assert set(threads) == {threading.current_thread()}
-
-
 def test_an_error_in_one_ends_them_all():
     failing, other = Fake(fails_at=0), Fake(endless=True)
     barrier = threading.Barrier(2)
@@ -107,11 +98,6 @@ def test_a_signal_ends_them_all():
         list(sampled_shards(samplers, missing(6), interrupted))
     assert all(s.ended or not s.numbers for s in samplers)
     assert sum(len(s.numbers) for s in samplers) <= 2  # none started another
-
-
-def test_two_samplers_and_one_shard():
-    samplers = [Fake(), Fake()]
-    assert [number for number, _ in sampled_shards(samplers, missing(1), lambda _: None)] == [0]
 
 
 class Pairs(Plain):
@@ -157,9 +143,3 @@ def test_several_samplers_share_one_shard_whose_rollouts_come_back_in_order(
     ]
     assert (shard.slots, shard.seconds) == (groups, len(pieces[0]))
     assert sorted(piece for sampler in crew for piece in sampler.pieces) == pieces
-
-
-def test_a_shard_is_not_cut_into_more_pieces_than_it_has_groups():
-    crew = [Pairs(threading.Barrier(1))]
-    ((_, shard),) = sampled_shards(crew, [(0, [0, 1])], lambda _: None, pieces=8)
-    assert crew[0].pieces == [[0], [1]] and len(shard.rollouts) == 4

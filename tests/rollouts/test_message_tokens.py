@@ -14,7 +14,6 @@ from transformers import PreTrainedTokenizerFast
 from trl import GRPOTrainer
 
 from mugrpo.config.run import PromptOptions
-from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import FinishReason, Problem
 from mugrpo.engines.base import Completion, Request
 from mugrpo.environments.base import Reply
@@ -121,19 +120,6 @@ def test_a_call_is_read_from_the_models_tokens(prompts):
     assert len(two["tool_calls"]) == 2
 
 
-def test_the_tokenizers_own_response_template_comes_first(prompts):
-    """One in which calls are in brackets."""
-    call = {"open": "[", "close": "]", "content": "json", "repeats": True}
-    own = {
-        "start_anchor": "<|im_start|>assistant\n",
-        "fields": {"tool_calls": call, "content": {"content": "text"}},
-    }
-    prompts.tokenizer.response_template = own
-    ids = np.append(encoded(prompts, '[{"name": "add"}]'), prompts.tokenizer.eos_token_id)
-    message = MessageEncoder(prompts).message(prompts(ASKED), ids)
-    assert message["tool_calls"] == [{"name": "add"}]
-
-
 @pytest.mark.parametrize("text", ["<tool_call>\n{oops\n</tool_call>", "<tool_call>[1</tool_call>"])
 def test_a_call_that_cannot_be_read_is_answered(prompts, text: str):
     ids = np.append(encoded(prompts, text), prompts.tokenizer.eos_token_id)
@@ -146,15 +132,6 @@ def test_a_call_that_cannot_be_read_is_answered(prompts, text: str):
     assert answer["content"] in prompts.tokenizer.decode(
         encoder.suffix(prompts.tokenizer.eos_token_id, [answer])
     )
-
-
-def test_a_template_that_rewrites_earlier_messages_is_refused():
-    template = (
-        "{{ messages | length }}{% for m in messages %}{{ m['content'] }}<|im_end|>{% endfor %}"
-    )
-    encoder = MessageEncoder(prompts_of(template))
-    with pytest.raises(UsageError, match="writes earlier messages differently"):
-        encoder.suffix(0, [{"role": "user", "content": "x"}])
 
 
 def test_tools_are_called_over_turns_and_a_bad_call_costs_only_its_turn(prompts):

@@ -51,11 +51,6 @@ def test_every_prefix_has_each_share_within_tijdemans_bound(weights, length):
             assert abs(drawn[i] - Fraction(n * weight, total)) <= bound
 
 
-def test_a_decimal_weight_is_what_the_config_says():
-    """0.1 : 0.2 is 1 : 2 exactly, although no binary float is a tenth."""
-    assert list(islice(interleaved((0.1, 0.2)), 300)) == list(islice(interleaved((1, 2)), 300))
-
-
 @table(("problems", "growth"), [(22, 1), (24, 1), (22, 2)])
 def test_without_sources_the_groups_are_those_of_the_closed_form(problems, growth):
     """Epoch b // B and place b % B of batch b, with B full batches in an epoch."""
@@ -92,14 +87,3 @@ def test_shares_by_stage_epochs_by_source_and_no_repeat_within_an_update():
     assert [(c[0], c[1]) for c in shares] == [(9, 3), (6, 6), (0, 12), (0, 12)]
     assert len(first_epochs[0]) == len(set(first_epochs[0])) == 6  # two updates of three
     assert len(first_epochs[1]) == len(set(first_epochs[1])) == 9  # 3 x 1 + 3 x 2, but not + 4
-
-
-def test_groups_that_follow_a_stage_lack_what_a_source_does_not_have():
-    """Weights of 2 and 1 draw a, b, a again and again: a b | a a | b a | a b for updates of two."""
-    sources = Source(1, "a", (2.0,)), Source(9, "b", (1.0,))
-    schedule = mixed(sources, batches_per_stage=1, stages=1, problems_per_update=2)
-    assert schedule.largest_hands(0) == [1, 1]
-    drawn = list(islice(schedule.stream(0), 6))
-    of_a = [(group, epoch) for group, (index, epoch) in enumerate(drawn) if index == 0]
-    assert of_a == [(0, 0), (2, 1), (4, 2), (5, 3)]  # a b | a | b a | a: each an epoch of its own
-    assert [epoch for index, epoch in drawn if index] == [0, 0]

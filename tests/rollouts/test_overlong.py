@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
-import pyarrow.parquet as pq
 import pytest
 
 from mugrpo.disk.records import Rollout, Score, Status
 from mugrpo.rollouts.score import overlong_penalty
-from mugrpo.rollouts.statistics import accuracy
 from tests.cases import table
-from tests.rollouts.scoring import RIGHT, SKIPPED, WRONG, Fixed, Folder, failure, response
-from tests.runs import Command
+from tests.rollouts.scoring import SKIPPED, Fixed, Folder, failure, response
 
 pytest_plugins = ["tests.run_fixtures"]
 
@@ -60,44 +54,3 @@ def test_responses_without_a_reward_have_no_penalty(folder: Folder):
     verdicts = [failure("boom"), SKIPPED]
     folder.write(*(long(9, i) for i in range(2)))
     assert folder.score(Fixed(*verdicts), overlong_buffer=SHARE, failure_limit=1.0) == verdicts
-
-
-def test_in_an_evaluation_the_reward_is_lower_and_the_accuracy_the_same(folder: Folder):
-    folder.write(*(long(n, i) for i, n in enumerate((6, 8, 9))), long(10, 3, cut=True))
-    lines = []
-    for share in (0.0, SHARE):
-        scores = folder.score(Fixed(RIGHT, RIGHT, WRONG), overlong_buffer=share)
-        verdicts = [{"status": score.status, "reward": score.reward} for score in scores]
-        lines.append(accuracy(verdicts, 1))
-    without, penalized = lines
-    assert without.pop("reward") == 2 / 4
-    assert penalized.pop("reward") == (2 - 0.5 - 0.75 - 1) / 4
-    assert penalized == without and without["accuracy"] == 2 / 4
-
-
-# ---- in a run ----
-
-
-def rows(run_dir: Path) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Return the rollouts of stage 1 and their scores."""
-    tables: dict[str, list[dict[str, Any]]] = {}
-    for kind in ("rollouts", "scores"):
-        paths = sorted((run_dir / "stages/001" / kind).glob("*.parquet"))
-        tables[kind] = [row for path in paths for row in pq.read_table(path).to_pylist()]
-    return list(zip(tables["rollouts"], tables["scores"], strict=True))
-
-
-def test_a_runs_penalty_is_of_its_own_buffer_and_max_new_tokens(run_dir: Path, command: Command):
-    """Half of 8 tokens: a response of n loses (n - 4) / 4 of its reward."""
-    before = rows(run_dir)
-    words = ("--rewards.overlong_buffer", "0.5", "--force")
-    assert command("score", run_dir, "--stage", 1, *words).status == 0
-    costs = []
-    for (_, old), (rollout, new) in zip(before, rows(run_dir), strict=True):
-        costs.append(max(0, len(rollout["response_ids"]) - 4) / 4)
-        assert new["status"] == old["status"]
-        assert new["reward"] == old["reward"] - costs[-1]
-    assert any(costs)
-
-
-# ---- bounds ----

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import pytest
 from pydantic import ValidationError
 
 from mugrpo.config.stages import ScheduleOptions
-from mugrpo.disk.records import FinishReason, Problem
-from mugrpo.engines.base import Completion, Decoded, Request
-from mugrpo.rollouts.sampler import Sampler
 from mugrpo.rollouts.schedule import Schedule, rollout_seed
 from tests.cases import table
 
@@ -98,15 +92,6 @@ def test_an_epoch_visits_every_problem_once_and_each_epoch_in_another_order():
     assert len(set(orders)) == 6
 
 
-def test_a_stage_does_not_depend_on_which_were_asked_before():
-    options = {"problems": 10, "stages": 4, "batches_per_stage": 3, "problems_per_update": 4}
-    plan = schedule(**options)
-    forward = [list(plan.groups(stage)) for stage in range(4)]
-    backward = [list(schedule(**options).groups(stage)) for stage in reversed(range(4))]
-    assert forward == backward[::-1]
-    assert all(a != b for a, b in pairwise(forward))
-
-
 def test_the_order_of_groups_does_not_depend_on_the_cut_into_stages():
     few = schedule(problems=10, stages=2, batches_per_stage=6, problems_per_update=4)
     many = schedule(problems=10, stages=12, batches_per_stage=1, problems_per_update=4)
@@ -129,64 +114,6 @@ def test_rollout_seed_differs_in_every_component():
         (7, "3", "chain-12", 0, 6),
     ]
     assert len({rollout_seed(*key) for key in [base, *others]}) == 7
-
-
-def test_rollout_seeds_of_a_run_are_distinct_and_fill_64_bits():
-    seeds = {
-        rollout_seed(0, str(stage), f"p{problem}", occurrence, sample)
-        for stage in range(4)
-        for problem in range(20)
-        for occurrence in range(3)
-        for sample in range(8)
-    }
-    assert len(seeds) == 4 * 20 * 3 * 8
-    assert 0 <= min(seeds) < 2**56 and 2**63 < max(seeds) < 2**64
-
-
-class EchoEngine:
-    """An engine that answers every request with one token."""
-
-    streams, exact = False, True
-
-    def generate(
-        self,
-        requests: Sequence[Request],
-        *,
-        temperature: float,
-        max_new_tokens: int,
-        top_p: float = 1.0,
-    ) -> Iterator[Decoded]:
-        done = Completion(np.array([1], np.int32), np.zeros(1, np.float32), FinishReason.STOP)
-        yield Decoded([(index, done) for index in range(len(requests))], len(requests))
-
-
-def test_rollout_seeds_do_not_depend_on_how_a_stage_is_cut_into_shards():
-    sampler = Sampler(
-        EchoEngine(),
-        lambda problem: np.array([0], np.int32),
-        seed=0,
-        stage="2",
-        group_size=3,
-        temperature=1.0,
-        max_new_tokens=1,
-        policy_step=0,
-    )
-    problems = [Problem(f"p{i}", "", "") for i in range(5)]
-    plan = schedule(problems=5, stages=3, batches_per_stage=4, problems_per_update=2)
-    groups = [(problems[index], occurrence) for index, occurrence in plan.groups(2)]
-
-    def seeds(cut: list[list[tuple[Problem, int]]]) -> list[int]:
-        return [r.seed for part in cut for r in sampler.sample(part, lambda batch: None)]
-
-    whole = seeds([groups])
-    assert len(set(whole)) == 4 * 2 * 3
-    assert seeds([groups[:3], groups[3:4], groups[4:]]) == whole
-    expected = [
-        rollout_seed(0, "2", problem.id, occurrence, sample)
-        for problem, occurrence in groups
-        for sample in range(3)
-    ]
-    assert whole == expected
 
 
 # ---- stages that grow ----

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mugrpo.config.run import PromptOptions
-from mugrpo.disk.errors import RunStopped, UsageError
+from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.records import Answer, FinishReason, Outcome, Status
 from mugrpo.optimize import diagnostics
 from mugrpo.rollouts.messages import MessageEncoder
@@ -106,28 +106,6 @@ def test_what_an_environment_said_reaches_the_task_and_a_failure_is_no_number(fo
     entry = folder.scores.entry(0)
     assert entry["logged_sums"] == {"logged/tools/calls": 7}
     assert entry["logged_counts"] == {"logged/tools/calls": 2}
-
-
-def test_a_rollout_of_an_unknown_problem_is_refused_before_any_is_judged(folder):
-    folder.write(response(0, 0), response(99, 0))
-    task = Fixed(RIGHT, RIGHT)
-    with pytest.raises(UsageError, match=r"shard-00000\.parquet answers problem 'p99', which the"):
-        folder.score(task)
-    assert task.asked == [] and not folder.scores.folder.exists()
-
-
-def test_a_stop_between_rollouts_publishes_nothing(folder):
-    folder.write(*groups(4))
-    passes = iter([False, False, True])
-
-    def check() -> None:
-        if next(passes):
-            raise RunStopped("asked to")
-
-    task = Fixed(RIGHT, RIGHT, RIGHT, RIGHT)
-    with pytest.raises(RunStopped, match="asked to"):
-        folder.score(task, check=check)
-    assert len(task.asked) == 3 and not folder.scores.folder.exists()
 
 
 # ---- failures ----

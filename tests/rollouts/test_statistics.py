@@ -38,15 +38,6 @@ def test_a_stages_metrics_by_hand(folder):
     }
 
 
-def test_rollouts_made_elsewhere_lack_notes_and_unjudged_ones_a_reward(folder):
-    folder.write(*groups(2))
-    folder.score(Fixed(SKIPPED, SKIPPED), failure_limit=1.0)
-    metrics = refresh_metrics(folder.rollouts, folder.scores)
-    unknown = ("occupancy", "canary_gap", "behavior_reward", "time/refresh")
-    assert [metrics[name] for name in unknown] == [None] * 4
-    assert (metrics["zero_variance_share"], metrics["time/generate"]) == (1.0, 0.0)
-
-
 def test_means_of_what_is_logged_by_hand_and_an_older_runs_shard_has_none(folder):
     folder.write(*groups(2), shard=0)
     folder.write(*groups(1), shard=1)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
 from mugrpo.disk.records import FinishReason, Problem
-from mugrpo.engines import worker
 from mugrpo.engines.base import Completion, Decoded, More, Request
 from mugrpo.engines.process import RemoteEngine
 from mugrpo.rollouts.sampler import Sampler
 from mugrpo.rollouts.side_by_side import sampled_shards
-from tests.cases import table
 
 IDS = np.array([5], np.int32)
 
@@ -94,65 +91,3 @@ def test_no_slot_is_idle_while_the_last_responses_of_a_shard_run():
     assert len(engine.idle) == 9
     assert engine.idle[:3] == [0, 0, 0]
     assert sum(shard.slots for _, shard in done) == 6
-
-
-@table("streams", [True, False])
-def test_a_sampler_asks_for_its_nucleus_and_one_without_for_the_whole_distribution(streams: bool):
-    """Responses of one shard, and those of a stage in pieces."""
-    engine, draws = Slots(), [(Problem("1", "", ""), 0)]
-    engine.streams = streams  # type: ignore[misc, assignment]
-    for sampling in ({}, {"top_p": 0.95}):
-        sampler(engine, **sampling).sample(draws, lambda _: None)
-        list(sampled_shards([sampler(engine, **sampling)], [(0, draws)], lambda _: None))
-    assert engine.top_ps == [1.0, 1.0, 0.95, 0.95]
-
-
-class Backend:
-    """A backend whose responses end in the order of their requests, one in each step."""
-
-    adds = True
-
-    def __init__(self) -> None:
-        self.queue: list[int] = []
-
-    def add(self, prompts: Any, requests: Any, temperature: float, max_new_tokens: int) -> None:
-        self.queue += [index for index, *_ in requests]
-
-    def generate(self, **task: Any) -> Iterator[tuple[list[Any], int]]:
-        self.add(**task)
-        while self.queue:
-            yield [(self.queue.pop(0), IDS, IDS.astype(np.float32), "stop")], 1
-
-
-class Channel:
-    """A channel on which a second task arrives after the first response."""
-
-    def __init__(self, second: dict[str, Any]) -> None:
-        self.sent: list[Any] = []
-        self.waiting = [None, {"generate": second}]
-
-    def arrived(self) -> Any:
-        return self.waiting.pop() if self.waiting else None
-
-    def send(self, message: Any) -> None:
-        self.sent.append(message)
-
-    def heartbeat(self) -> None:
-        pass
-
-
-def test_a_process_answers_two_tasks_together():
-    def task(*indices: int) -> dict[str, Any]:
-        requests = [[index, 0, 7, None] for index in indices]
-        return {
-            "prompts": [IDS.tobytes()],
-            "requests": requests,
-            "temperature": 1.0,
-            "max_new_tokens": 4,
-        }
-
-    channel = Channel(task(2, 3))
-    worker._generate(channel, Backend(), task(0, 1))
-    indices = [c["index"] for m in channel.sent[:-1] for c in m["completions"]]
-    assert indices == [0, 1, 2, 3]
-    assert channel.sent[-1] == {"end": 2}

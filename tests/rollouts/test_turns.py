@@ -11,8 +11,7 @@ import pytest
 from mugrpo.config.engines import ContinuousOptions, HFOptions
 from mugrpo.config.run import PromptOptions
 from mugrpo.disk.records import FinishReason, Problem, Rollout
-from mugrpo.disk.shards import ShardSet, read_rollouts
-from mugrpo.engines.base import Decoded, Request
+from mugrpo.engines.base import Request
 from mugrpo.engines.continuous import ContinuousEngine
 from mugrpo.engines.hf import HFEngine
 from mugrpo.environments.base import Reply
@@ -22,7 +21,6 @@ from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.sampler import Piece, Sampler
 from mugrpo.rollouts.schedule import turn_seed
 from mugrpo.rollouts.score import response_text
-from mugrpo.rollouts.side_by_side import sampled_shards
 from mugrpo.rollouts.turns import Dialogue
 from tests.builders import tiny_policy
 from tests.cases import table
@@ -227,39 +225,6 @@ def test_an_environment_that_fails_costs_its_rollout_alone(policy):
             np.testing.assert_array_equal(r.response_ids, good[r.seed].response_ids)
 
 
-class Killed(Exception):
-    pass
-
-
-def test_a_run_that_is_killed_between_shards_has_the_same_bits(policy, tmp_path):
-    """Three shards at once, and after a kill in the second, with another timing, the rest."""
-    wanted = [(n, [(PROBLEMS[n], 0), (PROBLEMS[n + 1], 0)]) for n in range(3)]
-
-    def publish(folder, missing, late, kill_after=10**9):
-        shards, decoded = ShardSet(folder, "rollouts"), 0
-
-        def on_decoded(some: Decoded) -> None:
-            nonlocal decoded
-            decoded += len(some.completions)
-            if decoded > kill_after:
-                raise Killed
-
-        sampler = sampler_of(policy, Games(counting, late=late))
-        for number, shard in sampled_shards([sampler], missing, on_decoded):
-            shard.publish(shards, number)
-        return shards
-
-    whole = publish(tmp_path / "whole", wanted, None)
-    with pytest.raises(Killed):
-        publish(tmp_path / "killed", wanted, None, kill_after=9)
-    kept = ShardSet(tmp_path / "killed", "rollouts")
-    assert kept.numbers() == [0]
-    resumed = publish(tmp_path / "killed", wanted[1:], 5)
-    for number in range(3):
-        assert_same(list(read_rollouts(resumed, number)), list(read_rollouts(whole, number)))
-        assert resumed.entry(number)["sha256"] == whole.entry(number)["sha256"]
-
-
 class Mixing(ContinuousEngine):
     """An engine that counts as one whose bits depend on what else it does, such as vLLM."""
 
@@ -285,16 +250,3 @@ def test_an_engine_that_is_not_exact_works_on_several_pieces(policy):
     assert taken[1] == 0  # the second piece was begun before the first was done
     rollouts = [r for shard in done.values() for r in shard.rollouts]
     assert_same(rollouts, sampled(policy), tokens_only=True)
-
-
-def test_what_a_kill_leaves_in_environments_is_forgotten(policy):
-    games = Games(counting)
-    sampler = sampler_of(policy, games)
-
-    def stop(_: Decoded) -> None:
-        raise Killed
-
-    draws = [(PROBLEMS[0], 0)]
-    with pytest.raises(Killed):
-        sampler.sample_shard(draws, stop)
-    assert len(sampler.sample_shard(draws, lambda _: None).rollouts) == 3

@@ -79,6 +79,7 @@ def test_the_trainer_sleeps_before_an_engine_takes_the_gpu_and_the_engine_before
     assert_same_training(tmp_path / "run", reference)
 
 
+@pytest.mark.long
 def test_memory_that_runs_out_in_a_refresh_ends_the_run_with_the_option_to_lower(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ):

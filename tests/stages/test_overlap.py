@@ -12,13 +12,11 @@ import pytest
 from mugrpo.config.load import build_config
 from mugrpo.disk.errors import UsageError
 from tests.cases import table
-from tests.faults.harm import resume_words, stopped
 from tests.runs import (
     SHARDS,
     Started,
     final_weights,
     finished,
-    mugrpo,
     read_metrics,
     shards,
     start_train,
@@ -96,20 +94,6 @@ def test_a_run_killed_between_shards_goes_on(tmp_path: Path, reference: Path, op
 
 
 @pytest.mark.long
-def test_a_signal_stops_generation_and_updates_and_saves(tmp_path: Path, reference: Path):
-    run_dir = tmp_path / "run"
-    started = held(run_dir, SHARDS)
-    until(lambda: updates(run_dir) == [1, 2])
-    os.kill(started.pid, signal.SIGTERM)
-    go_on(run_dir)
-    ended = started.end()
-    stopped(ended, "stopped by SIGTERM")
-    assert state(run_dir).checkpoints[:1] == (2,)
-    assert mugrpo(*resume_words(ended)).status == 0
-    assert_same_but_for_order(run_dir, reference)
-
-
-@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [
@@ -122,24 +106,6 @@ def test_logprobs_of_other_policies_are_made_as_shards_arrive(tmp_path: Path, op
     finished(tmp_path / "plain", *options)
     finished(tmp_path / "run", *options, *OVERLAP)
     assert_same_but_for_order(tmp_path / "run", tmp_path / "plain")
-
-
-@pytest.mark.long
-def test_ranks_that_wait_are_asked_to_save_after_a_signal(tmp_path: Path):
-    """Every update made is kept."""
-    run_dir = tmp_path / "run"
-    two = ("--distributed.processes", "2")
-    # the third shard is not requested yet
-    started = held(run_dir, 2, *two)
-    until(lambda: updates(run_dir) == [1])
-    os.kill(started.pid, signal.SIGTERM)
-    go_on(run_dir)
-    ended = started.end(300)
-    stopped(ended, "stopped by SIGTERM")
-    assert max(state(run_dir).checkpoints) == max(updates(run_dir))
-    finished(tmp_path / "plain", *two)
-    assert mugrpo(*resume_words(ended)).status == 0
-    assert_same_but_for_order(run_dir, tmp_path / "plain")
 
 
 @pytest.mark.long

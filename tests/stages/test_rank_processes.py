@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import os
 import signal
-import time
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,14 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 
 from mugrpo.config.load import build_config
-from mugrpo.disk.errors import RunStopped, UsageError
+from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.run_dir import RunDir, Unsaved
-from mugrpo.processes.ranks import Ranks
-from mugrpo.run.opening import _common_update
-from mugrpo.run.progress import Progress
 from mugrpo.stages.orders import Answer
 from mugrpo.stages.ranks import LocalJob, RankProcesses, _WrittenByRanks
 from tests.builders import saved_weights
@@ -78,31 +72,6 @@ def wait_for(started: Started, run_dir: Path, update: int) -> list[int]:
         return ranks if there and len(ranks := ranks_of(started)) == 2 else []
 
     return until(both, 180)
-
-
-class Others(Ranks):
-    """Two ranks. The other one reports the updates in `theirs`, one each time it is asked."""
-
-    def __init__(self, theirs: list[int]) -> None:
-        super().__init__(0, 2)
-        object.__setattr__(self, "theirs", theirs)
-
-    def all(self, value: Any) -> list[Any]:
-        return [value, self.theirs.pop(0)]
-
-
-def test_ranks_wait_for_a_checkpoint_that_shared_storage_shows_to_some_of_them_later(
-    tmp_path: Path, monkeypatch
-):
-    monkeypatch.setattr(time, "sleep", lambda _: None)
-    folder, out = RunDir(tmp_path), io.StringIO()
-    progress = Progress(Console(file=out, soft_wrap=True))
-    folder.checkpoint(8).mkdir(parents=True)
-    assert _common_update(folder, Others([0, 0, 8, 0]), progress) == 8
-    assert out.getvalue() == ""
-    with pytest.raises(UsageError, match=r"not the same for all ranks.*of updates 8, 4; it must"):
-        _common_update(folder, Others([4] * 90), progress)
-    assert out.getvalue() == f"waiting until all ranks see the same checkpoints in {tmp_path}\n"
 
 
 def assert_close(run_dir: Path, other: Path, update: int = 2) -> None:
@@ -220,22 +189,6 @@ SEVERAL = (
 )
 
 
-@pytest.mark.long
-def test_ranks_stay_for_the_run_and_compute_what_the_run_without_a_model_needs(tmp_path: Path):
-    """Three stages and an evaluation within the second one, with logprobs of a reference policy.
-
-    The ranks are the same processes from beginning to end.
-    """
-    stay = tmp_path / "stay"
-    started = start_train(stay, *SEVERAL)
-    early, late = wait_for(started, stay, 2), wait_for(started, stay, 9)
-    assert early == late
-    ended = started.end(300)
-    assert (ended.status, ended.err) == (0, ""), ended
-    assert soon(lambda: not any(map(alive, late)), 10)
-    assert (stay / "stages" / "002" / "reference_logprobs").is_dir()
-
-
 @pytest.mark.promise("no orphans")
 @pytest.mark.long
 def test_ranks_that_are_stopped_or_still_importing_end_with_the_run(tmp_path: Path):
@@ -284,21 +237,6 @@ def test_engines_get_the_model_of_updates_that_only_the_ranks_hold(tmp_path: Pat
     finished(run_dir, *UNSAVED)
     assert not differences(run_dir, saved, 12)
     assert checkpoints(run_dir) == [12]  # that of the stop is not asked for by an option
-
-
-@pytest.mark.long
-def test_an_engine_in_the_process_of_the_run_evaluates_what_the_ranks_hold(tmp_path: Path):
-    options = (
-        "--distributed.processes",
-        "2",
-        "--evaluation.every",
-        "2",
-        "--checkpoint.every",
-        "100",
-    )
-    finished(tmp_path / "run", *options)
-    finished(tmp_path / "saved", *options, "--checkpoint.every", "1")
-    assert not differences(tmp_path / "run", tmp_path / "saved")
 
 
 class Working:

@@ -23,7 +23,6 @@ from mugrpo.run.weights import hand_over
 from mugrpo.stages import orders, ranks
 from mugrpo.stages.orders import Answer
 from mugrpo.stages.ranks import RankProcesses, _WrittenByRanks
-from tests.waiting import until
 
 
 class Shared:
@@ -68,22 +67,6 @@ def test_ranks_whose_folder_does_not_reach_the_run_are_given_up(tmp_path: Path, 
     assert len(said) == 1 and said[0].startswith("waiting for the ranks: nothing has changed")
 
 
-def test_ranks_that_show_that_they_live_may_take_hours(tmp_path: Path, monkeypatch):
-    """They touch a file every ten minutes, and answer after three hours."""
-    folder, said = RunDir(tmp_path), list[str]()
-    (tmp_path / "ranks").mkdir()
-
-    def work() -> None:
-        if shared.now % 600 == 0:
-            os.utime(folder.ranks / "order.json", (shared.now, shared.now))
-        if shared.now > 3 * 3600:
-            publish_json(folder.ranks / "done.json", {"number": 1, "update": 0})
-
-    shared = Shared(work)
-    driven(folder, shared, said, monkeypatch).optimize(0, 3)
-    assert shared.now > 3 * 3600 and len(said) > 10  # a line each time that a minute passes
-
-
 def test_engines_get_the_ranks_own_files_beside_a_checkpoint_that_is_still_written(
     tmp_path: Path, monkeypatch
 ):
@@ -100,15 +83,6 @@ def test_engines_get_the_ranks_own_files_beside_a_checkpoint_that_is_still_writt
     theirs.pending.update = 5  # of a later update, which the model is not of
     answer = orders._answer(theirs, 2)
     assert (answer.update, answer.saved, answer.model) == (5, True, "")
-
-
-def test_a_rank_shows_that_it_lives(tmp_path: Path):
-    folder = RunDir(tmp_path)
-    orders.stay_alive(folder)  # before the folder exists
-    assert not orders.alive(folder)
-    folder.ranks.mkdir()
-    orders.stay_alive(folder)
-    until(lambda: orders.alive(folder))
 
 
 def test_a_rank_cannot_command_the_terminal(tmp_path: Path, capsys):
@@ -129,21 +103,6 @@ def test_a_checkpoint_that_never_appears_is_given_up(tmp_path: Path, monkeypatch
     monkeypatch.setattr(ranks, "time", SimpleNamespace(sleep=lambda _: None))
     with pytest.raises(RunStopped, match=f"nothing has changed in {tmp_path} for 1800 seconds"):
         never.published(wait=True)
-
-
-def test_a_rank_gives_up_a_checkpoint_whose_folder_the_first_rank_never_shows_it(
-    tmp_path: Path, monkeypatch
-):
-    monkeypatch.setattr("mugrpo.disk.publishing.time", Shared())
-    monkeypatch.setattr("mugrpo.optimize.checkpoint._RARELY", 0.0)
-    second: Any = SimpleNamespace(first=False, rank=1, size=2)
-    snapshot: Any = SimpleNamespace(
-        state={"update": 8}, policy=SimpleNamespace(ranks=second), write_model=None
-    )
-    path = RunDir(tmp_path).checkpoint(8)
-    writing = Writing(snapshot, path, {}, first_pid=1, then=lambda: None)
-    with pytest.raises(RunStopped, match=f"the other ranks' parts of {path}: nothing has changed"):
-        writing.published(wait=True)
 
 
 def test_a_checkpoint_counts_as_published_when_its_thread_has_freed_the_snapshot(tmp_path: Path):

@@ -1,26 +1,48 @@
-"""Rescoring by `mugrpo score --again`. Nothing else is made again."""
+"""Scores are made again by `mugrpo score --again` or for another judge. No rollout is touched."""
 
 from __future__ import annotations
 
+import json
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mugrpo.disk.errors import RunStopped
-from mugrpo.disk.records import Score, Status
-from mugrpo.tasks.embedded import Chain
-from tests.faults.harm import stopped
-from tests.runs import (
-    Command,
-    assert_same,
-    final_weights,
-    read_metrics,
-)
-from tests.stages.scored import AGAIN, entries, files, refreshes, rewards, written
+from tests.runs import Command, mugrpo, read_metrics, state
 
 pytest_plugins = ["tests.run_fixtures"]
+
+ANOTHER = ("--rewards.truncated", "scored", "--force")
+
+Files = dict[str, tuple[int, bytes]]
+
+
+def files(run_dir: Path, kind: str, stage: int = 0) -> Files:
+    """Return the modification time and the bytes of each of a stage's files of `kind`."""
+    found = sorted((run_dir / "stages" / f"{stage:03d}" / kind).iterdir())
+    found = [path for path in found if ".tmp." not in path.name]
+    return {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in found}
+
+
+def written(before: Files, after: Files) -> list[int]:
+    """Return the numbers of the shards that were written in between, even with the same bytes."""
+    assert before.keys() == after.keys()
+    names = sorted(name for name in before if name.startswith("shard-"))
+    return [n for n, name in enumerate(names) if after[name][0] > before[name][0]]
+
+
+def judges(run_dir: Path, stage: int = 0) -> set[str]:
+    """Return the judges of a stage's shards of scores."""
+    path = run_dir / "stages" / f"{stage:03d}" / "scores" / "manifest.json"
+    return {entry["judge"] for entry in json.loads(path.read_text())["shards"].values()}
+
+
+def refreshes(run_dir: Path) -> list[dict[str, Any]]:
+    """Return the last refresh line of each update."""
+    lines = {line["update"]: line for line in read_metrics(run_dir) if line["kind"] == "refresh"}
+    return list(lines.values())
 
 
 @pytest.fixture
@@ -32,7 +54,7 @@ def test_scores_are_made_again_and_no_rollout_is_touched(
     begun: Path, command: Command, stricter: None
 ):
     rollouts, scores, (old,) = files(begun, "rollouts"), files(begun, "scores"), refreshes(begun)
-    assert command("score", begun, *AGAIN).status == 0
+    assert command("score", begun, "--stage", 0, "--again").status == 0
     assert files(begun, "rollouts") == rollouts
     assert written(scores, files(begun, "scores")) == [0, 1, 2]
     (new,) = refreshes(begun)
@@ -44,69 +66,29 @@ def test_scores_are_made_again_and_no_rollout_is_touched(
     assert {key: new[key] for key in same} == {key: old[key] for key in same}
 
 
-@pytest.mark.long
-def test_rescoring_a_stage_that_was_trained_on_keeps_its_updates_and_says_so(
-    run_dir: Path, command: Command, stricter: None
-):
-    weights = final_weights(run_dir, 4)
-    updates = [line for line in read_metrics(run_dir) if line["kind"] == "update"]
-    ended = command("score", run_dir, *AGAIN)
-    assert ended.status == 0
-    assert "stage 0: updates made on the old scores stay as they are" in ended.out
-    assert final_weights(run_dir, 4) == weights
-    assert [line for line in read_metrics(run_dir) if line["kind"] == "update"] == updates
-    assert [line["update"] for line in sorted(refreshes(run_dir), key=_update)] == [0, 3]
-
-
-def _update(line: dict[str, Any]) -> int:
-    return int(line["update"])
-
-
-@pytest.fixture
-def stricter_twice(monkeypatch: pytest.MonkeyPatch, stricter: None) -> None:
-    """Install the stricter judge, which fails in the third shard."""
-    before, calls = Chain.score, iter(range(3))
-
-    def score(task: Chain, answers: Any) -> Any:
-        if next(calls, 3) == 2:
-            raise RunStopped("the judge broke down")
-        return before(task, answers)
-
-    monkeypatch.setattr(Chain, "score", score)
-
-
-@pytest.mark.long
-def test_after_a_stop_each_shard_has_the_scores_of_one_judge(
-    begun: Path, command: Command, stricter_twice: None
-):
-    old = entries(begun)
-    stopped(command("score", begun, *AGAIN), "the judge broke down")
-    new = entries(begun)
-    wrong = [entry["statuses"]["wrong"] for entry in old]
-    assert all(wrong)
-    sums = [entry["reward_sum"] for entry in old]
-    assert [e["reward_sum"] for e in new] == [sums[0] - wrong[0], sums[1] - wrong[1], sums[2]]
-    assert command("score", begun, *AGAIN).status == 0
-    assert rewards(begun) == sum(sums) - sum(wrong)
-    (line,) = refreshes(begun)
-    assert line["behavior_reward"] == pytest.approx(rewards(begun) / 24)
-
-
-@pytest.mark.long
-def test_a_judge_that_fails_leaves_a_run_that_goes_on_once_it_is_fixed(
-    begun: Path, command: Command, reference: Path, monkeypatch: pytest.MonkeyPatch
-):
-    def broken(_: Chain, answers: Any) -> Any:
-        return (Score(Status.ERROR, None, {"reason": f"no {a.problem.id}"}) for a in answers)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Chain, "score", broken)
-        scores = files(begun, "scores")
-        ended = command("score", begun, *AGAIN)
-    assert ended.status == 3 and "could not be judged" in ended.err
-    assert f"resume with: mugrpo score {begun} --stage 0" in ended.err
-    assert files(begun, "scores") == scores  # still the old ones
-    assert command("score", begun, *AGAIN).status == 0
+def test_scores_of_another_judge_are_made_again_once(begun: Path, command: Command):
+    rollouts, scores, old = files(begun, "rollouts"), files(begun, "scores"), judges(begun)
+    assert len(old) == 1 and all(old)
+    assert command("score", begun, "--stage", 0, *ANOTHER).status == 0
     assert written(scores, files(begun, "scores")) == [0, 1, 2]
-    assert command("train", begun).status == 0
-    assert_same(begun, reference)
+    assert files(begun, "rollouts") == rollouts
+    assert len(judges(begun)) == 1 and judges(begun).isdisjoint(old)
+    scores = files(begun, "scores")
+    assert command("score", begun, "--stage", 0).status == 0
+    assert files(begun, "scores") == scores
+
+
+@pytest.mark.long
+def test_after_a_kill_train_rescores_the_rest_of_the_current_stage(run_dir: Path, command: Command):
+    """Four updates are made: stage 0 is past, and stage 1 is current with truncated responses."""
+    past, old = files(run_dir, "scores", 0), judges(run_dir)
+    assert refreshes(run_dir)[1]["status/truncated"] > 0
+    words = ("score", run_dir, "--stage", 1, *ANOTHER)
+    assert mugrpo(*words, at="half a score shard", nth=2).status == -signal.SIGKILL
+    assert state(run_dir).scores == (3, 3)
+    scores = files(run_dir, "scores", 1)
+    assert command("train", run_dir).status == 0
+    assert written(scores, files(run_dir, "scores", 1)) == [1, 2]
+    assert len(judges(run_dir, 1)) == 1 and judges(run_dir, 1).isdisjoint(old)
+    assert files(run_dir, "scores", 0) == past
+    assert "status/truncated" not in refreshes(run_dir)[1]

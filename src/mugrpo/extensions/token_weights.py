@@ -41,7 +41,7 @@ class Method:
         except ValidationError as error:
             faults = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
             raise ValueError(f"method {name!r}: {'; '.join(faults)}") from None
-        loss = UpdateLoss.of(config)
+        loss = UpdateLoss(config)
         if loss.objective.prepass:
             raise ValueError(
                 f"method {name!r} looks at all responses of an update before it weighs a token, "

@@ -25,7 +25,8 @@ from mugrpo.model.files import local, readable_as, rows_of
 
 CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."  # of names in peft's files
-_ARITHMETIC = ("lora_alpha", "use_rslora", "use_dora")  # what shapes of A and B do not show
+# what shapes of A and B do not show
+_ARITHMETIC = ("lora_alpha", "alpha_pattern", "use_rslora", "use_dora")
 
 
 class Adapter:

@@ -8,21 +8,14 @@ Suffixes: B responses of a micro-batch, T response tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
 from mugrpo.config.base import ObjectiveOptions
-from mugrpo.config.objectives import (
-    CorrectionOptions,
-    FileOptions,
-    KLReference,
-    SequenceMaskOptions,
-    VetoOptions,
-)
+from mugrpo.config.objectives import FileOptions, KLReference
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.sources import load_file
@@ -41,39 +34,27 @@ _CORRECTIONS: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
-@dataclass(frozen=True)
 class UpdateLoss:
-    """The token losses of an update, as a function of a micro-batch and its logprobs [B, T]."""
+    """The token losses of an update, as a function of a micro-batch and its logprobs [B, T].
 
-    objective: Objective
-    knobs: dict[str, Any]
-    veto: VetoOptions
-    sequence_mask: SequenceMaskOptions
-    correction: CorrectionOptions
-    kl: KLReference | None
-    zero_variance_mask: bool
+    Raises UsageError if the config's objective is a file that is none.
+    """
 
-    @classmethod
-    def of(cls, config: RunConfig) -> UpdateLoss:
-        kl = config.reference if isinstance(config.reference, KLReference) else None
-        return cls(
-            _objective(config.objective),
-            config.objective.knobs,
-            config.veto,
-            config.sequence_mask,
-            config.correction,
-            kl,
-            config.advantage.zero_variance_mask,
-        )
+    def __init__(self, config: RunConfig) -> None:
+        self.objective = _objective(config.objective)
+        self._knobs = config.objective.knobs
+        self._config = config
+        self._masks = config.advantage.zero_variance_mask
+        self._kl = config.reference if isinstance(config.reference, KLReference) else None
 
     @property
     def metrics(self) -> tuple[str, ...]:
         """Return the names of the metrics that `__call__` returns."""
-        names = [*self.objective.metrics]
-        names += ["vetoed_fraction"] if self.veto.name in _VETOES else []
-        names += ["sequence_masked_fraction"] if self.sequence_mask.name in _SEQUENCE_MASKS else []
-        names += ["correction_weight"] if self.correction.name in _CORRECTIONS else []
-        return (*names, *(["kl_reference"] if self.kl else []))
+        config, names = self._config, [*self.objective.metrics]
+        names += ["vetoed_fraction"] * (config.veto.name in _VETOES)
+        names += ["sequence_masked_fraction"] * (config.sequence_mask.name in _SEQUENCE_MASKS)
+        names += ["correction_weight"] * (config.correction.name in _CORRECTIONS)
+        return (*names, *["kl_reference"] * (self._kl is not None))
 
     def has_gradient(self, responses: Responses) -> torch.Tensor:
         """Return which of the R responses can have a gradient and must be computed: [R] bool.
@@ -81,9 +62,9 @@ class UpdateLoss:
         A response that does not count (its reward is unknown or masked) has none, not even a KL's.
         """
         needed = responses.advantages != 0
-        if self.objective.needs_zero_advantages or self.kl is not None:
+        if self.objective.needs_zero_advantages or self._kl is not None:
             counted = responses.counted
-            needed = needed | (counted & responses.varied if self.zero_variance_mask else counted)
+            needed = needed | (counted & responses.varied if self._masks else counted)
         return needed
 
     def prepass(self, logprobs: torch.Tensor, all_: Tensors) -> TokenTensors:
@@ -91,7 +72,7 @@ class UpdateLoss:
         assert self.objective.prepass is not None
         behavior = self._behavior(all_["behavior_logprobs"], all_)
         return self.objective.prepass(
-            logprobs, behavior, all_["advantages"], all_["mask"], **self.knobs
+            logprobs, behavior, all_["advantages"], all_["mask"], **self._knobs
         )
 
     def __call__(
@@ -110,17 +91,19 @@ class UpdateLoss:
             **needed,
             **extra,
         )
-        if weigh := _CORRECTIONS.get(self.correction.name):
+        if weigh := _CORRECTIONS.get(self._config.correction.name):
             trainer_BT = batch.stored["trainer_behavior_logprobs"]
             weight_BT = weigh(
-                trainer_BT, batch.behavior_logprobs, batch.mask, **self.correction.knobs
+                trainer_BT, batch.behavior_logprobs, batch.mask, **self._config.correction.knobs
             )
             metrics["correction_weight"] = weight_BT * batch.mask
             loss_BT = loss_BT * weight_BT
-        if self.kl is not None:
-            kl_BT = self._kl(batch, logprobs_BT, behavior_BT)
+        if self._kl is not None:
+            kl_BT = ratios.kl(logprobs_BT, behavior_BT, batch.stored["reference_logprobs"])
+            counted_BT = batch.mask & batch.varied[:, None] if self._masks else batch.mask
+            kl_BT = kl_BT * counted_BT
             metrics["kl_reference"] = kl_BT.detach()
-            loss_BT = loss_BT + self.kl.coefficient * kl_BT
+            loss_BT = loss_BT + self._kl.coefficient * kl_BT
         return loss_BT, metrics
 
     def policy_term(
@@ -138,13 +121,15 @@ class UpdateLoss:
         As in TRL, the off-policy mask measures the distance from the engine's own logprobs.
         """
         inputs = (logprobs_BT, behavior_BT, advantages_B, mask_BT)
-        loss_BT, metrics = self.objective.loss(*inputs, **self.knobs, **further)
+        loss_BT, metrics = self.objective.loss(*inputs, **self._knobs, **further)
         removed = {}
-        if mask := _VETOES.get(self.veto.name):
-            removed["vetoed_fraction"] = mask(*inputs, **self.veto.knobs)
-        if drop := _SEQUENCE_MASKS.get(self.sequence_mask.name):
+        if mask := _VETOES.get(self._config.veto.name):
+            removed["vetoed_fraction"] = mask(*inputs, **self._config.veto.knobs)
+        if drop := _SEQUENCE_MASKS.get(self._config.sequence_mask.name):
             of_engine = (logprobs_BT, engine_BT, advantages_B, mask_BT)
-            removed["sequence_masked_fraction"] = drop(*of_engine, **self.sequence_mask.knobs)
+            removed["sequence_masked_fraction"] = drop(
+                *of_engine, **self._config.sequence_mask.knobs
+            )
         for removed_BT in removed.values():
             loss_BT = loss_BT.masked_fill(removed_BT, 0.0)
             metrics = {name: values * ~removed_BT for name, values in metrics.items()}
@@ -156,17 +141,7 @@ class UpdateLoss:
         With a correction they are the trainer's own. The correction's weight w then accounts for
         the engine, and staleness is not counted twice.
         """
-        return stored["trainer_behavior_logprobs"] if self.correction.needs else behavior_BT
-
-    def _kl(
-        self, batch: MicroBatch, logprobs_BT: torch.Tensor, behavior_BT: torch.Tensor
-    ) -> torch.Tensor:
-        assert self.kl is not None
-        kl_BT = ratios.kl(logprobs_BT, behavior_BT, batch.stored["reference_logprobs"])
-        counted_BT = batch.mask
-        if self.zero_variance_mask:
-            counted_BT = counted_BT & batch.varied[:, None]
-        return kl_BT * counted_BT
+        return stored["trainer_behavior_logprobs"] if self._config.correction.needs else behavior_BT
 
 
 def _objective(options: ObjectiveOptions) -> Objective:

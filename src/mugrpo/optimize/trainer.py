@@ -68,7 +68,7 @@ class Trainer:
         self.config = config
         self.options = config.optimizer
         self.budget = budget or TokenBudget(config.optimizer)
-        self.loss = UpdateLoss.of(config)
+        self.loss = UpdateLoss(config)
         self.share = shares_prompts(policy)
         choose_kernel(policy, self.budget.notify)
         if policy.precision == "bf16" and policy.adapter is None and policy.update == 0:
@@ -282,6 +282,10 @@ def learning_rate(
 # A single rank writes `optimizer.safetensors`. Several write `optimizer-00001-of-00002.safetensors`
 # and so on. A rank that loads them reads its own rows only, from whichever files hold them, so any
 # number of ranks can resume.
+#
+# Why not torch.distributed.checkpoint? It loads the same bits, but takes longer to save (50 M
+# parameters: 2.2 s instead of 1.45 on one rank, 2.3 instead of 1.9 on two, and 0.6 to 1 s more for
+# the checksums that are included here), and no engine reads its files.
 
 
 _RNG = "rng/cpu"

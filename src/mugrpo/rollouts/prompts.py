@@ -301,9 +301,9 @@ def _turns(encode: PromptEncoder, stop_ids: Collection[int]) -> Iterator[str]:
         stops = ", ".join(map(repr, encode.tokenizer.convert_ids_to_tokens(list(stop_ids))))
         tokens = encode.tokenizer.convert_ids_to_tokens(ids)
         special = [one for one in tokens if one in encode.tokenizer.get_added_vocab()]
-        way_out = f"--model.eos_token '{special[0]}'" if special else "--prompt.chat_template"
+        remedy = f"--model.eos_token '{special[0]}'" if special else "--prompt.chat_template"
         yield (
             f"warning: the chat template ends a turn with {(special or [end])[0]!r}, which does "
             f"not end a response (that does {stops}), so responses may run on until they are "
-            f"truncated; set {way_out}, unless the model was trained to end otherwise"
+            f"truncated; set {remedy}, unless the model was trained to end otherwise"
         )

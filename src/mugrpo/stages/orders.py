@@ -9,7 +9,8 @@
 The first rank reads the order, passes it on to the others, and answers when all are done. So a
 folder on a network is asked by one process, however many ranks there are. There is one order at a
 time. Ranks that start late, or again, find it too. None of this outlives the ranks, so nobody waits
-for the disk, which may be busy with their checkpoint.
+for the disk, which may be busy with their checkpoint. Why not a socket? Ranks that a cluster starts
+share nothing with the run but its folder.
 """
 
 from __future__ import annotations

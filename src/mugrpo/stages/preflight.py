@@ -27,42 +27,42 @@ _SHOWN = 3  # problems to train on, and as many held-out ones, that `mugrpo chec
 _IDS = 40  # of a prompt's beginning, and as many of its end
 
 
-def preflight(run: OpenRun, measures: Measures | None, *, tell: bool = False) -> None:
-    """Try what the rest of the run needs. Say what may go wrong, and with `tell` what was tried.
+def preflight(run: OpenRun, measures: Measures | None, *, verbose: bool = False) -> None:
+    """Try what the rest of the run needs. Say what may go wrong, and with `verbose` what was tried.
 
     Raises UsageError for an engine that cannot be started, more ranks than GPUs, a file without an
     objective, and a reward that fails, breaks its contract or finds the reference answer wrong. For
     these rewards it is RunStopped if the run has results already.
     """
-    _try_prompts(run, tell)
+    _try_prompts(run, verbose)
     require_engines(run.config)
     if run.config.distributed.processes > 1 and not run.config.backend.clustered:
         require_gpus(run.config.distributed)
-    UpdateLoss.of(run.config)  # a file of the user's own may not be one
-    _try_rewards(run, tell)
+    UpdateLoss(run.config)  # a file of the user's own may not be one
+    _try_rewards(run, verbose)
     for sentence in measures.preflight() if measures else ():
-        if tell:
+        if verbose:
             run.progress.say(sentence)
 
 
-def _try_prompts(run: OpenRun, tell: bool) -> None:
+def _try_prompts(run: OpenRun, verbose: bool) -> None:
     for sentence in notices(run.prompts, run.vocabulary.stop_ids, run.problems):
         run.progress.say(sentence)
-    if tell:
+    if verbose:
         ids = run.prompts(run.problems[0]).tolist()
         shown = f"{str(ids[:_IDS])[:-1]}, ... {str(ids[-_IDS:])[1:]}"
         run.progress.say(f"prompt ids  {ids if len(ids) <= 2 * _IDS else shown}")
 
 
-def _try_rewards(run: OpenRun, tell: bool) -> None:
+def _try_rewards(run: OpenRun, verbose: bool) -> None:
     held_out = run.eval_problems if run.config.evaluation.every else ()
-    count = _SHOWN if tell else 1
+    count = _SHOWN if verbose else 1
     refusal = UsageError if run.folder.is_untouched() else RunStopped
     problems = [*_first(run.problems, count), *_first(held_out, count)]
     for problem, score in zip(problems, _scores(run, problems), strict=True):
         made_up = _made_up(run, problem)
         completion = f"a made-up completion, {made_up!r} to problem {problem.id!r}"
-        if tell:
+        if verbose:
             run.progress.say(f"prompt      {run.prompts.text(problem)!r}")
             reward = "none" if score.reward is None else f"{score.reward:g}"
             run.progress.say(f"reward      {reward} ({score.status}) for {completion}")

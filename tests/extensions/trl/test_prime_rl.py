@@ -64,7 +64,7 @@ def test_samples_add_up_to_the_gradient_of_our_update(method: str):
     update = seeded(0).to(torch.float32)
     batch, tokens = update.batch, int(update.batch.mask.sum())
     options = {"preset": method, "reference": {"name": "off"}}
-    ours = UpdateLoss.of(build_config(options, "test"))
+    ours = UpdateLoss(build_config(options, "test"))
     expected = update.logprobs.detach().clone().requires_grad_()
     reduced_loss(ours(batch, expected, {})[0], batch.mask, "token_mean", tokens).backward()
 

@@ -86,7 +86,7 @@ def test_the_gradient_is_that_of_our_loss_with_the_engine_corrected(
     batch, rows = update.batch, len(update.batch.mask)
     tokens = int(batch.mask.sum())
     options = {"correction": {"name": "truncated", "cap": 1.2}, "reference": {"name": "off"}}
-    ours = UpdateLoss.of(build_config({"preset": method, **options}, "test"))
+    ours = UpdateLoss(build_config({"preset": method, **options}, "test"))
     expected = update.logprobs.detach().clone().requires_grad_()
     below = denominator(reduction, tokens=tokens, responses=rows, max_new_tokens=7)
     reduced_loss(ours(batch, expected, {})[0], batch.mask, reduction, below).backward()

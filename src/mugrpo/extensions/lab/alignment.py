@@ -73,7 +73,7 @@ def alignment(run: OpenRun, number: int, methods: Sequence[str], groups: int) ->
             f"is smaller than its {stage.end - stage.first_update} updates"
         )
     weights, rows = weights_of(run), list[Row]()
-    home = run.folder.alignment(number)
+    home = run.folder.root / "alignment" / f"stage-{number:03d}"
     with Sampling(run, weights) as sampling:
         reader = StageReader(stage, weights.logprobs)
         for update in updates:
@@ -194,7 +194,7 @@ def _cosines(
     for name, method in configs.items():
         of = partial(_gradient, policy, weights.budget, stale, method)
         positive, negative = of(sign=1), of(sign=-1)
-        objective = UpdateLoss.of(method).objective
+        objective = UpdateLoss(method).objective
         adds_up = objective.prepass is None and not objective.needs_zero_advantages
         yield {
             "method": name,
@@ -220,7 +220,7 @@ def _gradient(
     if sign:
         kept = responses.advantages.sign() == sign
         responses = replace(responses, advantages=responses.advantages * kept)
-    loss = UpdateLoss.of(config)
+    loss = UpdateLoss(config)
 
     def compute(tokens: int) -> None:
         policy.model.zero_grad()

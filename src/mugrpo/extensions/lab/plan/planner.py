@@ -289,8 +289,7 @@ class Planner:
     def checkpoints(self, stages: Sequence[int]) -> list[int]:
         """Return the updates after which the options ask for checkpoints, times aside."""
         every, total = self.config.checkpoint.every, sum(stages)
-        due = set(np.cumsum(stages).tolist())
-        return sorted(due | set(range(every, total + 1, every)) if every else due)
+        return sorted({*range(every, total, every), total}) if every else np.cumsum(stages).tolist()
 
     def checkpoint(self) -> float:
         """Return the seconds for which training waits at a checkpoint: for a copy in memory."""
