@@ -187,10 +187,10 @@ def _module_files(name: str, folders: Sequence[Path]) -> list[Path]:
     if local := _local(name, folders):
         return [found for file in local for found in with_imports(file, folders)]
     spec = find_spec(name.partition(".")[0])  # of a top level, which imports nothing
-    places = list(spec.submodule_search_locations or ()) if spec else []
-    if spec and spec.origin and not places:
-        places = [spec.origin]
-    return [file for place in places for file in _files(Path(place))]
+    if spec is None:
+        return []
+    places = spec.submodule_search_locations or filter(None, [spec.origin])
+    return [file for place in map(Path, places) for file in _files(place)]
 
 
 def with_imports(file: Path, folders: Sequence[Path]) -> list[Path]:
