@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass
 from itertools import groupby, islice
 from pathlib import Path
@@ -176,7 +176,9 @@ class Grader:
         options = [r.model_copy(update={"weight": 1.0}).model_dump() for r in asked]
         distinct = list(dict.fromkeys(references))
         calls = ([to_json({"text": asked[0].written(r), "answer": r})] for r in distinct)
-        with closing(Pool(options, self._workers)) as pool:
+        # its own workers if it can be: loading sympy takes seconds
+        own = len(asked) == len(self._rewards)
+        with nullcontext(self._pool) if own else closing(Pool(options, self._workers)) as pool:
             for reference, [outcome] in zip(distinct, pool.run(calls), strict=True):
                 if not all(outcome.get("values", {"none": 0.0}).values()):
                     reasons[reference] = outcome.get("failure", "it is not equal to itself")
