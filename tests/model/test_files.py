@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM
@@ -77,6 +78,7 @@ with joined("optimize") as ranks:
 """
 
 
+@pytest.mark.long
 def test_ranks_exchange_their_rows_and_each_opens_its_own_file_only(tmp_path: Path):
     script = tmp_path / "split.py"
     script.write_text(SPLIT)

@@ -188,9 +188,9 @@ def _module_files(name: str, folders: Sequence[Path]) -> list[Path]:
         return [found for file in local for found in with_imports(file, folders)]
     spec = find_spec(name.partition(".")[0])  # of a top level, which imports nothing
     if spec is None:
-        return []  # only what runs first can find it
-    places = spec.submodule_search_locations or [spec.origin or ""]
-    return [file for place in places for file in _files(Path(place))]
+        return []
+    places = spec.submodule_search_locations or filter(None, [spec.origin])
+    return [file for place in map(Path, places) for file in _files(place)]
 
 
 def with_imports(file: Path, folders: Sequence[Path]) -> list[Path]:
