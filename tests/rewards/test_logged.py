@@ -116,7 +116,7 @@ def options(tmp_path: Path) -> tuple[object, ...]:
             "--schedule.growth",
             1,
         ),
-        *("--evaluation.every", 3, "--rollouts.shard_rollouts", 8, "--task.workers.batch_size", 4),
+        *("--evaluation.every", 3, "--rollouts.shard_rollouts", 8, "--workers.batch_size", 4),
     )
 
 

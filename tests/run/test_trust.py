@@ -132,7 +132,6 @@ def test_a_received_run_names_its_code(folder: Path, kind: str):
 @pytest.mark.parametrize(
     "named",
     [
-        {"distributed": {"machines": 2, "address": "HERE"}},
         {"backend": {"name": "ray", "address": "HERE"}},
         {"engine": {"name": "vllm_server", "urls": ["http://HERE"]}},
         {"task": {"rewards": [{"name": "code", "sandbox": "sandboxfusion", "url": "http://HERE"}]}},
