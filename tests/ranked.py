@@ -25,7 +25,7 @@ from mugrpo.optimize.fsdp import distribute
 from mugrpo.optimize.trainer import Trainer
 from mugrpo.processes.lifetime import DRIVER, driver_name
 from mugrpo.processes.ranks import Ranks, joined, within_a_machine
-from tests.builders import sampled_experience
+from tests.builders import sampled_experience, save
 from tests.runs import _processes
 from tests.updates import config_of
 
@@ -92,7 +92,7 @@ def work(ranks: Ranks, folder: Path, model: str, updates: int, chosen: dict[str,
     if ranks.first:
         (out / "handed over").mkdir(parents=True)
     ranks.wait()
-    trainer.save(out)
+    save(trainer, out)
     if chosen.get("naps") == "true":
         used = used_weights(trainer, every[0])
         policy.save(out / "handed over")
@@ -115,7 +115,7 @@ def nap(trainer: Trainer) -> None:
 def elsewhere(trainer: Trainer, model: str, experience: Experience, folder: Path) -> None:
     """Compute logprobs of the initial model meanwhile, as for a reference."""
     folder.mkdir(exist_ok=True)
-    trainer.save(folder)
+    save(trainer, folder)
     trainer.policy.load_weights(model, 0)
     rollout_logprobs(trainer.policy, experience.rollouts, trainer.config)
     trainer.load(folder)

@@ -13,7 +13,7 @@ from mugrpo.config.run import ModelOptions
 from mugrpo.config.training import LoRAOptions
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.optimize.trainer import Trainer
-from tests.builders import adapted_policy, stale
+from tests.builders import adapted_policy, save, stale
 from tests.cases import cross
 from tests.updates import config_of, step, weights
 
@@ -65,7 +65,7 @@ def test_a_checkpoint_holds_the_adapter_its_moments_and_nothing_of_the_model(exp
     trainer = Trainer(load_policy(ModelOptions(), lora=LORA), CONFIG)
     for _ in range(2):
         trainer.step(stale(experience))
-    trainer.save(tmp_path)
+    save(trainer, tmp_path)
     sizes = {f.name: f.stat().st_size for f in tmp_path.iterdir()}
     trained = 4 * 3 * 2272  # see test_adapter
     assert 4 * trained < sizes.pop("adapter_model.safetensors") < 4 * trained + 6000
@@ -82,7 +82,7 @@ def test_a_loaded_trainer_continues_bit_for_bit(experience, tmp_path: Path):
     trainer = Trainer(load_policy(ModelOptions(), lora=LORA, seed=1), CONFIG)
     for _ in range(2):
         trainer.step(stale(experience))
-    trainer.save(tmp_path)
+    save(trainer, tmp_path)
     resumed = Trainer(load_policy(ModelOptions(), lora=LORA, seed=2), CONFIG)
     resumed.load(tmp_path)
     for _ in range(2):
