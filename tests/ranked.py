@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, patch
@@ -45,12 +46,12 @@ def experiences(model: str) -> list[Experience]:
     return orders
 
 
-def started(count: int, folder: Path, model: str, updates: int, chosen: dict[str, str]) -> None:
-    """Run `work` in `count` ranks, which are forked with everything imported."""
+def started(count: int, work: Callable[..., None], *arguments: Any) -> None:
+    """Run work(ranks, *arguments) in `count` ranks, which are forked with everything imported."""
     with tempfile.TemporaryDirectory() as store:
         place = {DRIVER: driver_name(), "WORLD_SIZE": str(count), **within_a_machine(store)}
         processes = [
-            _processes().Process(target=_rank, args=(rank, place, folder, model, updates, chosen))
+            _processes().Process(target=_rank, args=(rank, place, work, *arguments))
             for rank in range(count)
         ]
         for process in processes:
@@ -60,10 +61,10 @@ def started(count: int, folder: Path, model: str, updates: int, chosen: dict[str
         assert [process.exitcode for process in processes] == [0] * count
 
 
-def _rank(rank: int, place: dict[str, str], *of_work: Any) -> None:
+def _rank(rank: int, place: dict[str, str], work: Callable[..., None], *arguments: Any) -> None:
     os.environ |= {**place, "RANK": str(rank), "LOCAL_RANK": str(rank)}
     with joined() as ranks:
-        work(ranks, *of_work)
+        work(ranks, *arguments)
 
 
 def work(ranks: Ranks, folder: Path, model: str, updates: int, chosen: dict[str, str]) -> None:

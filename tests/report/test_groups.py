@@ -46,15 +46,3 @@ def test_evaluations_show_all_responses_to_a_problem_with_what_was_logged(tmp_pa
 def test_options_come_right_after_the_accuracy(tmp_path):
     timed_run(tmp_path / "run")
     assert report(tmp_path / "run").of("h2")[:2] == ["Accuracy", "Results and options"]
-
-
-def test_the_bound_is_folded_but_open_in_print(tmp_path):
-    write_config(tmp_path / "run")
-    line = update(1, variance_weight=1.0)
-    write_metrics(tmp_path / "run", [refresh(0, 0), line, update(2, variance_weight=2.0)])
-    page = report(tmp_path / "run")
-    folds = [a for tag, a in page.elements if tag == "details" and a.get("class") == "fold"]
-    assert len(folds) == 2 and not any("open" in fold for fold in folds)  # config.json, too
-    printed = page.style.partition("@media print")[2]
-    assert ".fold::details-content { content-visibility: visible" in printed
-    assert "beforeprint" in page.script
