@@ -12,7 +12,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from mugrpo.arguments import commands, other_defaults, parser
+from mugrpo.arguments import commands, parser
 from mugrpo.config.describe import Option, Table, tables
 from mugrpo.config.run import PRESETS, RunConfig, described
 from mugrpo.tools.catalog import catalog
@@ -127,8 +127,6 @@ def _entry(option: Option, table: Table, anchor: str) -> list[str]:
     kind = f"`{option.kind}`, " + (
         "required" if option.default == "required" else f"default `{option.default}`"
     )
-    if others := other_defaults(option, table):
-        kind += f" ({_escaped(others)})"
     lines = [f"#### `{option.name}` {{: #{anchor} }}", "", f"{kind}. {RESUME[option.on_resume]}"]
     if option.name == table.chooser:
         lines += ["", *(f"- `{name}`: {_summary(o)}" for name, o in table.members.items()), ""]

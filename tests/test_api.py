@@ -135,6 +135,7 @@ def replayed(run_dir: Path) -> Any:
     return sample
 
 
+@pytest.mark.long
 def test_the_examples_of_the_page_do_what_it_says(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

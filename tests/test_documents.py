@@ -165,6 +165,7 @@ SUM = "{{ messages[0]['content'].split('?')[0].removeprefix('What is ') }}="
 EMBEDDED = "--model.path chain --prompt.chat_template sum.jinja --optimizer.lr 1e-3"
 
 
+@pytest.mark.long
 def test_the_example_of_own_problems_trains_an_embedded_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

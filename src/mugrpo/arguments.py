@@ -7,14 +7,14 @@ import inspect
 import shlex
 import textwrap
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import partial
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from mugrpo.config.base import imported
-from mugrpo.config.describe import Option, Table, shown, tables
+from mugrpo.config.describe import Option, Table, tables
 from mugrpo.config.extensions import installed
 from mugrpo.config.load import leaves
 from mugrpo.config.run import PRESETS, RunConfig
@@ -234,8 +234,7 @@ def options_text(*, every: bool) -> str:
     sets = ", ".join(name for name, _ in leaves(PRESETS[config.preset]))
     lines = _wrapped(
         f"options of a run, {places}. The defaults are those of a config without `preset`. It gets "
-        f"{config.preset}, which sets {sets}. Other presets' defaults are named where they differ; "
-        "`mugrpo objectives` lists all presets.",
+        f"{config.preset}, which sets {sets}. `mugrpo objectives` lists all presets.",
         indent="",
     )
     for table in described:
@@ -250,36 +249,14 @@ def options_text(*, every: bool) -> str:
 def _entry(option: Option, table: Table) -> list[str]:
     """Return the help lines for one option of `table`."""
     lines = _wrapped(f"  {'' if '[]' in option.name else '--'}{option.head}")
-    others = other_defaults(option, table)
-    differing = _wrapped(f"      default {others}") if others else []
     if option.name == table.chooser:
         for choice, options in table.members.items():
             meaning = (inspect.getdoc(options) or "").split("\n\n")[0]
             lines += _wrapped(f"      {choice}: {meaning}", "          ")
-        return lines + differing
+        return lines
     if table.chooser:
         lines += _wrapped(f"      for {table.chooser} {', '.join(option.defaults)}")
-    return lines + _wrapped(f"      {option.meaning}") + differing
-
-
-def other_defaults(option: Option, table: Table) -> str:
-    """Return the other defaults of an option of `table`, with their presets, or ""."""
-    others: dict[str, list[str]] = {}
-    for preset in PRESETS:
-        values = _defaults(preset)
-        inside = table.chooser and option.name != table.chooser
-        usual = option.defaults.get(values.get(table.chooser, "") if inside else "")
-        value = values.get(option.name, usual)
-        if option.name != "preset" and usual is not None and value not in (usual, None):
-            others.setdefault(value, []).append(preset)
-    return "; ".join(f"{value} with preset {', '.join(names)}" for value, names in others.items())
-
-
-@cache
-def _defaults(preset: str) -> dict[str, str]:
-    """Return dotted name -> default as text."""
-    config = RunConfig.model_validate({"preset": preset})
-    return {name: shown(value) for name, value in leaves(config.model_dump())}
+    return lines + _wrapped(f"      {option.meaning}")
 
 
 def _wrapped(text: str, indent: str = "      ") -> list[str]:

@@ -80,8 +80,8 @@ def against_seals(root: Path) -> list[str]:
     try:
         run_dir.read_config()
         require_metrics(run_dir)
-        for folder, kind in run_dir.shard_folders():
-            ShardSet(folder, kind)
+        for manifest in root.glob("stages/[0-9]*/*/manifest.json"):
+            ShardSet(manifest.parent, manifest.parent.name)
         stages = run_dir.stages()
         return [f"changed: {path}" for stage in stages for path in changed_shards(run_dir, stage)]
     except RunStopped as error:

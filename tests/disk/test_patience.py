@@ -44,12 +44,11 @@ def test_a_folder_without_progress_is_named_after_a_minute_and_given_up_after_ha
 
 
 def test_every_change_in_the_folder_is_progress(tmp_path: Path, clock: Clock):
-    """The folder appears, and a file in it appears, grows and goes, each 25 minutes apart."""
+    """A file appears, grows and goes, each 25 minutes apart."""
     said: list[str] = []
-    folder = tmp_path / "late"
-    patience = Patience(folder, "the ranks", said.append)
-    file = folder / "file"
-    steps = (folder.mkdir, file.touch, lambda: file.write_text("more"), file.unlink)
+    patience = Patience(tmp_path, "the ranks", said.append)
+    file = tmp_path / "file"
+    steps = (file.touch, lambda: file.write_text("more"), file.unlink)
     for count, step in enumerate(steps):
         looks(patience, clock, 1500)
         assert len(said) == count + 1

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import pandas as pd
-import pytest
 
-from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.shards import Place, ShardSet, read_plan, write_plan
-from tests.cases import table
-from tests.faults.harm import summed
 
 
 def test_a_plan_comes_back_as_it_was_written(tmp_path):
@@ -25,17 +19,3 @@ def test_a_plan_comes_back_as_it_was_written(tmp_path):
     assert table["batch"].tolist() == [0, 0, 0, 1, 2, 2]
     assert table["shard"].tolist() == [0, 1, 0, 2, 0, 0]
     assert table["row"].tolist() == [3, 0, 2, 7, 3, 4]
-
-
-@table("groups", [None, 2, [2, 0], [2, "1"]])
-def test_the_manifest_of_a_plan_needs_the_groups_of_each_shard(tmp_path, groups):
-    plan = ShardSet(tmp_path / "plan", "plan")
-    write_plan(plan, [[Place(0, 0)], [Place(1, 0)]], groups=[2, 1])
-    stored = json.loads(plan.manifest.read_text())
-    del stored["shards"]["0"]["groups"]
-    if groups is not None:
-        stored["shards"]["0"]["groups"] = groups
-    plan.manifest.write_text(json.dumps(stored))
-    summed(plan.manifest)
-    with pytest.raises(RunStopped, match=r"is unreadable .*`mugrpo repair` sets it aside"):
-        ShardSet(plan.folder, "plan")

@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 
 from mugrpo.disk.records import Score, Status
-from mugrpo.disk.shards import score_from_row
 from tests.cases import table
 
 FAILED = {Status.UNFINISHED, Status.SKIPPED, Status.ERROR}
@@ -18,10 +17,3 @@ def test_a_score_has_no_reward_exactly_if_its_status_gives_none(status):
     assert Score(status, allowed).reward == allowed
     with pytest.raises(ValueError, match=f"status '{status.value}' has reward {refused}"):
         Score(status, refused)
-
-
-def test_a_timeout_that_an_earlier_version_stored_is_an_error_without_a_reward():
-    row = {"status": "timeout", "reward": None, "parts": '{"reason": "slow"}'}
-    assert score_from_row(row) == Score(Status.ERROR, None, {"reason": "slow"})
-    with pytest.raises(ValueError, match="'late' is not a valid Status"):
-        Status("late")

@@ -23,7 +23,6 @@ from mugrpo.disk.shards import (
     write_scores,
 )
 from tests.cases import table
-from tests.faults.harm import summed
 
 
 def made(number: int, problem_id: str = "p", length: int | None = None) -> Rollout:
@@ -326,26 +325,3 @@ def test_a_rollout_that_contradicts_itself_is_refused_and_nothing_is_written(
     with pytest.raises(ValueError, match=f"p9/0/0: {ids} response ids with {logprobs} logprobs"):
         write_rollouts(ShardSet(tmp_path, "rollouts"), 0, [made(1), bad])
     assert list(tmp_path.iterdir()) == []
-
-
-@table(
-    ("name", "value"),
-    [
-        ("rows", "7"),
-        ("rows", 0),
-        ("bytes", None),
-        ("sha256", 5),
-        ("tokens", [1]),
-        ("canary_gap", "none"),
-        ("refresh_parts", {"load": "1 s"}),
-    ],
-)
-def test_a_manifest_with_an_entry_of_another_form_is_unreadable(tmp_path, name, value):
-    shards = ShardSet(tmp_path / "rollouts", "rollouts")
-    write_rollouts(shards, 0, [made(0)])
-    stored = json.loads(shards.manifest.read_text())
-    stored["shards"]["0"][name] = value
-    shards.manifest.write_text(json.dumps(stored))
-    summed(shards.manifest)
-    with pytest.raises(RunStopped, match=f"{name} (is|are) .*`mugrpo repair` sets it aside"):
-        ShardSet(shards.folder, "rollouts")

@@ -119,14 +119,6 @@ def test_a_failure_costs_one_rollout_and_its_neighbours_go_on(what, failure, unf
         assert replies(found, 1)[0].reward == 2.0
 
 
-def test_a_death_that_is_not_repeated_costs_nothing(tmp_path: Path):
-    with environments() as found:
-        found.begin(0, 7, {})
-        replies(found, 1)
-        assert contents(told(found, 0, do("first"))) == ["first"]
-        assert contents(told(found, 0, do(f"die_once {tmp_path / 'dead'}"))) == ["first,die_once"]
-
-
 def test_a_neighbour_that_replies_differently_when_repeated_fails_at_its_next_call():
     with environments(seconds=2.0) as found:
         for rollout in range(3):

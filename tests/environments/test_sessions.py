@@ -108,13 +108,6 @@ def test_bad_calls_are_told_to_the_model_in_trls_words():
     assert (last.reward, last.logged) == (3.0, {"tools/calls": 8, "tools/failures": 6})
 
 
-@table(("last", "reward"), [("none", None), ("true", 1.0), ("four", 1.0)])
-def test_rewards_may_be_none_or_a_bool(last: str, reward: float | None):
-    found = begun(games.Misbehaving, {"answer": last})
-    found.end(0)
-    assert found.replies(0)[1][1].reward == reward
-
-
 def test_an_object_is_made_once_and_reset_often():
     made: list[games.Counter] = []
 
@@ -131,12 +124,6 @@ def test_an_object_is_made_once_and_reset_often():
     for rollout in range(3):
         found.begin(rollout, 7, {})
     assert len(made) == 3  # as many as there are rollouts at once
-
-
-def test_a_reset_that_raises_costs_its_rollout():
-    found = begun(games.Misbehaving, {"answer": "raise no such game"})
-    [(_, reply)] = found.replies(0)
-    assert reply.done and reply.failure == "code: ValueError: no such game"
 
 
 def test_a_game_by_a_function_of_messages():

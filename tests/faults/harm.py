@@ -89,7 +89,7 @@ def accepted(run_dir: Path) -> None:
     for folder in run_dir.glob("checkpoints/update-*"):
         with suppress(OSError, ValueError, TypeError, RecursionError):
             stored = dict(json.loads((folder / "stages.json").read_text()))
-            stored |= {"metrics": mark_of(run_dir / "metrics.jsonl"), "shards": {}}
+            stored |= {"metrics": mark_of((run_dir / "metrics.jsonl").read_bytes()), "shards": {}}
             stored["config"] = json.loads((run_dir / "config.json").read_text())
             (folder / "stages.json").write_text(json.dumps(stored))
         (folder / SUMS).unlink()

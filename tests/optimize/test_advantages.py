@@ -32,9 +32,9 @@ def test_unbiased_std_plus_1e_4():
     )
 
 
-def test_population_std_divides_by_n():
+def test_off_policy_grpo_adds_eps_to_the_population_variance():
     # mean 1, squares 4 + 1 + 1, population variance 6 / 3 = 2
-    s = math.sqrt(2) + 1e-4
+    s = math.sqrt(2 + 1e-4)
     actual = of_group([3.0, 0.0, 0.0], std="population")
     assert actual == pytest.approx([2 / s, -1 / s, -1 / s], rel=1e-12)
 

@@ -33,8 +33,8 @@ def of_advantages(advantages_PG: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
         (asymre(REWARDS, VALID, delta=0.0), [0.5, -0.5, 0.0]),
         (asymre(REWARDS, VALID, delta=0.25), [0.25, -0.75, -0.25]),
         (shifted(REWARDS, VALID, baseline=0.25), [0.75, -0.25, 0.25]),
-        # population std sqrt(1/6) = .408248; / (std + 1e-4)
-        (group(REWARDS, VALID, std="population"), [1.224445, -1.224445, 0.0]),
+        # population variance 1/6; / sqrt(1/6 + 1e-4) = .408371
+        (group(REWARDS, VALID, std="population"), [1.224378, -1.224378, 0.0]),
     ],
 )
 def test_losses_and_weights_by_hand(advantages, expected):

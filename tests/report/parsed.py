@@ -9,17 +9,15 @@ from typing import Any
 
 from mugrpo.report import write_report
 
-VOID = {"meta", "br", "input"}
+VOID = {"meta", "br"}
 ELEMENTS = {
     *("html", "head", "meta", "title", "style", "body", "main", "header", "section"),
     *("h1", "h2", "h3", "p", "b", "i", "s", "small", "strong", "span", "div", "ul", "li"),
     *("table", "thead", "tbody", "tr", "th", "td", "details", "summary", "pre", "article", "bdi"),
-    *("form", "label", "input", "select", "option", "del", "ins"),
     *("figure", "figcaption", "script", "svg", "g", "path", "rect", "line", "text"),
 }
 ATTRIBUTES = {
     *("class", "lang", "charset", "name", "content", "http-equiv", "scope", "open", "title"),
-    *("value", "checked", "step", "hidden", "data-stage", "data-status", "data-reward"),
     *("viewbox", "role", "aria-label", "width", "height", "type", "transform", "d", "x2", "y2"),
     *("fill", "opacity", "fill-opacity", "display", "text-anchor"),
     *("stroke", "stroke-width", "stroke-dasharray", "stroke-miterlimit", "stroke-linecap"),

@@ -93,6 +93,7 @@ def sample(tokens: Sequence[str], ratios: Sequence[float], **values: Any) -> dic
         "tokens": list(tokens),
         "behavior_logprobs": behavior,
         "logprobs": [old + math.log(r) for old, r in zip(behavior, ratios, strict=True)],
+        "entropies": [0.5] * len(tokens),
         "marks": {},
         **values,
     }
@@ -192,14 +193,6 @@ def _plausible_update(
         kl_behavior=spread**2 / 8 * noise,
         tv_token=spread / 6 * noise,
         tv_sequence=1 - math.exp(-spread * noise),
-        variance_weight=1.3 + 0.1 * noise,
-        **{
-            "bound/surrogate": 0.1 * spread * noise,
-            "bound/weighted_tv": 1.3 * spread * noise,
-            "bound/tv_proximal": 0.5 * spread,
-            "bound/factor_one": -1.2 * spread * noise - 0.5 * spread,
-            "bound/stated": -2.5 * spread * noise - spread,
-        },
         entropy=0.3 * math.exp(-2 * number / total) * noise + 0.02,
         zero_variance_share=min(1.0, 0.1 + 0.5 * number / total + rng.normal(0, 0.05)),
         failed_share=0.0,

@@ -5,8 +5,18 @@ from pathlib import Path
 import pytest
 
 from mugrpo.disk.errors import UsageError
-from mugrpo.report.read import evenly, flattened, number, read_runs, unique_names
+from mugrpo.report.read import (
+    RunData,
+    flattened,
+    number,
+    phase_seconds,
+    read_runs,
+    training_clock,
+    training_seconds,
+    unique_names,
+)
 from tests.report.synthetic import (
+    evaluation,
     refresh,
     sample,
     update,
@@ -21,13 +31,13 @@ def test_names_have_as_many_parents_as_it_takes_to_differ():
     assert unique_names(roots) == ["a/x/run", "b/x/run", "other", "y/run"]
 
 
-def test_a_run_named_twice_is_read_once(tmp_path):
+def test_a_run_named_twice_is_read_once(tmp_path: Path):
     write_config(tmp_path / "a")
     assert len(read_runs([tmp_path / "a", tmp_path / "b" / ".." / "a"])) == 1
 
 
 @pytest.mark.parametrize("content", ["nothing", "empty", "file", "other"])
-def test_a_path_that_is_not_a_run_is_refused_in_one_sentence(tmp_path, content):
+def test_a_path_that_is_not_a_run_is_refused_in_one_sentence(tmp_path: Path, content: str):
     path = tmp_path / "a"
     if content == "file":
         path.write_text("x")
@@ -39,12 +49,7 @@ def test_a_path_that_is_not_a_run_is_refused_in_one_sentence(tmp_path, content):
         read_runs([path])
 
 
-def test_no_runs_at_all_are_refused():
-    with pytest.raises(UsageError):
-        read_runs([])
-
-
-def test_an_incomplete_last_line_is_skipped_and_a_bad_one_noted(tmp_path):
+def test_an_incomplete_last_line_is_skipped_and_a_bad_one_noted(tmp_path: Path):
     write_config(tmp_path)
     write_metrics(tmp_path, [update(1), update(2)], torn='{"kind": "upd')
     run = read_runs([tmp_path])[0]
@@ -56,50 +61,21 @@ def test_an_incomplete_last_line_is_skipped_and_a_bad_one_noted(tmp_path):
     assert run.notes == [f"1 lines of {tmp_path / 'metrics.jsonl'} cannot be read"]
 
 
-def test_a_token_has_its_ratio_and_its_marks(tmp_path):
+def test_damaged_samples_are_noted_and_left_out(tmp_path: Path):
     write_config(tmp_path)
-    marks = {"clipped": [1], "vetoed": [1, 2]}
-    entry = sample(["a", "b", "c"], [1.0, 4.0, 0.5], marks=marks)
-    write_samples(tmp_path, 64, [entry], stage=0, staleness=63)
-    (file,) = read_runs([tmp_path])[0].samples
-    assert (file.update, file.stage, file.staleness) == (64, 0, 63)
-    tokens = file.samples[0].tokens
-    assert [token.ratio for token in tokens] == pytest.approx([1.0, 4.0, 0.5])
-    assert [token.behavior for token in tokens] == pytest.approx([0.5] * 3)
-    assert [token.marks for token in tokens] == [(), ("clipped", "vetoed"), ("vetoed",)]
-
-
-@pytest.mark.parametrize(
-    "broken",
-    [
-        "{",
-        "[]",
-        '{"update": 1}',
-        '{"update": 1, "samples": [{}]}',
-        '{"update": 1, "samples": [1]}',
-        '{"update": null, "samples": []}',
-    ],
-)
-def test_a_file_of_samples_that_cannot_be_shown_becomes_a_note(tmp_path, broken):
-    write_config(tmp_path)
-    write_samples(tmp_path, 1, []).write_text(broken)
+    write_samples(tmp_path, 1, [sample(["a"], [1.0])])
+    write_samples(tmp_path, 2, []).write_text('{"update": 2}')
     run = read_runs([tmp_path])[0]
-    assert run.samples == [] and len(run.notes) == 1 and "update-000001" in run.notes[0]
+    assert [file["update"] for file in run.samples] == [1]
+    assert "has no samples that can be shown" in run.notes[0]
 
 
-def test_logprobs_that_do_not_fit_the_tokens_become_a_note(tmp_path):
-    write_config(tmp_path)
-    write_samples(tmp_path, 1, [sample(["a", "b"], [1.0, 1.0], logprobs=[0.0])])
-    run = read_runs([tmp_path])[0]
-    assert run.samples == [] and "2 tokens with 2 and 1 logprobs" in run.notes[0]
+def test_only_finite_numbers_count():
+    line = {"a": 1, "b": True, "c": "1", "d": None, "e": float("nan"), "f": 0.5}
+    assert [number(line, key) for key in "abcdefg"] == [1, None, None, None, None, 0.5, None]
 
 
-@pytest.mark.parametrize("value", [None, True, "1", [1], 10**400, float("nan"), float("inf")])
-def test_a_value_that_is_not_a_finite_number_counts_as_missing(value):
-    assert number({"a": value}, "a") is None and number({}, "a") is None
-
-
-def test_options_are_under_dotted_names():
+def test_options_are_flattened_by_dotted_names():
     assert flattened({"a": {"b": 1, "c": {"d": [2]}}, "e": None}) == {
         "a.b": 1,
         "a.c.d": [2],
@@ -107,14 +83,50 @@ def test_options_are_under_dotted_names():
     }
 
 
-def test_a_selection_is_evenly_spaced_with_both_ends():
-    assert evenly(range(3), 5) == [0, 1, 2]
-    assert evenly(range(10), 4) == [0, 3, 6, 9]
+@pytest.fixture
+def run(tmp_path: Path) -> RunData:
+    """A run of two stages of two updates."""
+
+    def timed(number: int, checkpoint: float = 0.0) -> dict[str, object]:
+        seconds = {"time/update": 3.0, "time/read": 0.5, "time/checkpoint": checkpoint}
+        return update(number, **seconds)
+
+    write_config(tmp_path, stages=2, batches_per_stage=2)
+    lines = [
+        evaluation(0, 0.25, **{"time/evaluate": 5.0}),
+        refresh(0, 0, **{"time/refresh": 1.0, "time/generate": 10.0, "time/score": 2.0}),
+        timed(1),
+        timed(2),
+        evaluation(2, 0.5, **{"time/evaluate": 6.0}),
+        refresh(2, 1, **{"time/refresh": 3.0, "time/generate": 20.0, "time/score": 2.0}),
+        timed(3, checkpoint=4.0),  # what was saved after update 2
+        timed(4),
+        evaluation(4, 0.75, **{"time/evaluate": 7.0}),
+    ]
+    write_metrics(tmp_path, lines[::-1])  # the order in the file does not count
+    return read_runs([tmp_path])[0]
 
 
-def test_reading_writes_nothing(tmp_path):
-    write_config(tmp_path)
-    write_metrics(tmp_path, [refresh(0, 0)])
-    before = sorted(tmp_path.rglob("*"))
-    read_runs([tmp_path])
-    assert sorted(tmp_path.rglob("*")) == before
+def test_the_training_clock_leaves_evaluation_out(run: RunData):
+    clock = training_clock(run)
+    assert {at: seconds for at, seconds in clock.items() if at[0] != "refresh"} == {
+        ("evaluation", 0): 0.0,
+        ("update", 1): 16.5,
+        ("update", 2): 20.0,
+        ("evaluation", 2): 20.0,
+        ("update", 3): 52.5,  # with the checkpoint after update 2
+        ("update", 4): 56.0,
+        ("evaluation", 4): 56.0,
+    }
+    assert training_seconds(run) == 56.0
+
+
+def test_phases_add_up(run: RunData):
+    assert phase_seconds(run) == {
+        "refresh": 4.0,
+        "generate": 30.0,
+        "score": 4.0,
+        "optimize": 14.0,
+        "checkpoint": 4.0,
+        "evaluate": 18.0,
+    }

@@ -60,15 +60,6 @@ def test_the_environments_reward_is_summed_with_a_functions(own, status, reward)
     assert score.parts == {"environment": own, "length": 1.0}
 
 
-def test_no_reward_from_the_environment_alone_is_no_reward():
-    with Grader((EnvironmentReward(),), ONE) as grader:
-        given, none = grader.scores(
-            [replace(answer("x"), environment_reward=own) for own in (1.0, None)]
-        )
-    assert (given.status, given.reward) == (Status.RIGHT, 1.0)
-    assert (none.status, none.reward) == (Status.SKIPPED, None)
-
-
 GRADERS: dict[tuple[object, ...], Grader] = {}
 
 
@@ -143,12 +134,6 @@ def test_functions_alone_are_right_from_a_reward_of_1():
     assert scores(rewards, "halfhalf", "abc") == [
         Score(Status.RIGHT, 3.0, {"half": 0.5, "length": 8.0}),
         Score(Status.WRONG, 0.75, {"half": None, "length": 3.0}),
-    ]
-
-
-def test_none_from_all_functions_is_skipped():
-    assert scores((function("half"),), "a") == [
-        Score(Status.SKIPPED, None, {"half": None, "reason": "no reward is a number"})
     ]
 
 
@@ -269,13 +254,6 @@ def test_a_reward_that_fails_has_no_reward_and_one_that_cannot_finish_has_0(text
     ]
 
 
-def test_a_reference_that_is_not_mathematics_is_an_error():
-    with Grader((MathOptions(),), ONE) as grader:
-        [score] = grader.scores([answer("12", reference="$")])
-    reason = f"math: ValueError: {UNREADABLE}"
-    assert score == Score(Status.ERROR, None, {"reason": reason})
-
-
 @table(
     ("text", "sentence"),
     [
@@ -283,16 +261,10 @@ def test_a_reference_that_is_not_mathematics_is_an_error():
             "[float('nan')]",
             "`returns` returned nan as reward 0 of 1 (problem p1); a reward must be",
         ),
-        ("[float('inf')]", "`returns` returned inf as reward 0 of 1 (problem p1)"),
         ("['1']", "`returns` returned '1' as reward 0 of 1 (problem p1)"),
-        ("[10**400]", "as reward 0 of 1 (problem p1)"),
         ("[1e308]", "`returns` returned 1e+308 as reward 0 of 1 (problem p1); a reward must be a"),
-        ("[-1.001e9]", "a reward must be a number between -1e+09 and 1e+09, or None"),
-        ("[np.zeros(2)]", "as reward 0 of 1 (problem p1)"),
         ("[]", "`returns` returned [], not a list of 1 rewards"),
         ("[1] * 7", "not a list of 1 rewards"),
-        ("'1'", "`returns` returned '1', not a list of 1 rewards"),
-        ("None", "`returns` returned None, not a list of 1 rewards"),
         ("1.0", "`returns` returned 1.0, not a list of 1 rewards"),
     ],
 )
@@ -310,11 +282,6 @@ def test_the_index_in_the_message_is_that_in_the_batch():
         scores((function("returns"),), "[1, None, float('nan')]", "b", "c", workers=workers)
 
 
-@table(("text", "reward"), [("[True]", 1.0), ("[np.bool_(False)]", 0.0)])
-def test_booleans_are_rewards_as_in_trl(text, reward):
-    assert [score.reward for score in scores((function("returns"),), text)] == [reward]
-
-
 @table("text", ["[np.float32(0.5)]", "(0.5,)", "np.array([0.5])", "[np.array(0.5)]"])
 def test_numbers_of_numpy_are_accepted(text):
     assert scores((function("returns"),), text)[0].reward == 0.5
@@ -330,8 +297,6 @@ def nothing_taken():
     [
         ("f = 3", "f", "rewards.py has no function f"),
         ("def f(:", "f", "rewards.py cannot be imported: SyntaxError: invalid syntax"),
-        ("import torche", "f", "ModuleNotFoundError: No module named 'torche'"),
-        ("raise SystemExit(1)", "f", "rewards.py cannot be imported: SystemExit: 1"),
         ("import os; os._exit(4)", "f", "a reward worker died while it was loading (status 4)"),
     ],
 )
@@ -345,15 +310,6 @@ def test_a_function_that_cannot_be_loaded_is_refused_before_any_answer(
     assert sentence in str(refused.value)
     with pytest.raises(UsageError):
         grader.start()
-    assert not grader._pool._workers
-
-
-def test_an_error_in_the_reader_leaves_no_process_at_work():
-    with Grader((function("obeys"),), WorkerOptions(count=2)) as grader:
-        with pytest.raises(ZeroDivisionError):
-            for _ in grader.scores(map(answer, ["1", "loop", "3"])):
-                raise ZeroDivisionError
-        assert [score.reward for score in grader.scores(map(answer, "45"))] == [4.0, 5.0]
     assert not grader._pool._workers
 
 

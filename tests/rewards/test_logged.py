@@ -65,18 +65,6 @@ def test_a_call_logs_with_its_first_response_and_columns_with_each(tmp_path):
     ]
 
 
-def test_a_metric_may_be_a_tensor(tmp_path):
-    text = """
-import torch
-
-def logs(log_metric, **_):
-    log_metric("step", torch.tensor(3))
-    return [1.0]
-"""
-    (score,) = scores(tmp_path, answer("a"), text=text)
-    assert score.logged["logged/step"] == [3.0]
-
-
 def test_a_call_has_responses_of_one_policy_only(tmp_path):
     """Two calls, of 1 and 2 responses, although up to four fit into one."""
     judged = scores(tmp_path, answer("a", step=3), answer("b", step=6), answer("c", step=6))

@@ -223,35 +223,3 @@ def test_an_environment_that_fails_costs_its_rollout_alone(policy):
     for r in rollouts:
         if r.environment.failure is None:
             np.testing.assert_array_equal(r.response_ids, good[r.seed].response_ids)
-
-
-class Listeners(Games):
-    """Games that are told the tokens of each turn before its message."""
-
-    def __init__(self) -> None:
-        super().__init__(counting)
-        self.heard: list[tuple[Any, ...]] = []
-
-    def drawn(self, rollout: int, *tokens: np.ndarray) -> None:
-        self.log.append(("drawn", rollout, None))
-        self.heard.append(tuple(tuple(part.tolist()) for part in tokens))
-
-
-def test_an_environment_that_listens_gets_the_tokens_of_each_turn(policy):
-    """They are the record's: all that precedes the turn, its tokens and their logprobs."""
-    games = Listeners()
-    draws = [(problem, 0) for problem in PROBLEMS]
-    rollouts = sampler_of(policy, games).sample_shard(draws, lambda _: None).rollouts
-    said = [(name, rollout) for name, rollout, _ in games.log if name in ("drawn", "step")]
-    assert said[::2] == [("drawn", rollout) for _, rollout in said[1::2]]
-    recorded = []
-    for r in rollouts:
-        whole = r.turns if r.finish_reason is FinishReason.STOP else r.turns[:-1]
-        for begin in whole.tolist():
-            ends = np.flatnonzero(~r.loss_mask[begin:])
-            end = begin + int(ends[0]) if len(ends) else len(r.response_ids)
-            before = (*r.prompt_ids.tolist(), *r.response_ids[:begin].tolist())
-            ids, logprobs = r.response_ids[begin:end], r.behavior_logprobs[begin:end]
-            recorded.append((before, tuple(ids.tolist()), tuple(logprobs.tolist())))
-    assert len(recorded) > len(rollouts)
-    assert sorted(games.heard) == sorted(recorded)

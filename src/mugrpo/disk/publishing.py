@@ -29,7 +29,7 @@ from mugrpo.disk.errors import RunStopped, UsageError
 SUMS = "sha256.json"
 _NAMED = 60.0  # seconds without progress after which a wait is named
 _OVER = 1800.0  # seconds without progress after which it ends
-_LOOK = 1.0  # seconds between two looks at a folder, which a network file system answers slowly
+_LOOK = 1.0  # seconds between listings of a folder, which a network file system answers slowly
 
 watchers: list[Callable[[str, str], None]] = []  # with which a test can kill a run; usually none
 
@@ -75,13 +75,11 @@ def set_aside(path: Path) -> None:
 
 
 def keep_copy(path: Path) -> None:
-    """Copy a bad file to the name that `set_aside` gives it, because it is going to be replaced.
-
-    A folder in its place is renamed.
-    """
+    """Copy a bad file to the name that `set_aside` gives it, because it is going to be replaced."""
+    # A rename would leave a moment without the file, in which a kill loses what it still tells.
     if path.is_file():
         shutil.copyfile(path, _aside(path))
-    elif os.path.lexists(path):
+    else:
         set_aside(path)
 
 
@@ -341,12 +339,8 @@ class Patience:
 
 def _files_in(folder: Path) -> object:
     """Return the names, sizes and times of the folder's files: a write or removal shows in them."""
-    try:
-        paths = sorted(folder.iterdir())
-    except OSError:  # there is no folder yet
-        return None
     stats = []
-    for path in paths:
+    for path in sorted(folder.glob("*")):
         with suppress(OSError):  # removed meanwhile
             stat = path.stat()
             stats.append((path.name, stat.st_size, stat.st_mtime_ns))

@@ -67,7 +67,6 @@ class Status(StrEnum):
     """The outcome of scoring a rollout.
 
     A failure of the judge is a status and never a number. What it cannot finish has reward 0.
-    "timeout", a failure in runs of earlier versions, is read as ERROR.
     """
 
     RIGHT = "right"
@@ -77,10 +76,6 @@ class Status(StrEnum):
     UNFINISHED = "unfinished"  # the judge ran out of time, memory or stack on it
     SKIPPED = "skipped"  # no reward function gave it a reward
     ERROR = "error"
-
-    @classmethod
-    def _missing_(cls, value: object) -> Status | None:
-        return cls.ERROR if value == "timeout" else None
 
     @property
     def failed(self) -> bool:

@@ -37,7 +37,7 @@ import socket
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -54,7 +54,6 @@ from mugrpo.disk.publishing import (
 )
 
 FORMAT = 3
-_NEVER_READ = ("handed_over", "tensorboard", "trackio", "wandb")  # wandb links to its own logs
 _SHM = Path("/dev/shm")  # Linux's file system in memory; other systems have none
 _WORTH = 1 << 28  # bytes: less takes any disk a second or two
 # The memory that must be free, as a multiple of what is written. After a model in bf16 has been
@@ -167,10 +166,7 @@ class RunDir:
 
     def is_temporary(self, update: int) -> bool:
         """Return whether a checkpoint is only there until there is a newer one."""
-        try:
-            return bool(self._stages(update)["temporary"])
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            return False
+        return bool(self.sealed(update).get("temporary"))
 
     def sealed(self, update: int) -> dict[str, Any]:
         """Return what a checkpoint says of the run (see `seal`), or {} if it cannot be read.
@@ -178,24 +174,13 @@ class RunDir:
         Only the checkpoint's own checksums tell whether it is so.
         """
         try:
-            return dict(self._stages(update))
+            return dict(json.loads((self.checkpoint(update) / "stages.json").read_bytes()))
         except (OSError, ValueError, TypeError, RecursionError):
             return {}
 
     def sealed_config(self, update: int) -> dict[str, Any] | None:
         """Return the config.json that a checkpoint was written with, or None if it has none."""
-        kept = self.sealed(update).get("config")
-        return kept if isinstance(kept, dict) and "sha256" in kept else None
-
-    def config_as_stored(self) -> Any:
-        """Return the content of config.json, whatever it is, or None if it cannot be read."""
-        try:
-            return json.loads(regular(self.config).read_text())
-        except (OSError, ValueError, RecursionError):
-            return None
-
-    def _stages(self, update: int) -> Any:
-        return json.loads((self.checkpoint(update) / "stages.json").read_text())
+        return self.sealed(update).get("config")
 
     def stages(self) -> list[int]:
         """Return the numbers of the stages that have a folder."""
@@ -205,14 +190,6 @@ class RunDir:
     def evaluation(self, update: int) -> Path:
         return self.root / "evaluations" / f"update-{update:06d}"
 
-    def bakeoff(self, stage: int) -> Path:
-        """Return the folder of a comparison of methods on a stage. It has one run per method."""
-        return self.root / "bakeoff" / f"stage-{stage:03d}"
-
-    def alignment(self, stage: int) -> Path:
-        """Return the folder of a comparison of a stage's gradients with on-policy ones."""
-        return self.root / "alignment" / f"stage-{stage:03d}"
-
     def samples(self, update: int, kind: str = "update") -> Path:
         """Return the file of a few rollouts of an update, or of an "evaluation"."""
         return self.root / "samples" / f"{kind}-{update:06d}.json"
@@ -220,28 +197,21 @@ class RunDir:
     def nonfinite(self, update: int) -> Path:
         return self.root / "nonfinite" / f"update-{update:06d}.json"
 
-    def shard_folders(self) -> list[tuple[Path, str]]:
-        """Return (folder, kind of its shards) for every folder of shards, in stage order."""
-        manifests = sorted(self.root.glob("stages/*/*/manifest.json"))
-        folders = [manifest.parent for manifest in manifests]
-        return [(folder, folder.name) for folder in folders if folder.parent.name.isdigit()]
-
     def read_config(self) -> dict[str, Any] | None:
         """Return the stored config.json, or None if this is not a run yet.
 
-        Raises UsageError if the folder holds something else, a format that this version does not
-        know, or a link that leads out of it; RunStopped if the file is not as the run wrote it.
+        Raises UsageError if the folder holds something else, or a format that this version does not
+        know; RunStopped if the file is not as the run wrote it.
         """
         if self.root.exists() and not self.root.is_dir():
             raise UsageError(f"{self.root} is not a directory; name another --run-dir")
         if not os.path.lexists(self.config):
             self._refuse_strangers()
             return None
-        refuse_links_out(self.root)
         try:
-            version = json.loads(self.config.read_bytes())["format"]
+            version = json.loads(regular(self.config).read_bytes())["format"]
         except PermissionError as error:
-            raise UsageError(f"{self.config} cannot be read ({error}); mend that") from None
+            raise UsageError(f"{self.config} cannot be read ({error}); fix that") from None
         except (KeyError, TypeError):
             raise UsageError(
                 f"{self.config} is not the config.json of a run; name another --run-dir"
@@ -254,12 +224,6 @@ class RunDir:
                 f"format {FORMAT}; use the version that wrote it, or name another --run-dir"
             )
         stored = read_summed(self.config)
-        for key in ("config", "provenance"):
-            if not isinstance(stored.get(key), dict):
-                raise UsageError(
-                    f"{self.config} is not the config.json of a run (it has no {key}); name "
-                    "another --run-dir"
-                )
         self._require_as_sealed(with_sum(stored))
         return stored
 
@@ -270,9 +234,7 @@ class RunDir:
         """
         updates = self.checkpoint_updates()
         kept = self.sealed_config(updates[-1]) if updates else None
-        replaced = document.get("replaces")
-        known = [document["sha256"], *(replaced if isinstance(replaced, list) else ())]
-        if kept is not None and kept["sha256"] not in known:
+        if kept is not None and kept["sha256"] not in [document["sha256"], *document["replaces"]]:
             raise RunStopped(
                 f"{self.config} is not what {self.checkpoint(updates[-1]).name} was written with; "
                 f"`mugrpo repair {self.root}` restores it"
@@ -285,9 +247,9 @@ class RunDir:
                 f"{self.config} is missing; `mugrpo repair {self.root}` restores it from a "
                 "checkpoint"
             )
-        found = sorted(p.name for p in self.root.iterdir()) if self.root.exists() else []
-        own = ("lock",)
-        if strangers := [name for name in found if name not in own and ".tmp." not in name]:
+        found = sorted(p.name for p in self.root.glob("*"))
+        own = (self._lock.name, self.config.name)  # a killed process may have left it unfinished
+        if strangers := [name for name in found if name.partition(".tmp.")[0] not in own]:
             raise UsageError(
                 f"{self.root} is not a run (it has no config.json) but holds "
                 f"{strangers[0]}; name an empty or new directory with --run-dir"
@@ -316,7 +278,7 @@ class RunDir:
             file = open(self._lock, "a+b", buffering=0, opener=_not_a_link)  # noqa: SIM115
         except OSError as error:
             raise UsageError(
-                f"{self.root} cannot be written to ({error.filename}: {error.strerror}); mend "
+                f"{self.root} cannot be written to ({error.filename}: {error.strerror}); fix "
                 "that, or name another --run-dir"
             ) from None
         with file:
@@ -353,32 +315,6 @@ def _not_a_link(path: str, flags: int) -> int:
 
 def _text(file: IO[bytes]) -> str:
     return file.read().decode(errors="replace").strip()
-
-
-def refuse_links_out(run: Path) -> None:
-    """Raise UsageError if something in the folder `run` is a link out of it, or a device or pipe.
-
-    Otherwise, files that are not the run's could be read, or overwritten. The runs of a bakeoff may
-    link to the run that they are part of. Folders that no command reads are not looked into.
-    """
-    root = run.resolve()
-    whole = root.parents[2] if root.parent.parent.name == "bakeoff" else root
-    for folder, folders, files in os.walk(root):
-        for path in (Path(folder, name) for name in (*folders, *files)):
-            with suppress(FileNotFoundError):  # removed meanwhile
-                _refuse(path, whole)
-        if Path(folder) == root:
-            folders[:] = [name for name in folders if name not in _NEVER_READ]
-
-
-def _refuse(path: Path, whole: Path) -> None:
-    mode = path.lstat().st_mode
-    if stat.S_ISLNK(mode) and not Path(os.path.realpath(path)).is_relative_to(whole):
-        raise UsageError(
-            f"{path} is a link out of the run; put what it leads to in its place, or remove it"
-        )
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)):
-        raise UsageError(f"{path} is neither a file nor a folder; remove it")
 
 
 def memory_folder(root: Path) -> Path:

@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from mugrpo.disk.errors import RunStopped
@@ -23,13 +22,17 @@ from mugrpo.disk.shards import ShardSet
 REPAIR = "repair"  # the kind of a metrics line after which lines are lost
 _KINDS = ("rollouts", "scores", "plan")
 
+Mark = dict[str, Any]  # {"size": bytes, "sha256": their hash}: a file that only grows, so far
+
 
 def seal_of(run_dir: RunDir, stage: int) -> dict[str, Any]:
     """Return what a checkpoint in `stage` seals. The metrics are durable then."""
+    with open(run_dir.metrics, "ab") as file:
+        os.fsync(file.fileno())
     sets = {kind: ShardSet(run_dir.shards(stage, kind), kind) for kind in _KINDS}
     return {
         "config": json.loads(run_dir.config.read_bytes()),
-        "metrics": mark_of(run_dir.metrics),
+        "metrics": mark_of(run_dir.metrics.read_bytes()),
         "stage": stage,
         "shards": {
             kind: {str(n): _known(shards.entry(n)) for n in shards.numbers()}
@@ -38,66 +41,35 @@ def seal_of(run_dir: RunDir, stage: int) -> dict[str, Any]:
     }
 
 
-def mark_of(path: Path) -> dict[str, Any]:
-    """Return the length in bytes and the sha256 of a file that only grows."""
-    with open(path, "ab+") as file:
-        os.fsync(file.fileno())
-        file.seek(0)
-        data = file.read()
-    return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-
-
-def fits(data: bytes, mark: Any) -> bool:
-    """Return whether a file that only grows, with the content `data` now, was as `mark` says."""
-    try:
-        beginning = data[: mark["size"]]
-        return bool(len(beginning) == mark["size"] and _sha256(beginning) == mark["sha256"])
-    except (KeyError, TypeError):
-        return False
-
-
 def require_metrics(run_dir: RunDir) -> None:
     """Raise RunStopped if metrics.jsonl is not what the newest checkpoint has sealed.
 
     After a repair, what the file had before its line "repair" counts instead.
     """
-    updates = run_dir.checkpoint_updates()
-    mark = _mark(run_dir, updates[-1]) if updates else None
-    data = run_dir.metrics.read_bytes() if run_dir.metrics.is_file() else b""
-    if mark is None or fits(data, mark):
+    marks, data = _marks(run_dir), _metrics(run_dir)
+    if not marks or _fits(data, marks[-1]):
         return
     lines = read_metrics(run_dir.metrics) if run_dir.metrics.is_file() else ()
-    if not any(_overrules(line, mark, data) for line in lines):
+    repairs = (line for line in lines if line["kind"] == REPAIR)
+    newest = marks[-1]["sha256"]
+    if not any(newest in line["replaces"] and _fits(data, line["kept"]) for line in repairs):
         raise RunStopped(
-            f"{run_dir.metrics} is not what {run_dir.checkpoint(updates[-1]).name} was written "
-            f"after; `mugrpo repair {run_dir.root}` keeps the lines that a checkpoint confirms"
+            f"{run_dir.metrics} is not what {_newest(run_dir)} was written after; `mugrpo repair "
+            f"{run_dir.root}` keeps the lines that a checkpoint confirms"
         )
 
 
 def unsealed_lines(run_dir: RunDir) -> list[dict[str, Any]]:
     """Return the lines of metrics.jsonl after those that the newest checkpoint has sealed."""
-    updates = run_dir.checkpoint_updates()
-    mark = _mark(run_dir, updates[-1]) if updates else None
-    lines = list(read_metrics(run_dir.metrics))
-    if mark is None or not fits(data := run_dir.metrics.read_bytes(), mark):
-        return lines
-    return lines[data[: mark["size"]].count(b"\n") :]
-
-
-def _overrules(line: dict[str, Any], mark: Any, data: bytes) -> bool:
-    names = line.get("replaces")
-    return (
-        line["kind"] == REPAIR
-        and isinstance(names, list)
-        and mark["sha256"] in names
-        and fits(data, line.get("kept"))
-    )
+    marks, data = _marks(run_dir), _metrics(run_dir)
+    sealed = marks[-1]["size"] if marks and _fits(data, marks[-1]) else 0
+    return list(read_metrics(run_dir.metrics))[data[:sealed].count(b"\n") :]
 
 
 def confirmed(run_dir: RunDir) -> bytes:
     """Return the longest beginning of metrics.jsonl that a checkpoint confirms."""
-    data = run_dir.metrics.read_bytes() if run_dir.metrics.is_file() else b""
-    known = (data[: mark["size"]] for mark in _marks(run_dir) if fits(data, mark))
+    data = _metrics(run_dir)
+    known = (data[: mark["size"]] for mark in _marks(run_dir) if _fits(data, mark))
     return max(known, key=len, default=b"")
 
 
@@ -109,47 +81,53 @@ def overruled(run_dir: RunDir, kept: bytes) -> dict[str, Any]:
     return {
         "kind": REPAIR,
         "update": max(run_dir.checkpoint_updates(), default=0),
-        "kept": {"size": len(kept), "sha256": _sha256(kept)},
-        "replaces": [mark["sha256"] for mark in _marks(run_dir) if not fits(kept, mark)],
+        "kept": mark_of(kept),
+        "replaces": [mark["sha256"] for mark in _marks(run_dir) if not _fits(kept, mark)],
     }
 
 
-def _marks(run_dir: RunDir) -> list[dict[str, Any]]:
-    """Return the marks of metrics.jsonl in all checkpoints."""
-    return list(filter(None, (_mark(run_dir, u) for u in run_dir.checkpoint_updates())))
-
-
-def _mark(run_dir: RunDir, update: int) -> dict[str, Any] | None:
-    """Return the mark of metrics.jsonl in a checkpoint, or None if it is none that a run writes."""
-    mark = run_dir.sealed(update).get("metrics")
-    if not isinstance(mark, dict) or not isinstance(mark.get("sha256"), str):
-        return None
-    return mark if type(mark.get("size")) is int and mark["size"] >= 0 else None
-
-
-def changed_shards(run_dir: RunDir, stage: int) -> Iterator[Path]:
-    """Yield the shards of `stage` that differ from those the newest checkpoint was trained on.
+def changed_shards(run_dir: RunDir, stage: int) -> Iterator[str]:
+    """Yield a sentence for each shard of `stage` that the newest checkpoint knows otherwise.
 
     Yield none if that is a checkpoint of another stage. A stage that is over may be scored again.
     """
     updates = run_dir.checkpoint_updates()
     seal = run_dir.sealed(updates[-1]) if updates else {}
-    sealed = seal.get("shards") if seal.get("stage") == stage else None
-    for kind, sums in sealed.items() if isinstance(sealed, dict) else ():
-        if kind not in _KINDS or not isinstance(sums, dict):
-            continue
+    sealed: dict[str, Any] = seal.get("shards", {}) if seal.get("stage") == stage else {}
+    for kind, sums in sealed.items():
         shards = ShardSet(run_dir.shards(stage, kind), kind)
         for number in shards.numbers():
             now, then = _known(shards.entry(number)), sums.get(str(number))
             # Shards of a stage that overlaps come later, and another judge scores again.
-            if isinstance(then, dict) and now != then and now["judge"] == then.get("judge"):
-                yield shards.path(number)
+            if then and now != then and now["judge"] == then["judge"]:
+                newest = _newest(run_dir)
+                yield f"{shards.path(number)} is not the one that {newest} was trained on"
+
+
+def _newest(run_dir: RunDir) -> str:
+    return run_dir.checkpoint(run_dir.checkpoint_updates()[-1]).name
+
+
+def _metrics(run_dir: RunDir) -> bytes:
+    return run_dir.metrics.read_bytes() if run_dir.metrics.is_file() else b""
+
+
+def mark_of(data: bytes) -> Mark:
+    """Return the mark of a file with the content `data`."""
+    return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def _fits(data: bytes, mark: Mark) -> bool:
+    """Return whether a file that only grows, with the content `data` now, was as `mark` says."""
+    return mark_of(data[: mark["size"]]) == mark
+
+
+def _marks(run_dir: RunDir) -> list[Mark]:
+    """Return the marks of metrics.jsonl in all checkpoints that say something."""
+    sealed = map(run_dir.sealed, run_dir.checkpoint_updates())
+    return [seal["metrics"] for seal in sealed if "metrics" in seal]
 
 
 def _known(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return what tells a shard from one that was made again."""
     return {"sha256": entry["sha256"], "judge": entry.get("judge")}
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 from bisect import bisect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -60,27 +60,6 @@ PLAN_SCHEMA = pa.schema([(name, pa.int32()) for name in ("batch", "shard", "row"
 LOGPROB_SCHEMA = pa.schema([("logprobs", pa.list_(pa.float32()))])
 
 _ROW_GROUP = 256  # rows that are decoded together, even to read one of them
-
-
-# The form of a manifest's entry. Someone else may have written it.
-_NUMBER = int | float
-_ALWAYS: dict[str, Any] = {"rows": int, "bytes": int, "sha256": str}
-_OPTIONAL: dict[str, Any] = {  # what arithmetic is done with; the rest is only compared
-    "tokens": int,
-    "slots": int,
-    "seconds": _NUMBER,
-    "canary_gap": _NUMBER | None,
-    "refresh_seconds": _NUMBER | None,
-    "refresh_parts": dict | None,
-    "statuses": dict,
-    "reward_sum": _NUMBER,
-    "rewarded": int,
-    "groups": int | list,  # a number of scores, a list of a plan
-    "zero_variance_groups": int,
-    "groups_right": dict,
-    "logged_sums": dict,
-    "logged_counts": dict,
-}
 
 
 class ShardSet:
@@ -182,7 +161,7 @@ class ShardSet:
         stored = read_summed(self.manifest)
         try:
             kind = stored["kind"]
-            entries = {int(n): _well_formed(entry, kind) for n, entry in stored["shards"].items()}
+            entries = {int(number): dict(entry) for number, entry in stored["shards"].items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunStopped(
                 f"{self.manifest} is unreadable ({error}); `mugrpo repair` sets it aside, so that "
@@ -313,29 +292,6 @@ def rows_of(table: pa.Table) -> list[dict[str, Any]]:
             columns[name] = column.to_pylist()
     every = zip(*columns.values(), strict=True)
     return [dict(zip(columns, values, strict=True)) for values in every]
-
-
-def _well_formed(value: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Return `value` as an entry of a manifest of `kind`. Raises KeyError or TypeError if not one.
-
-    Shards of another program may lack what is optional, but only a run writes plans.
-    """
-    entry = dict(value)
-    if kind == "plan" and not all(isinstance(n, int) and n > 0 for n in entry["groups"]):
-        raise TypeError(f"groups is {entry['groups']!r:.50}")
-    forms = _ALWAYS | {name: form for name, form in _OPTIONAL.items() if name in entry}
-    for name, form in forms.items():
-        if not isinstance(entry[name], form):
-            raise TypeError(f"{name} is {entry[name]!r:.50}")
-    for name, counts in entry.items():
-        if isinstance(counts, dict) and not all(isinstance(n, _NUMBER) for n in counts.values()):
-            raise TypeError(f"{name} are not numbers")
-    counts = entry.get("logged_counts", {})
-    if counts.keys() != entry.get("logged_sums", {}).keys() or min(counts.values(), default=1) < 1:
-        raise TypeError(f"logged_counts is {counts!r:.50}")
-    if entry["rows"] < 1:
-        raise TypeError(f"rows is {entry['rows']}")
-    return entry
 
 
 class Place(NamedTuple):

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,23 +65,4 @@ class Environments(Protocol):
 
     def close(self) -> None:
         """End the processes in which the environments live."""
-        ...
-
-
-@runtime_checkable
-class Listening(Protocol):
-    """Environments that tell others the tokens of what the model says."""
-
-    def drawn(
-        self,
-        rollout: int,
-        prompt_ids: NDArray[np.int32],
-        ids: NDArray[np.int32],
-        logprobs: NDArray[np.float32],
-    ) -> None:
-        """Take the tokens of the message of the next `step`, as the engine has drawn them.
-
-        P prompt tokens, all that came before in the conversation; T tokens: `prompt_ids` [P],
-        `ids` [T] and their `logprobs` [T].
-        """
         ...

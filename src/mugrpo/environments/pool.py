@@ -30,6 +30,7 @@ from mugrpo.processes.workers import Job, Limits, Worker, WorkerPool
 _CALLS, _BYTES = 32, 1 << 15
 
 
+# Not a process for each rollout: hundreds go on at once, and each would import the environment.
 @dataclass(eq=False)
 class _Rollout(Job):
     """A rollout that goes on, with all that was said in it."""

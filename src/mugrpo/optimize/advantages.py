@@ -10,7 +10,7 @@ from typing import Literal
 
 import torch
 
-_EPS = 1e-4  # as in TRL; verl adds 1e-6, off-policy GRPO adds 1e-4 to the variance
+_EPS = 1e-4  # as in TRL and off-policy GRPO; verl adds 1e-6
 
 
 def group(
@@ -22,9 +22,11 @@ def group(
     """Return A = (R - mean) / (std + 1e-4) over each group's valid responses, [P, G] float64.
 
     The formula is from DeepSeekMath (arXiv 2402.03300, section 4.1). By default the standard
-    deviation is unbiased, as in TRL. With std "none", A = R - mean, as in Dr. GRPO (arXiv
-    2503.20783). All advantages of a group are 0 if its valid rewards are all
-    equal, compared exactly, or if it has fewer than two. `rewards_PG` has P groups of G rewards;
+    deviation is unbiased, as in TRL. With std "population", it is that of off-policy GRPO (arXiv
+    2505.22257), A = (R - mean) / sqrt(variance + 1e-4), where the variance divides by the number of
+    responses. With std "none", A = R - mean, as in Dr. GRPO (arXiv 2503.20783). All advantages of a
+    group are 0 if its valid rewards are all equal, compared exactly, or if it has fewer than two.
+    `rewards_PG` has P groups of G rewards;
     those where `valid_PG` (bool) is false count in nothing, and their advantages are 0.
     """
     advantages_PG = _centered(rewards_PG, valid_PG)
@@ -32,6 +34,8 @@ def group(
         return advantages_PG
     counts_P1 = valid_PG.sum(-1, keepdim=True) - int(std == "unbiased")
     variance_P1 = (advantages_PG**2).sum(-1, keepdim=True) / counts_P1.clamp(min=1)
+    if std == "population":
+        return advantages_PG / (variance_P1 + _EPS).sqrt()
     return advantages_PG / (variance_P1.sqrt() + _EPS)
 
 

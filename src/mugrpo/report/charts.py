@@ -1,7 +1,7 @@
 """Charts in Altair's grammar, as SVG and PNG without a browser, and as live charts of a page.
 
 Colors are the variables of colors.css, so that one chart suits a light page, a dark page and paper.
-None in a series is a gap, and so is a value that a logarithmic axis cannot show. A page holds each
+None in a line is a gap, and so is a value that a logarithmic axis cannot show. A page holds each
 chart twice: a static SVG, visible at once, without a script and on paper, and the same
 specification for draw.js, which replaces the SVG by the live chart when a reader reaches it.
 """
@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -23,192 +23,140 @@ from markupsafe import Markup
 
 from mugrpo.report.readable import cut, visible
 
-TICK = 6  # pixels from one row of ticks above a chart to the next
-LEAST = 1e-300  # values nearer to 0, or beyond 1 / LEAST, are not drawn
+Values = Sequence[float | None]
+Chart = alt.Chart | alt.LayerChart | alt.HConcatChart | alt.FacetChart
+
+_HUES = 8
+_DASHES = ([1, 0], [6, 4], [1, 3.5], [9, 3, 2, 3], [2, 2])
+_COLUMNS = 160  # a longer line has the least and the greatest value of each column
+_FINITE = 1e300  # Vega's arithmetic overflows beyond, and below 1 / _FINITE
+_TICK = 6  # pixels from one row of ticks above a chart to the next
 
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis: its label with the unit, and its scale. Bounds and ticks of None follow the data."""
+    """An axis: its label with the unit, and its scale. Bounds of None follow the data."""
 
     label: str = ""
     log: bool = False
     low: float | None = None
     high: float | None = None
-    ticks: Sequence[float] | None = None
-    above: int = 0  # rows of ticks between the chart and its unit
+    rows: int = 0  # of ticks between the chart and its unit
 
-
-def x_channel(axis: Axis, name: str = "x", *, grid: bool = False, **more: Any) -> alt.X:
-    """Return `axis` as the x channel of the field `name`."""
-    options = alt.Axis(title=axis.label, grid=grid, **_ticks(axis))
-    return alt.X(f"{name}:Q", axis=options, scale=_scale(axis, nice=False), **more)
-
-
-def y_channel(axis: Axis, name: str = "y", **more: Any) -> alt.Y:
-    """Return `axis` as the y channel of the field `name`."""
-    options = alt.Axis(title=axis.label, titleY=-9 - TICK * axis.above, **_ticks(axis))
-    return alt.Y(f"{name}:Q", axis=options, scale=_scale(axis, nice=axis.high is None), **more)
-
-
-def with_room(values: Sequence[float], *, log: bool = False) -> tuple[float, float]:
-    """Return the bounds of an axis with all `values` (positive if `log`) and a little room."""
-    least, most = min(values, default=0.1), max(values, default=1.0)
-    if log:
-        room = 10 ** max(0.06 * (math.log10(most) - math.log10(least)), 0.05)
-        return max(least / room, LEAST), min(most * room, 1 / LEAST)
-    room = (most - least) * 0.06 or abs(most) * 0.1 or 1.0
-    return least - room, most + room
-
-
-def log_ticks(axis: Axis) -> list[float]:
-    """Return the powers of ten within the axis's bounds, and 2 and 5 times them if they are few."""
-    assert axis.low and axis.high
-    first, last = math.floor(math.log10(axis.low)), math.ceil(math.log10(axis.high))
-    every = max(1, math.ceil((last - first) / 7))
-    steps = (1, 2, 5) if axis.high / axis.low < 300 else (1,)
-    ticks = [m * 10.0**k for k in range(first, last + 1, every) for m in steps]
-    return [tick for tick in ticks if axis.low <= tick <= axis.high]
-
-
-def _ticks(axis: Axis) -> dict[str, Any]:
-    ticks: dict[str, Any] = {"values": list(axis.ticks)} if axis.ticks else {}
-    if axis.log or any(tick % 1 for tick in axis.ticks or ()):
-        ticks["labelExpr"] = "format(datum.value, '~g')"  # by default, Vega omits and rounds labels
-    return ticks
-
-
-def _scale(axis: Axis, *, nice: bool) -> alt.Scale:
-    options: dict[str, Any] = {"type": "log"} if axis.log else {"zero": False}
-    if axis.low is not None:
-        options["domainMin"] = axis.low
-    if axis.high is not None:
-        options |= {"domainMax": axis.high, "clamp": True}
-    return alt.Scale(nice=nice, **options)
-
-
-Values = Sequence[float | None]
-Point = tuple[float, float | None]  # None is a gap
-Looks = Mapping[str, Mapping[str, Any]]  # label of a legend -> channel -> value
-
-_COLUMNS = 160  # if a chart has more points, each column shows the least and the greatest
-_LONGEST_LABEL = 40
-_CHARACTER = 6.6  # pixels, on the generous side
-_PHONE = 370  # pixels that a legend must fit into
-_STYLES: dict[str, dict[str, Any]] = {
-    "dashed": {"strokeDash": [6, 4]},
-    "dotted": {"strokeDash": [1, 3.5]},
-    "thick": {"strokeWidth": 2.2},
-    "thin": {"strokeWidth": 1.0},
-    "faint": {"strokeWidth": 1.0, "opacity": 0.35},
-    "band": {"strokeWidth": 8.0, "opacity": 0.17},
-}
-_PLAIN = {"strokeDash": [1, 0], "strokeWidth": 1.6, "opacity": 1.0}
+    def channel(self, kind: type[Any], name: str, *, grid: bool = False, **more: Any) -> Any:
+        """Return the axis as a channel, alt.X or alt.Y, of the field `name`."""
+        scale: dict[str, Any] = {"type": "log"} if self.log else {"zero": False}
+        if self.low is not None:
+            scale |= {"domainMin": self.low, "clamp": True}
+        if self.high is not None:
+            scale |= {"domainMax": self.high, "clamp": True}
+        options: dict[str, Any] = {"title": self.label, "grid": grid}
+        options |= {"format": "~g"} if self.log else {}
+        options |= {"titleY": -9 - _TICK * self.rows} if kind is alt.Y else {}
+        nice = kind is alt.Y and self.high is None
+        return kind(
+            f"{name}:Q", axis=alt.Axis(**options), scale=alt.Scale(nice=nice, **scale), **more
+        )
 
 
 @dataclass(frozen=True)
-class Trace:
+class Line:
     """A line through (xs, ys), or the band between `ys` and `uppers`.
 
-    `color` belongs to the run if several are compared, else to the series. `style` belongs to the
-    series: any of "thick", "thin", "faint", "band", "dashed" and "dotted".
+    Lines with the same label have the same color, the `hue`-th. Those of several kinds have a dash
+    for each kind.
     """
 
     xs: Sequence[float]
     ys: Values
-    run: str = ""
-    series: str = ""
-    color: str = "run-0"
-    style: str = ""
+    label: str = ""
+    hue: int = 0
+    kind: str = ""
     uppers: Values | None = None
+    faint: bool = False
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A chart: its layers from back to front, and the layers that only a mouse uses."""
+    """A chart: its layers from back to front; the last one only serves a mouse."""
 
     layers: Sequence[alt.Chart]
     width: int = 400
     height: int = 220
-    hover: Sequence[alt.Chart] = field(default_factory=list)
 
 
 def line_chart(
     x: Axis,
     y: Axis,
-    traces: Sequence[Trace],
+    lines: Sequence[Line],
     *,
     under: Sequence[alt.Chart] = (),
     width: int = 400,
     height: int = 220,
-    ends: bool = False,
-    live: bool = True,
-    legend: int = _PHONE,
 ) -> Picture | None:
-    """Return the traces as a picture, the last one on top, or None if they have no values.
+    """Return the lines as a picture, the last one on top, or None if they have no values.
 
-    With `ends`, every value has a dot. With `live`, legends react to clicks and points to the
-    mouse. `legend` is the width, in pixels, that a legend must fit into.
+    In a live chart, a click on a legend's entry hides or shows its lines.
     """
-    points = [_points(trace, y.log) for trace in traces]
-    known = [value for one in points for _, *ys in one for value in ys if value is not None]
-    if not known:
+    rows = [_row(number, line, y.log) for number, line in enumerate(lines)]
+    if not any(value is not None for row in rows for value in (*row["y"], *row.get("y2", ()))):
         return None
-    if y.log:
-        low, high = with_room([max(value, y.low or 0.0) for value in known], log=True)
-        y = replace(y, low=low, high=high) if y.high is None else y
-        y = replace(y, ticks=log_ticks(y))
-    rows = [_row(place, *one) for place, one in enumerate(zip(traces, points, strict=True))]
-    legends = _legends(traces)
-    toggles = [one for name, looks in legends.items() for one in toggle(name, looks)] * live
+    labels = list(dict.fromkeys(line.label for line in lines[::-1]))  # the first on top
+    kinds = list(dict.fromkeys(line.kind for line in lines[::-1] if line.uppers is None))
+    shown = alt.selection_point(
+        name="shown",
+        fields=["label"],
+        bind="legend",
+        value=[{"label": label} for label in labels],
+        toggle="true",
+        empty=False,
+    )
 
     def layer(name: str, rows: Sequence[dict[str, Any]], *lists: str) -> alt.Chart:
         chart: alt.Chart = alt.Chart(inline(rows), name=name).transform_flatten([*lists])
-        for one in toggles:
-            chart = chart.transform_filter(one)
-        return chart.encode(x_channel(x, sort=None), y_channel(y), detail="trace:N")
+        xs = x.channel(alt.X, "x", sort=None)
+        ys = y.channel(alt.Y, "y", grid=True)
+        return chart.transform_filter(shown).encode(xs, ys, detail="line:N")
 
     layers = [*under]
     if bands := [row for row in rows if "y2" in row]:
         # A scale for the color would add a second legend.
         band = layer("bands", bands, "x", "y", "y2").mark_area(opacity=0.17)
         layers.append(band.encode(y2="y2:Q", fill=alt.Fill("hue:N", scale=None)))
-    lines = layer("lines", [row for row in rows if "y2" not in row], "x", "y")
-    styles: dict[str, Any] = {}
-    for name, looks in legends.items():
-        styles |= encodings(name, looks, legend)
-    layers.append(lines.mark_line().encode(**styles).add_params(*toggles))
-    if ends:
-        dots = lines.properties(name="dots").mark_circle(size=34, opacity=1)
-        layers.append(dots.encode(color=styles["color"]))
-    tooltips = [alt.Tooltip("x:Q", title=x.label, format=",.5~g")]
-    tooltips += [alt.Tooltip(f"{name}:N") for name, looks in legends.items() if len(looks) > 1]
-    tooltips += [alt.Tooltip("y:Q", title=y.label or "value", format=",.4~g")]
-    hover = layer("points", rows, "x", "y").mark_circle(size=90)
-    hover = hover.encode(opacity=alt.OpacityValue(0), tooltip=tooltips)
-    return Picture(layers, width, height, [hover] if live else [])
+    plain = layer("lines", [row for row in rows if "y2" not in row], "x", "y")
+    hues = {line.label: color(hue(line.hue)) for line in lines}
+    styles: dict[str, Any] = {
+        "color": _channel(alt.Color, "label", labels, [hues[label] for label in labels]),
+        "opacity": alt.Opacity("opacity:Q", scale=None),
+    }
+    if len(kinds) > 1:
+        styles["strokeDash"] = _channel(alt.StrokeDash, "kind", kinds, list(_DASHES))
+    layers.append(plain.mark_line().encode(**styles).add_params(shown))
+    tooltips = [alt.Tooltip("x:Q", title=x.label, format=",.5~g"), "label:N", "kind:N"]
+    tooltips.append(alt.Tooltip("y:Q", title=y.label or "value", format=",.4~g"))
+    points = layer("points", rows, "x", "y").mark_circle(size=90)
+    points = points.encode(opacity=alt.OpacityValue(0), tooltip=tooltips)
+    return Picture([*layers, points], width, height)
 
 
-def refresh_lines(xs: Sequence[float]) -> alt.Chart:
-    """Return dashed vertical lines at `xs`."""
-    chart = alt.Chart(inline({"x": x} for x in xs), name="refreshes")
-    mark: alt.Chart = chart.mark_rule(color=color("axis"), strokeDash=[2, 3])
-    return mark.encode(x="x:Q")
-
-
-def refresh_ticks(xs: Sequence[float], row: int, hue: str) -> alt.Chart:
-    """Return a row of ticks above the chart at `xs`. If there are very many, some are left out."""
+def refresh_ticks(xs: Sequence[float], row: int, index: int) -> alt.Chart:
+    """Return a row of ticks above the chart at `xs`, in the `index`-th color."""
     rows = ({"x": x} for x in xs[:: math.ceil(len(xs) / _COLUMNS)])
     chart = alt.Chart(inline(rows), name=f"refreshes_{row}")
-    mark: alt.Chart = chart.mark_rule(color=color(hue))
-    top = -TICK * (row + 1)
-    return mark.encode(x="x:Q", y=alt.YValue(top), y2=alt.Y2Value(top + TICK - 2))
+    mark: alt.Chart = chart.mark_rule(color=color(hue(index)))
+    top = -_TICK * (row + 1)
+    return mark.encode(x="x:Q", y=alt.YValue(top), y2=alt.Y2Value(top + _TICK - 2))
 
 
 def words(label: str) -> str:
     """Return a label that comes from a run's files, shortened and with every character visible."""
-    text, note = cut(visible(label), _LONGEST_LABEL)
+    text, note = cut(visible(label), 40)
     return f"{text}\u2026" if note else text
+
+
+def hue(index: int) -> str:
+    """Return the name of the `index`-th color. After eight, they repeat."""
+    return f"run-{index % _HUES}"
 
 
 def color(name: str) -> str:
@@ -221,184 +169,73 @@ def inline(rows: Iterable[dict[str, Any]]) -> alt.InlineData:
     return alt.InlineData(values=list(rows))
 
 
-def toggle(name: str, looks: Looks) -> list[alt.Parameter]:
-    """Return the parameter that holds which labels of a legend are on; a click toggles one.
-
-    Return [] for a legend with a single label.
-    """
-    if len(looks) < 2:
-        return []
-    select = alt.selection_point(
-        name=f"shown_{name}",
-        fields=[name],
-        bind="legend",
-        value=[{name: label} for label in looks],
-        toggle="true",
-        clear=False,
-        empty=False,
-    )
-    return [select]
+def _channel(kind: type[Any], name: str, domain: list[str], values: list[Any]) -> Any:
+    """Return a channel of the field `name`, with a legend if it has several values."""
+    columns = 1 if max(map(len, domain)) > 16 else 4
+    legend = alt.Legend(title=None, columns=columns, symbolType="stroke", labelLimit=330)
+    scale = alt.Scale(type="ordinal", domain=domain, range=values)
+    return kind(f"{name}:O", scale=scale, legend=legend if len(domain) > 1 else None)
 
 
-def encodings(name: str, looks: Looks, width: int = _PHONE) -> dict[str, Any]:
-    """Return the channels that show the field `name`.
-
-    If the field has several labels, they share a legend of at most `width` pixels.
-    """
-    first = next(iter(looks.values()))
-    if len(looks) < 2:
-        return {channel: _channel(f"{channel}Value")(value) for channel, value in first.items()}
-    room = max(map(len, looks)) * _CHARACTER + 34
-    columns = max(1, min(len(looks), int(width / room)))
-    legend = alt.Legend(
-        title=None,
-        columns=columns,
-        labelLimit=round(width / columns) - 24,
-        symbolType="stroke",
-        symbolSize=300,
-        symbolStrokeColor=alt.Undefined if "color" in first else color("muted"),
-    )
-    return {
-        channel: _channel(channel)(
-            f"{name}:O",
-            scale=alt.Scale(
-                type="ordinal", domain=list(looks), range=[look[channel] for look in looks.values()]
-            ),
-            legend=legend,
-        )
-        for channel in first
-    }
-
-
-def _channel(name: str) -> Any:
-    """Return Altair's class of a channel: Color for "color", ColorValue for "colorValue"."""
-    return getattr(alt, name[0].upper() + name[1:])
-
-
-_Points = list[tuple[float, float | None, float | None]]  # x, y, and the upper y of a band
-
-
-def _points(trace: Trace, log: bool) -> _Points:
-    """Return the trace's points, with None for values that are not finite or not on the axis."""
+def _row(number: int, line: Line, log: bool) -> dict[str, Any]:
+    """Return the line as one row of data, with lists that Vega turns into points."""
 
     def known(y: float | None) -> float | None:
-        if y is None or not (y == 0 or LEAST < abs(y) < 1 / LEAST):
+        if y is None or not (y == 0 or 1 / _FINITE < abs(y) < _FINITE) or (log and y <= 0):
             return None
-        return y if y > 0 or not log else None
+        return float(f"{y:.5g}")  # more than a screen can show
 
-    uppers = trace.ys if trace.uppers is None else trace.uppers
-    every = zip(trace.xs, trace.ys, uppers, strict=True)
-    return [(x, known(y), known(upper)) for x, y, upper in every]
-
-
-def _row(place: int, trace: Trace, points: _Points) -> dict[str, Any]:
-    """Return the trace as one row of data, with lists that Vega turns into points."""
-    row: dict[str, Any] = {"run": trace.run, "series": trace.series, "trace": place}
-    lower: list[Point] = [(x, y) for x, y, _ in points]
-    if trace.uppers is None:
-        kept = thinned(lower, _COLUMNS)
-        return {**row, "x": [_short(x) for x, _ in kept], "y": [_short(y) for _, y in kept]}
-    steps = envelope(lower, [(x, upper) for x, _, upper in points], _COLUMNS)
-    ends = [pair or (None, None) for _, pair in steps]
-    lists = {
-        "x": [_short(x) for x, _ in steps],
-        "y": [_short(low) for low, _ in ends],
-        "y2": [_short(high) for _, high in ends],
-    }
-    return {**row, **lists, "hue": color(trace.color)}
+    row: dict[str, Any] = {"line": number, "label": line.label, "kind": line.kind}
+    row |= {"hue": color(hue(line.hue)), "opacity": 0.35 if line.faint else 1}
+    ys = list(map(known, line.ys))
+    if line.uppers is None:
+        kept = thinned(ys, _COLUMNS)
+        return {**row, "x": [line.xs[i] for i in kept], "y": [ys[i] for i in kept]}
+    highs = list(map(known, line.uppers))
+    whole = [None not in edges for edges in zip(ys, highs, strict=True)]
+    ys, highs = (
+        [y if both else None for y, both in zip(of, whole, strict=True)] for of in (ys, highs)
+    )
+    lows, tops = thinned(ys, _COLUMNS, ends=(min,)), thinned(highs, _COLUMNS, ends=(max,))
+    xs = [line.xs[i] for i in lows]
+    return {**row, "x": xs, "y": [ys[i] for i in lows], "y2": [highs[i] for i in tops]}
 
 
-def _legends(traces: Sequence[Trace]) -> dict[str, Looks]:
-    """Return the looks of the runs, of the series, or of both. Only one of them has colors."""
-    runs = {trace.run: {"color": color(trace.color)} for trace in traces[::-1]}  # the first on top
-    styles = {trace.series: _style(trace.style) for trace in traces}
-    if len(runs) == 1:
-        return {"series": {t.series: {"color": color(t.color), **styles[t.series]} for t in traces}}
-    if len(styles) > 1:
-        return {"run": runs, "series": styles}
-    return {"run": {t.run: {**runs[t.run], **_style(t.style)} for t in traces[::-1]}}
+def thinned(ys: Values, columns: int, ends: Sequence[Any] = (min, max)) -> list[int]:
+    """Return the indices of the least and the greatest value of each of `columns`, ascending.
 
-
-def _style(style: str) -> dict[str, Any]:
-    look = dict(_PLAIN)
-    for word in style.split():
-        look |= _STYLES[word]
-    return look
-
-
-def _short(value: float | None) -> float | None:
-    """Return `value` to five digits, more than a screen can show; whole numbers exactly."""
-    if value is None:
-        return None
-    is_whole = abs(value) < 1e15 and value == int(value)
-    return int(value) if is_whole else float(f"{value:.5g}")
-
-
-def thinned(points: Sequence[Point], columns: int) -> list[Point]:
-    """Return at most two points per column, the least and the greatest, so no extreme is lost.
-
-    Columns have equal width on the x axis, and points ascend in x. A column of gaps is a gap.
+    So no extreme is lost. A column of gaps is a gap.
     """
-    if len(points) <= 2 * columns:
-        return list(points)
-    left, width = points[0][0], (points[-1][0] - points[0][0]) / columns or 1.0
-    buckets: dict[int, list[Point]] = {}
-    for point in points:
-        buckets.setdefault(min(columns - 1, int((point[0] - left) / width)), []).append(point)
-    kept: list[Point] = []
-    for bucket in buckets.values():
-        known = [(y, x) for x, y in bucket if y is not None]
-        if not known:
-            kept.append((bucket[0][0], None))
-            continue
-        ends = {min(known), max(known)}
-        kept += sorted((x, y) for y, x in ends)
+    every = max(1, math.ceil(len(ys) / columns))
+    kept: list[int] = []
+    for start in range(0, len(ys), every):
+        column = range(start, min(start + every, len(ys)))
+        filled = [i for i in column if ys[i] is not None] or [start]
+        kept += sorted({end(filled, key=lambda i: ys[i] or 0.0) for end in ends})
     return kept
 
 
-def envelope(
-    lower: Sequence[Point], upper: Sequence[Point], columns: int
-) -> list[tuple[float, tuple[float, float] | None]]:
-    """Return at most `columns` steps of a band: (x, (least of `lower`, greatest of `upper`)).
-
-    The lines must have the same xs. The pair is None if a step has no x with both values.
-    """
-    every = max(1, math.ceil(len(lower) / columns))
-    steps: list[tuple[float, tuple[float, float] | None]] = []
-    for start in range(0, len(lower), every):
-        pairs = zip(lower[start : start + every], upper[start : start + every], strict=True)
-        both = [(a, b) for (_, a), (_, b) in pairs if a is not None and b is not None]
-        ends = (min(a for a, _ in both), max(b for _, b in both)) if both else None
-        steps.append((lower[start][0], ends))
-    return steps
-
-
 # Liberation Sans has the metrics of Arial and Helvetica: text is as wide here as in a browser.
-_FONT = "Helvetica, Arial, Liberation Sans, sans-serif"
 _TEXT = {"labelFontSize": 11, "labelColor": color("muted"), "titleColor": color("muted")}
-
 THEME: dict[str, Any] = {
     "aria": False,  # the figure has a name; labels for all points would bury it
     "background": "transparent",
-    "font": _FONT,
+    "font": "Helvetica, Arial, Liberation Sans, sans-serif",
     "padding": 2,
     "view": {"stroke": None},
     "title": {"anchor": "start", "color": color("ink"), "fontSize": 13, "offset": 12},
-    "line": {"invalid": "break-paths-show-domains", "strokeCap": "round", "strokeJoin": "round"},
+    "line": {"invalid": "break-paths-show-domains", "strokeWidth": 1.6, "strokeCap": "round"},
     "area": {"invalid": "break-paths-show-domains", "line": False},
     "text": {"fontSize": 11, "color": color("ink")},
     "axis": {
         **_TEXT,
-        "titleFontSize": 11,
         "titleFontWeight": "normal",
         "gridColor": color("grid"),
         "domainColor": color("axis"),
         "tickColor": color("axis"),
-        "tickSize": 4,
-        "labelPadding": 5,
         "labelFlush": False,
     },
-    "axisX": {"titleAnchor": "end", "titlePadding": 4, "tickCount": 6},
+    "axisX": {"titleAnchor": "end", "tickCount": 6},
     "axisY": {
         "domain": False,
         "ticks": False,
@@ -412,14 +249,11 @@ THEME: dict[str, Any] = {
     },
     "legend": {
         **_TEXT,
-        "labelColor": color("ink"),
         "orient": "bottom",
         "layout": {"bottom": {"direction": "vertical", "anchor": "start", "margin": 4}},
-        "symbolStrokeWidth": 2,
-        "rowPadding": 3,
-        "columnPadding": 14,
+        "symbolSize": 300,
+        "symbolStrokeColor": color("muted"),
         "unselectedOpacity": 0.3,
-        "offset": 8,
     },
 }
 
@@ -429,15 +263,18 @@ _NOTHING = re.compile(
     r'<path class="(?:fore|back)ground"[^>]*/>| (?:class|pointer-events|aria-\w+|role)="[^"]*"'
 )
 
-Chart = alt.Chart | alt.LayerChart | alt.HConcatChart | alt.FacetChart
-
 
 def page_parts(picture: Picture) -> tuple[Markup, Markup]:
     """Return the picture for a page: its static SVG, and the JSON that draw.js makes it live by."""
-    live = alt.layer(*picture.layers, *picture.hover)
+    live = alt.layer(*picture.layers)
     spec = vega_lite(live.properties(width="container", height=picture.height))
-    still = {**spec, "layer": spec["layer"][: len(picture.layers)], "width": picture.width}
-    return Markup(_inline(svg(still))), Markup(_as_script(spec))
+    still = {**spec, "layer": spec["layer"][:-1], "width": picture.width}
+    head, rest = svg(still).split(">", 1)
+    size = re.findall(r'(?:width|height|viewBox)="[^"]*"', head)  # without namespaces, in a page
+    text = json.dumps(spec, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    for character in "<>&":  # no string of the JSON can end the element around it
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(f"<svg {' '.join(size)}>{rest}"), Markup(text)
 
 
 def vega_lite(chart: Chart) -> dict[str, Any]:
@@ -480,16 +317,3 @@ def script() -> str:
 def sheet(file: str) -> str:
     """Return one of the text files beside this module."""
     return resources.files("mugrpo.report").joinpath(file).read_text(encoding="utf-8")
-
-
-def _as_script(spec: dict[str, Any]) -> str:
-    """Return JSON that cannot end the element around it, whatever strings `spec` has."""
-    text = json.dumps(spec, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _inline(image: str) -> str:
-    """Return an SVG for use inside a page: without namespaces, which are URLs."""
-    head, rest = image.split(">", 1)
-    size = re.findall(r'(?:width|height|viewBox)="[^"]*"', head)
-    return f"<svg {' '.join(size)}>{rest}"

@@ -1,4 +1,4 @@
-// Replaces each static chart with its live version when it comes into view; filters samples.
+// Replaces each static chart with its live version when it comes into view.
 const options = {
   mode: "vega-lite",
   renderer: "svg",
@@ -39,27 +39,3 @@ addEventListener("beforeprint", () => {
   for (const fold of document.querySelectorAll(".fold")) fold.open = true;
 });
 for (const chart of document.querySelectorAll(".chart")) seen.observe(chart);
-
-for (const form of document.querySelectorAll(".samples > form")) {
-  const { stage, problem, status, low, high } = form.elements;
-  const fits = ({ dataset, children: [, identity, sides] }) => {
-    const texts = identity.textContent + sides.querySelector(".prompt").textContent;
-    const reward = dataset.reward === "" ? NaN : Number(dataset.reward); // NaN fits no bound
-    return (
-      ["", dataset.stage].includes(stage.value) &&
-      ["", dataset.status].includes(status.value) &&
-      texts.toLowerCase().includes(problem.value.toLowerCase()) &&
-      (low.value === "" || reward >= Number(low.value)) &&
-      (high.value === "" || reward <= Number(high.value))
-    );
-  };
-  form.querySelector(".filters").hidden = false;
-  form.addEventListener("submit", (event) => event.preventDefault());
-  form.querySelector(".filters").addEventListener("input", () => {
-    for (const update of form.parentElement.querySelectorAll(":scope > details")) {
-      for (const one of update.querySelectorAll("article")) one.hidden = !fits(one);
-      update.open = update.querySelector("article:not([hidden])") !== null;
-      update.hidden = !update.open;
-    }
-  });
-}

@@ -11,16 +11,17 @@ from markupsafe import Markup
 from mugrpo.config.base import imported
 from mugrpo.config.extensions import installed
 from mugrpo.disk.metrics import PHASES
+from mugrpo.report.charts import Axis, hue
 from mugrpo.report.figures import (
     Panel,
-    Series,
     accuracy_figures,
     document,
+    drawn,
+    lines_of,
     part,
-    reward_figure,
-    run_hue,
     stage_figures,
-    staleness_figure,
+    stage_steps,
+    update_chart,
     update_figure,
 )
 from mugrpo.report.read import (
@@ -28,95 +29,67 @@ from mugrpo.report.read import (
     RunData,
     accuracy_text,
     column,
-    grpo_cost,
     number,
     phase_seconds,
     refresh_parts,
-    spans,
     training_seconds,
 )
 from mugrpo.report.readable import MISSING, cut, duration
-from mugrpo.report.tokens import evaluated_groups, sampled_rollouts
+from mugrpo.report.samples import evaluated_groups, sampled_rollouts
 
-_TOKENS_SHOWN = 9000  # of sampled rollouts in a whole page: about 100 bytes each
 _LONGEST_OPTION = 300  # characters shown of an option's value
 _GRPO = f"GRPO, μ = {GRPO_UPDATES_PER_REFRESH}"
 _ESSENTIAL = (
-    "model.path",
-    "task.name",
-    "preset",
-    "advantage.name",
-    "objective.name",
-    "objective.ratio_clip",
-    "veto.name",
-    "veto.kappa",
-    "reference.name",
-    "reduction",
-    "optimizer.lr",
-    "optimizer.lr_schedule",
-    "schedule.stages",
-    "schedule.batches_per_stage",
-    "schedule.growth",
-    "schedule.passes_per_batch",
-    "schedule.problems_per_update",
-    "schedule.group_size",
-    "rollouts.temperature",
-    "rollouts.max_new_tokens",
-    "seed",
+    *("model.path", "task.name", "preset", "advantage.name", "objective.name"),
+    *("objective.ratio_clip", "veto.name", "veto.kappa", "reference.name", "reduction"),
+    *("optimizer.lr", "optimizer.lr_schedule", "schedule.stages", "schedule.batches_per_stage"),
+    *("schedule.growth", "schedule.passes_per_batch", "schedule.problems_per_update"),
+    *("schedule.group_size", "rollouts.temperature", "rollouts.max_new_tokens", "seed"),
 )
 _VERSIONS = ("mugrpo", "torch", "transformers", "numpy", "git_revision")
 
-POLICY = (
-    Panel("Entropy", "of the policy", "nats per token", [Series("entropy")], low=0),
+_RATIOS = tuple(
+    Panel(
+        f"Importance ratio, {sign} advantage",
+        "policy over behavior policy, per token; shaded: p01 to p99",
+        "ratio",
+        {f"ratio/{sign}/{name}": name for name in ("p50", "mean", "p99", "max")},
+        log=True,
+        band=(f"ratio/{sign}/p01", f"ratio/{sign}/p99"),
+    )
+    for sign in ("positive", "negative")
+)
+_POLICY = (
+    Panel("Entropy", "of the policy", "nats per token", {"entropy": "entropy"}),
     Panel(
         "KL from the behavior policy",
         "KL(β‖π), estimated on β's samples",
         "nats per token",
-        [Series("kl_behavior")],
-        low=0,
+        {"kl_behavior": "KL"},
+        log=True,
     ),
     Panel(
         "Total variation",
         "from the behavior policy, estimated on its samples; whole responses saturate at 1",
         "total variation",
-        [Series("tv_token", "tokens", hue=0), Series("tv_sequence", "responses", "dashed", hue=1)],
-        low=0,
+        {"tv_token": "tokens", "tv_sequence": "responses"},
     ),
 )
-
-OPTIMIZATION = (
-    Panel("Loss", "of the update", "loss", [Series("loss")], log=False),
-    Panel("Gradient norm", "before clipping", "norm", [Series("grad_norm")], low=0),
-    Panel("Learning rate", "of the update", "learning rate", [Series("lr")], low=0, log=False),
-)
-
-GROUPS = (
+_OPTIMIZATION = (
+    Panel("Loss", "of the update", "loss", {"loss": "loss"}),
+    Panel("Gradient norm", "before clipping", "norm", {"grad_norm": "norm"}, log=True),
+    Panel("Learning rate", "of the update", "learning rate", {"lr": "rate"}),
     Panel(
         "Groups without reward variance",
         "they give no gradient",
         "share of groups",
-        [Series("zero_variance_share")],
-        low=0,
-        log=False,
+        {"zero_variance_share": "share"},
     ),
     Panel(
         "Truncated and failed responses",
         "truncated: cut at the maximum length; failed: could not be scored",
         "share of responses",
-        [
-            Series("truncated_share", "truncated", hue=0),
-            Series("failed_share", "failed", "dashed", hue=1),
-        ],
-        low=0,
-        log=False,
-    ),
-    Panel(
-        "Padding",
-        "of the optimizer's micro-batches",
-        "share of tokens",
-        [Series("padding_share")],
-        low=0,
-        log=False,
+        {"truncated_share": "truncated", "failed_share": "failed"},
     ),
 )
 
@@ -129,13 +102,11 @@ def page(runs: Sequence[RunData], every: int | None = None) -> str:
 
 def _sections(runs: Sequence[RunData]) -> list[Markup | None]:
     alone = len(runs) == 1
-    title = runs[0].name if alone else f"{len(runs)} runs compared"
     notes = [note if alone else f"{run.name}: {note}" for run in runs for note in run.notes]
-    others = [update_figure(runs, panel) for panel in (*OPTIMIZATION, *GROUPS)]
-    budget = _TOKENS_SHOWN // len(runs)
+    others = [update_figure(runs, panel) for panel in _OPTIMIZATION]
     foot = "Drawn from the run's files alone. β is the behavior policy, π the policy."
     return [
-        part("header", "mugrpo report", title),
+        part("header", "mugrpo report", runs[0].name if alone else f"{len(runs)} runs compared"),
         part("notes", notes),
         tiles(runs[0]) if alone else None,
         part("section", "Accuracy", part("grid", accuracy_figures(runs), "grid pair")),
@@ -148,12 +119,12 @@ def _sections(runs: Sequence[RunData]) -> list[Markup | None]:
             *map(full_config, runs),
         ),
         part("section", "By stage", part("grid", list(stage_figures(runs)))),
-        part("section", "Policy and behavior policy", part("grid", _policy(runs))),
+        part("section", "Policy and behavior policy", part("grid", list(_policy(runs)))),
         part("section", "Optimization", part("grid", others)),
         part(
             "section",
             "Sampled rollouts, token by token",
-            *_each(runs, lambda run: sampled_rollouts(run.samples, budget)),
+            *_each(runs, lambda run: sampled_rollouts(run.samples, len(runs))),
         ),
         part(
             "section",
@@ -170,17 +141,20 @@ def _added(runs: Sequence[RunData]) -> Iterator[tuple[str, Sequence[Markup | Non
         yield imported(place)(runs)
 
 
-def _policy(runs: Sequence[RunData]) -> list[Markup | None]:
-    """Return figures in rows of three: ratios by staleness come below those by update."""
-    ratios = [ratio_panel(sign) for sign in ("positive", "negative")]
-    others = [update_figure(runs, panel) for panel in (*fraction_panels(runs), *POLICY)]
-    return [
-        reward_figure(runs),
-        *(update_figure(runs, panel) for panel in ratios),
-        *others[:1],
-        *(staleness_figure(runs, panel) for panel in ratios),
-        *others[1:],
-    ]
+def _policy(runs: Sequence[RunData]) -> Iterator[Markup | None]:
+    """Yield the behavior policy's reward, the ratios, and what objectives left out."""
+    reward = lines_of(runs, stage_steps, {"behavior_reward": "reward"})
+    note = "of each stage's rollouts; constant within a stage, like the behavior policy"
+    yield drawn("Behavior reward", note, update_chart(runs, Axis("mean reward"), reward))
+    keys = list(dict.fromkeys(key for run in runs for key in run.keys("update", "", "_fraction")))
+    left_out = Panel(
+        "What the objective left out",
+        "share of the update's response tokens",
+        "share",
+        {key: key.removesuffix("_fraction").replace("_", " ")[:40] for key in keys},
+    )
+    for panel in (*_RATIOS, left_out, *_POLICY):
+        yield update_figure(runs, panel)
 
 
 def _each(runs: Sequence[RunData], draw: Callable[[RunData], Markup | None]) -> list[Markup]:
@@ -193,70 +167,38 @@ def _each(runs: Sequence[RunData], draw: Callable[[RunData], Markup | None]) -> 
     return found
 
 
-def ratio_panel(sign: str) -> Panel:
-    """Return the panel of importance ratios for "positive" or "negative" advantages."""
-    name = f"ratio/{sign}"
-    return Panel(
-        f"Importance ratio, {sign} advantage",
-        "policy over behavior policy, per token; shaded: p01 to p99",
-        "ratio",
-        [
-            Series(f"{name}/max", "max", "dotted thin"),
-            Series(f"{name}/p99", "p99", "thin"),
-            Series(f"{name}/mean", "mean", "dashed"),
-            Series(f"{name}/p50", "p50", "thick"),
-        ],
-        log=True,
-        band=(f"{name}/p01", f"{name}/p99"),
-    )
-
-
-def fraction_panels(runs: Sequence[RunData]) -> list[Panel]:
-    """Return the fractions that objectives logged: one panel if there is one run, else one each."""
-    keys = list(dict.fromkeys(key for run in runs for key in run.keys("update", "", "_fraction")))
-    words = {key: key.removesuffix("_fraction").replace("_", " ") for key in keys}
-    note = "share of the update's response tokens"
-    if len(runs) == 1:
-        series = [Series(key, words[key], hue=hue) for hue, key in enumerate(keys)]
-        return [Panel("What the objective left out", note, "share", series, low=0)] if keys else []
-    return [
-        Panel(f"Tokens {words[key]}", note, "share", [Series(key)], low=0, log=False)
-        for key in keys
-    ]
-
-
 def tiles(run: RunData) -> Markup:
     """Return the run's result in four numbers."""
     before, after = accuracy_ends(run)
-    held_out = number(run.evaluations[-1], "problems") if run.evaluations else None
-    last = f"update {run.evaluations[-1]['update']:,}" if run.evaluations else ""
-    of = f", {held_out:,.0f} held-out problems" if held_out else ""
-    share, _, around = (before if after == MISSING else after).partition(" (")
-    measured = "before and after" if after != MISSING else "after"
-    interval = f"; 95 % interval ({around}" if around else ""
-    of_grpo = -(-run.made // GRPO_UPDATES_PER_REFRESH)
-    planned = run.planned_updates
+    last = run.evaluations[-1] if run.evaluations else {}
+    shown, _, around = (before if after == MISSING else after).partition(" (")
+    measured = "no evaluation yet"
+    if last:
+        measured = f"{'before and ' * (after != MISSING)}after update {last['update']:,}"
+        if held_out := number(last, "problems"):
+            measured += f", {held_out:,.0f} held-out problems"
+        measured += f"; 95 % interval ({around}" if around else ""
+    made, planned = len(run.updates), run.planned_updates
+    of_grpo = f"GRPO with μ = {GRPO_UPDATES_PER_REFRESH} would have made {_of_grpo(run)}"
     return part(
         "tiles",
         [
             (
                 "accuracy",
-                f"{before.partition(' (')[0]} → {share}" if after != MISSING else share,
-                f"{measured} {last}{of}{interval}" if run.evaluations else "no evaluation yet",
+                f"{before.partition(' (')[0]} → {shown}" if after != MISSING else shown,
+                measured,
             ),
             (
                 "training time",
                 duration(training_seconds(run)),
-                f"and {duration(phase_seconds(spans(run))['evaluate'])} of evaluation",
+                f"and {duration(phase_seconds(run)['evaluate'])} of evaluation",
             ),
             (
                 "refreshes",
-                f"{run.refreshed:,}",
-                None
-                if run.options.get("preset") == "grpo"
-                else f"GRPO with μ = {GRPO_UPDATES_PER_REFRESH} would have made {of_grpo:,}",
+                f"{len(run.refreshes):,}",
+                None if run.options.get("preset") == "grpo" else of_grpo,
             ),
-            ("updates", f"{run.made:,}", f"of {planned:,} planned" if planned else None),
+            ("updates", f"{made:,}", f"of {planned:,} planned"),
         ],
     )
 
@@ -266,19 +208,15 @@ def results_table(runs: Sequence[RunData]) -> Markup:
     rows: list[tuple[str, Callable[[RunData], str]]] = [
         ("accuracy before", lambda run: accuracy_ends(run)[0]),
         ("accuracy after", lambda run: accuracy_ends(run)[1]),
-        ("updates made", lambda run: f"{run.made:,}"),
-        ("updates planned", lambda run: _whole(run.planned_updates)),
-        ("updates skipped", lambda run: _whole(_total(run.updates, "skipped") or 0)),
-        ("refreshes made", lambda run: f"{run.refreshed:,}"),
-        (f"refreshes of {_GRPO}", lambda run: f"{-(-run.made // GRPO_UPDATES_PER_REFRESH):,}"),
-        ("rollouts", lambda run: _whole(_total(run.refreshes, "rollouts"))),
-        ("response tokens", lambda run: _whole(_total(run.refreshes, "tokens"))),
+        ("updates made", lambda run: f"{len(run.updates):,}"),
+        ("updates planned", lambda run: f"{run.planned_updates:,}"),
+        ("updates skipped", lambda run: _total(run.updates, "skipped")),
+        ("refreshes made", lambda run: f"{len(run.refreshes):,}"),
+        (f"refreshes of {_GRPO}", _of_grpo),
+        ("rollouts", lambda run: _total(run.refreshes, "rollouts")),
+        ("response tokens", lambda run: _total(run.refreshes, "tokens")),
         ("training time", lambda run: duration(training_seconds(run))),
         *((f"  {phase}", lambda run, phase=phase: _phase(run, phase)) for phase in PHASES),
-        (
-            f"training time at the refreshes of {_GRPO} (arithmetic, not a run)",
-            lambda run: duration(cost.training_seconds) if (cost := grpo_cost(run)) else MISSING,
-        ),
     ]
     return _table(runs, [(name, [cell(run) for run in runs], False) for name, cell in rows])
 
@@ -291,11 +229,8 @@ def config_table(runs: Sequence[RunData]) -> Markup:
     rows = [
         (name, [_option(run.options, name) for run in runs], _differs(runs, name)) for name in names
     ]
-    rows += [
-        (name, [_option(run.provenance, name) for run in runs], False)
-        for name in _VERSIONS
-        if any(run.provenance.get(name) is not None for run in runs)
-    ]
+    versions = [name for name in _VERSIONS if any(run.provenance.get(name) for run in runs)]
+    rows += [(name, [_option(run.provenance, name) for run in runs], False) for name in versions]
     return _table(runs, rows)
 
 
@@ -317,7 +252,7 @@ def accuracy_ends(run: RunData) -> tuple[str, str]:
 
 def run_name(runs: Sequence[RunData], index: int) -> Markup:
     """Return a run's name, after a swatch of its color if there are several runs."""
-    return part("run_name", runs[index].name, run_hue(index) if len(runs) > 1 else None)
+    return part("run_name", runs[index].name, hue(index) if len(runs) > 1 else None)
 
 
 def _table(runs: Sequence[RunData], rows: Sequence[tuple[str, Sequence[str], bool]]) -> Markup:
@@ -337,21 +272,19 @@ def _differs(runs: Sequence[RunData], name: str) -> bool:
     return any(run.options.get(name) != runs[0].options.get(name) for run in runs)
 
 
-def _total(lines: Sequence[Any], key: str) -> float | None:
-    known = [value for value in column(lines, key) if value is not None]
-    return sum(known) if known else None
+def _of_grpo(run: RunData) -> str:
+    """Return the refreshes that GRPO would have made for the same updates."""
+    return f"{-(-len(run.updates) // GRPO_UPDATES_PER_REFRESH):,}"
+
+
+def _total(lines: Sequence[Any], key: str) -> str:
+    return f"{sum(filter(None, column(lines, key))):,.0f}"
 
 
 def _phase(run: RunData, phase: str) -> str:
     """Return the total time of a phase, as text."""
-    if phase == "refresh" and all(number(line, "time/refresh") is None for line in run.refreshes):
-        return "not measured"
-    text = duration(phase_seconds(spans(run))[phase])
+    text = duration(phase_seconds(run)[phase])
     parts = refresh_parts(run.refreshes) if phase == "refresh" else {}
     if len(parts) > 1:
         text += f" ({', '.join(f'{name} {duration(s)}' for name, s in parts.items())})"
     return text
-
-
-def _whole(value: float | None) -> str:
-    return MISSING if value is None else f"{value:,.0f}"

@@ -1,237 +1,68 @@
-"""Rollouts as people read them, and sampled ones as an update saw them (`samples/*.json`)."""
+"""Rollouts as people read them: token by token, colored by importance ratio.
+
+A file of samples (`samples/*.json`) has a few rollouts as an update saw them, or all responses to a
+few held-out problems. It carries its own checksum, so its form is that in which it was written.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from difflib import SequenceMatcher
+from dataclasses import dataclass
 from typing import Any
 
-from mugrpo.report.readable import plain
+from markupsafe import Markup
 
-COLORINGS = {  # what tokens can be colored by, and what its strong colors say
-    "ratio": "importance ratio: below and above 1",
-    "behavior": "behavior logprob: unlikely, in nats",
-    "entropy": "entropy: undecided, in nats",
-}
+from mugrpo.report.figures import part
+from mugrpo.report.readable import cut, line_ends, plain
+
 RATIOS = (1.05, 1.25, 1.6, 2.5, 5.0, 20.0)  # where the color changes; below 1 downward
-NATS = (0.05, 0.2, 0.5, 1.0, 2.0, 4.0)
+NATS = (0.05, 0.2, 0.5, 1.0, 2.0, 4.0)  # the same for logprobs
 SAID = "environment"  # the mark of tokens that the model did not sample
-_LETTERS = {"behavior": "p", "entropy": "e"}
-_LONGEST_EXACT = 2000  # tokens; differences of longer texts overlook some common tokens
+_MARKS = ("clipped", "vetoed", "masked")  # which have a look of their own
 
-_BEYOND = 1e100  # sums of smaller numbers stay finite; float32 ends at 3e38
-
-
-Piece = tuple[str, bool]  # text, and whether it differs
+_TOKENS, _ALL_TOKENS = 400, 9000  # of a response, and of a page: about 100 bytes each
+_TOKEN, _TEXT, _PARTS = 200, 1500, 200  # characters
 
 
 @dataclass(frozen=True)
 class Token:
-    """A response token; `ratio` is the policy's probability over the behavior policy's."""
+    """A response token."""
 
     text: str
-    ratio: float | None
-    behavior: float | None  # probability under the behavior policy
-    marks: tuple[str, ...] = ()  # what the objective did to it: "clipped", "vetoed", ...
+    behavior: float | None  # logprob under the behavior policy
+    policy: float | None = None  # logprob under the policy, before the update
     entropy: float | None = None  # nats, of the policy
+    marks: tuple[str, ...] = ()  # what the objective did to it: "clipped", "vetoed", ...
+
+    @property
+    def ratio(self) -> float | None:
+        """Return the policy's probability over the behavior policy's."""
+        if self.policy is None or self.behavior is None:
+            return None
+        return math.exp(max(-700.0, min(700.0, self.policy - self.behavior)))
 
 
-@dataclass(frozen=True)
-class Response:
-    """A response as text, with its score."""
-
-    text: str
-    status: str | None
-    reward: float | None
-    advantage: float | None
-    parts: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Group:
-    """The responses to one problem."""
-
-    problem_id: str
-    prompt: str
-    reference: str | None
-    responses: list[Response]
-
-
-@dataclass(frozen=True)
-class EvaluationFile:
-    """All responses to a few held-out problems, after `update` updates."""
-
-    update: int
-    groups: list[Group]
-
-
-@dataclass(frozen=True)
-class Sample:
-    """A rollout with its score and its tokens.
-
-    `group` has all responses to its problem if it is the first shown of them; `reference` is None,
-    and `group` empty, in runs of earlier versions.
-    """
-
-    problem_id: str
-    occurrence: int
-    sample: int
-    prompt: str
-    status: str | None
-    reward: float | None
-    advantage: float | None
-    finish_reason: str
-    tokens: list[Token]
-    reference: str | None = None
-    group: list[Response] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class SampleFile:
-    """A few rollouts of update number `update` (from 1)."""
-
-    update: int
-    stage: int | None
-    staleness: int | None
-    samples: list[Sample]
-
-
-def read_sample_file(document: Any) -> SampleFile:
-    """Return the samples in a file's parsed JSON.
-
-    Raises ValueError, KeyError or TypeError if `document` is not a file of samples.
-    """
-    return SampleFile(
-        update=int(document["update"]),
-        stage=_whole(document.get("stage")),
-        staleness=_whole(document.get("staleness")),
-        samples=[_sample(entry) for entry in document["samples"]],
-    )
-
-
-def read_evaluation_file(document: Any) -> EvaluationFile:
-    """Return the samples in an evaluation's file, as `read_sample_file` does."""
-    groups = [
-        Group(str(entry["problem_id"]), str(entry["prompt"]), _reference(entry), _responses(entry))
-        for entry in document["samples"]
-    ]
-    return EvaluationFile(int(document["update"]), groups)
-
-
-def _measured(token: Token, coloring: str) -> float | None:
-    """Return a token's ratio, its -logprob under the behavior policy, or its entropy."""
-    if coloring == "behavior":
-        return None if token.behavior is None else -math.log(token.behavior)
-    return token.ratio if coloring == "ratio" else token.entropy
-
-
-def shade(token: Token, coloring: str) -> str | None:
-    """Return how strongly a token is colored, as a letter and 1 to 6, or "" for not at all.
-
-    A ratio gives b6 (far below 1) to b1 and a1 to a6 (far above 1), an unlikely token p1 to p6, an
-    entropy e1 to e6. Return None if the value is not stored.
-    """
-    if (value := _measured(token, coloring)) is None:
-        return None
-    if coloring != "ratio":
-        step = sum(value >= bound for bound in NATS)
-        return f"{_LETTERS[coloring]}{step}" if step else ""
-    away = math.exp(abs(math.log(value))) if value > 0 else math.inf
-    step = sum(away >= bound for bound in RATIOS)
-    return "" if step == 0 else f"{'a' if value > 1 else 'b'}{step}"
-
-
-def stored_colorings(tokens: Iterable[Token]) -> list[str]:
-    """Return the colorings that at least one of `tokens` has a value for."""
-    seen = {c for token in tokens for c in COLORINGS if _measured(token, c) is not None}
-    return [coloring for coloring in COLORINGS if coloring in seen]
-
-
-def scale(coloring: str) -> tuple[list[str], list[float]]:
-    """Return a coloring's shades in order, and the value at each border between two of them."""
-    steps = range(1, len(NATS) + 1)
-    if coloring != "ratio":
-        return ["", *(f"{_LETTERS[coloring]}{step}" for step in steps)], [*NATS]
-    below, above = ([f"{letter}{step}" for step in steps] for letter in "ba")
-    return [*below[::-1], "", *above], [*(1 / bound for bound in RATIOS[::-1]), *RATIOS]
-
-
-def facts(sample: Sample) -> list[str]:
-    """Return what is known of a rollout besides its texts: advantage, status, reward, ratios."""
-    ratios = [token.ratio for token in sample.tokens if token.ratio is not None]
-    plus = "+" if (sample.advantage or 0) > 0 else ""
-    return [
-        f"advantage {plus}{plain(sample.advantage)}",
-        (sample.status or "not scored").replace("_", " "),
-        f"reward {plain(sample.reward)}",
-        f"finished by {sample.finish_reason}",
-        f"ratios {plain(min(ratios))} to {plain(max(ratios))}" if ratios else "no ratios",
-    ]
-
-
-def differences(old: Sequence[str], new: Sequence[str]) -> tuple[list[Piece], list[Piece]]:
-    """Return two texts of tokens as pieces, each with whether the other text lacks it."""
-    sides: tuple[list[Piece], list[Piece]] = [], []
-    matcher = SequenceMatcher(None, old, new, autojunk=len(new) > _LONGEST_EXACT)
-    for kind, a, b, c, d in matcher.get_opcodes():
-        for pieces, tokens in zip(sides, (old[a:b], new[c:d]), strict=True):
-            if tokens:
-                pieces.append(("".join(tokens), kind != "equal"))
-    return sides
-
-
-def _responses(entry: Any) -> list[Response]:
-    return [
-        Response(
-            text=str(one["text"]),
-            status=None if one.get("status") is None else str(one["status"]),
-            reward=finite(one.get("reward")),
-            advantage=finite(one.get("advantage")),
-            parts=dict(one.get("parts") or {}),
-        )
-        for one in entry.get("group") or ()
-    ]
-
-
-def _reference(entry: Any) -> str | None:
-    return None if entry.get("reference") is None else str(entry["reference"])
-
-
-def _sample(entry: Any) -> Sample:
-    texts = [str(token) for token in entry["tokens"]]
-    behavior = [finite(value) for value in entry["behavior_logprobs"]]
-    policy = [finite(value) for value in entry["logprobs"]]
-    entropies = [finite(value) for value in entry.get("entropies") or [None] * len(texts)]
-    if not len(texts) == len(behavior) == len(policy) == len(entropies):
-        raise ValueError(
-            f"{len(texts)} tokens with {len(behavior)} and {len(policy)} logprobs and "
-            f"{len(entropies)} entropies in one sample"
-        )
+def tokens_of(entry: dict[str, Any]) -> list[Token]:
+    """Return the tokens of a sampled rollout."""
     marks: dict[int, list[str]] = {}
-    for mark, places in dict(entry.get("marks") or {}).items():
+    for mark, places in entry["marks"].items():
         for place in places:
-            marks.setdefault(int(place), []).append(str(mark))
-    tokens = [
-        Token(text, _ratio(new, old), probability(old), tuple(marks.get(place, ())), entropy)
-        for place, (text, new, old, entropy) in enumerate(
-            zip(texts, policy, behavior, entropies, strict=True)
-        )
-    ]
-    return Sample(
-        problem_id=str(entry["problem_id"]),
-        occurrence=int(entry["occurrence"]),
-        sample=int(entry["sample"]),
-        prompt=str(entry["prompt"]),
-        status=None if entry.get("status") is None else str(entry["status"]),
-        reward=finite(entry.get("reward")),
-        advantage=finite(entry.get("advantage")),
-        finish_reason=str(entry.get("finish_reason") or "unknown"),
-        tokens=said(tokens, entry.get("sampled")),
-        reference=_reference(entry),
-        group=_responses(entry),
+            marks.setdefault(place, []).append(mark)
+    texts, old, new, entropies = (
+        entry[name] for name in ("tokens", "behavior_logprobs", "logprobs", "entropies")
     )
+    tokens = [
+        Token(text, finite(b), finite(p), finite(e), tuple(marks.get(place, ())))
+        for place, (text, b, p, e) in enumerate(zip(texts, old, new, entropies, strict=True))
+    ]
+    return said(tokens, entry.get("sampled"))
+
+
+def finite(value: float | None) -> float | None:
+    """Return the number, or None if it is not finite."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def said(tokens: Sequence[Token], sampled: Sequence[bool] | None) -> list[Token]:
@@ -241,26 +72,134 @@ def said(tokens: Sequence[Token], sampled: Sequence[bool] | None) -> list[Token]
     """
     every = [True] * len(tokens) if sampled is None else sampled
     return [
-        token if own else Token(token.text, None, None, (SAID,))
+        token if own else Token(token.text, None, marks=(SAID,))
         for token, own in zip(tokens, every, strict=True)
     ]
 
 
-def _ratio(logprob: float | None, behavior: float | None) -> float | None:
-    return None if logprob is None or behavior is None else probability(logprob - behavior)
+def shade(token: Token) -> str:
+    """Return how strongly a token is colored, as a letter and 1 to 6, or "" for not at all.
+
+    A ratio gives b6 (far below 1) to b1 and a1 to a6 (far above 1). Without one, p1 to p6 say that
+    the behavior policy found the token unlikely.
+    """
+    if token.ratio is None:
+        step = sum(-(token.behavior or 0.0) >= bound for bound in NATS)
+        return f"p{step}" if step else ""
+    step = sum(math.exp(abs(math.log(token.ratio))) >= bound for bound in RATIOS)
+    return "" if step == 0 else f"{'a' if token.ratio > 1 else 'b'}{step}"
 
 
-def probability(value: float | None) -> float | None:
-    """Return e to the power of `value`, clamped to the range of a float."""
-    return None if value is None else math.exp(max(-700.0, min(700.0, value)))
+def facts(entry: dict[str, Any], tokens: Iterable[Token]) -> list[str]:
+    """Return what is known of a rollout besides its texts: advantage, status, reward, ratios."""
+    ratios = [token.ratio for token in tokens if token.ratio is not None]
+    advantage = entry.get("advantage")
+    plus = "+" if (advantage or 0) > 0 else ""
+    return [
+        f"advantage {plus}{plain(advantage)}",
+        (entry["status"] or "not scored").replace("_", " "),
+        f"reward {plain(entry['reward'])}",
+        f"finished by {entry['finish_reason']}",
+        f"ratios {plain(min(ratios))} to {plain(max(ratios))}" if ratios else "no ratios",
+    ]
 
 
-def finite(value: Any) -> float | None:
-    """Return a number as a float, or None if it is None, not finite, or absurdly large."""
-    if value is None or not abs(value) < _BEYOND:
+def sampled_rollouts(files: Sequence[dict[str, Any]], runs: int) -> Markup | None:
+    """Return the files' rollouts by update, collapsed except for the last update.
+
+    Every response is cut at the same length, by the number of `runs` in the page.
+    """
+    filled = [file for file in files if file["samples"]]
+    if not filled:
         return None
-    return float(value)
+    count = runs * sum(len(file["samples"]) for file in filled)
+    limit = max(40, min(_TOKENS, _ALL_TOKENS // count))
+    shown = [
+        {
+            "update": f"{file['update']:,}",
+            "where": f"stage {file.get('stage')}, staleness {file.get('staleness')}",
+            "rollouts": [_rollout(entry, limit) for entry in file["samples"]],
+        }
+        for file in filled
+    ]
+    below, above = ([f"{letter}{step}" for step in range(1, 7)] for letter in "ba")
+    bounds = [*(1 / bound for bound in RATIOS[::-1]), *RATIOS]
+    return part("sampled", shown, [*below[::-1], "", *above], [plain(b, 2) for b in bounds], _MARKS)
 
 
-def _whole(value: Any) -> int | None:
-    return value if isinstance(value, int) else None
+def evaluated_groups(files: Sequence[dict[str, Any]]) -> Markup | None:
+    """Return the responses to a few held-out problems at each evaluation that was read."""
+    shown = [
+        {
+            "update": f"{file['update']:,}",
+            "groups": [
+                {
+                    "identity": cut(entry["problem_id"], _TOKEN)[0],
+                    "prompt": cut(entry["prompt"], _TEXT)[0],
+                    "reference": _cut(entry["reference"]),
+                    "responses": list(map(_response, entry["group"])),
+                }
+                for entry in file["samples"]
+            ],
+        }
+        for file in files
+        if file["samples"]
+    ]
+    return part("evaluated", shown) if shown else None
+
+
+def _rollout(entry: dict[str, Any], limit: int) -> dict[str, Any]:
+    tokens, group = tokens_of(entry), entry.get("group") or ()
+    advantage, *chips, ratios = facts(entry, tokens)
+    prompt, note = cut(entry["prompt"], _TEXT)
+    notes = [f"prompt {note}"] if note else []
+    if limit < len(tokens):
+        notes.append(f"response cut: {limit:,} of {len(tokens):,} tokens shown")
+    right = sum(one["status"] == "right" for one in group)
+    identity = (
+        f"{entry['problem_id']} · occurrence {entry['occurrence']} · sample {entry['sample']}"
+    )
+    return {
+        "sign": "positive" if (entry["advantage"] or 0) > 0 else "negative",
+        "advantage": advantage,
+        "chips": chips,
+        "ratios": ratios,
+        "identity": cut(identity, _TOKEN)[0],
+        "prompt": prompt,
+        "reference": _cut(entry.get("reference")),
+        "tokens": list(map(_token, tokens[:limit])),
+        "notes": notes,
+        "group": list(map(_response, group)),
+        "group_words": f"The whole group: {len(group)} responses, {right} right",
+    }
+
+
+def _token(token: Token) -> dict[str, str]:
+    css = " ".join(filter(None, ["t", shade(token), *map(mark_css, token.marks)]))
+    label, note = cut(token.text, _TOKEN)
+    title = f"ratio {plain(token.ratio)}"
+    if token.policy is not None and token.behavior is not None:
+        title += f", β {plain(math.exp(token.behavior))} to π {plain(math.exp(token.policy))}"
+    title += f", entropy {plain(token.entropy, 2)}" if token.entropy is not None else ""
+    title += "".join(f", {cut(mark, 60)[0]}" for mark in token.marks)
+    return {"css": css, "title": title, "text": line_ends(label) + ("…" if note else "")}
+
+
+def mark_css(mark: str) -> str:
+    """Return the class of a mark."""
+    return f"mark-{mark}" if mark in _MARKS else "mark-other"
+
+
+def _response(one: dict[str, Any]) -> dict[str, str | None]:
+    facts = f"{(one['status'] or 'not scored').replace('_', ' ')}, reward {plain(one['reward'])}"
+    if one.get("advantage") is not None:
+        facts += f", advantage {plain(one['advantage'])}"
+    parts = (
+        cut(json.dumps(one["parts"], ensure_ascii=False), _PARTS)[0] if one.get("parts") else None
+    )
+    text, note = cut(one["text"], _TOKENS)
+    return {"facts": facts, "parts": parts, "text": text, "note": note}
+
+
+def _cut(text: str | None) -> str | None:
+    return None if text is None else cut(text, _TEXT)[0]

@@ -15,7 +15,7 @@ from typing import Any
 
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import TrainerState
-from mugrpo.disk.sources import import_from_source, load_file
+from mugrpo.disk.sources import load_file
 from mugrpo.processes.messages import printable
 
 _LARGEST = 1e9  # a larger reward's squared gradients may not fit into float32
@@ -94,7 +94,6 @@ def _file_module(file: Path) -> Any:
 def _named_module(name: str) -> Any:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
-    import_from_source(Path.cwd())
     return importlib.import_module(name)
 
 

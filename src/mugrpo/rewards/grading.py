@@ -47,6 +47,7 @@ class Call(Job):
         ]
 
 
+# Not threads with timeouts: sympy can compute for hours, and only the end of a process stops it.
 class Pool(WorkerPool):
     """Workers that judge items by `rewards`, given by their options as JSON values.
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from mugrpo.disk.records import FinishReason, Outcome, Problem, Rollout
 from mugrpo.engines.base import WAIT, Completion, Request
-from mugrpo.environments.base import Environments, Listening, Reply
+from mugrpo.environments.base import Environments, Reply
 from mugrpo.environments.pool import row_of
 from mugrpo.rollouts.messages import BadCallError, Message, MessageEncoder
 from mugrpo.rollouts.schedule import turn_seed
@@ -188,7 +188,7 @@ class Turns:
             elif fault is not None:
                 self._tell(number, [fault.answer])
             else:
-                self._say(number, before, completion, message)
+                self._say(number, message)
 
     def ended(self) -> list[tuple[int, Conversation]]:
         """Return the conversations that have ended since the last call."""
@@ -204,10 +204,8 @@ class Turns:
         except BadCallError as error:
             return self._encoder.plain(said.ids[:-1]), error
 
-    def _say(self, number: int, before: Ids, said: Completion, message: Message) -> None:
+    def _say(self, number: int, message: Message) -> None:
         """Give the environment a whole turn of the model."""
-        if isinstance(self._environments, Listening):
-            self._environments.drawn(number, before, said.ids, said.logprobs)
         self._environments.step(number, message)
         self._call(number)
 

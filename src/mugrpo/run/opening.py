@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -126,23 +126,23 @@ def open_run(
 
     Raises UsageError if the folder is not a run, is locked, or was started with another config,
     data, model or code (unless `force`), if a run's directory names code and was not begun here
-    (unless `trust`, see `run.trust`), and as `load_config` and `require_packages` do.
+    (unless `trust`, see `run.target`), and as `load_config` and `require_packages` do.
     """
     progress = progress or Progress(shown=ranks.first)
     if not isinstance(target, Target):
-        read = partial(read_target, target, overrides=overrides, run_dir=run_dir)
-        target = read(trust=trust, asks=not ranks.driven)
+        asks = not ranks.driven
+        target = read_target(target, overrides=overrides, run_dir=run_dir, trust=trust, asks=asks)
     folder, task = target.folder, target.task
     config = _for_this_machine(folder, target.config, progress)
     require_packages(config.lora)
     prompts = prompt_encoder(config)
     problems, eval_problems = (_fitting(prompts, side, progress) for side in target.problems)
-    newest = _common_update(folder, ranks, progress)
+    newest = _common_update(folder, config.schedule.total_updates, ranks, progress)
     schedule_of(config, problems)  # raises if there are too few
-    _refuse_overrun(folder, newest, config.schedule.total_updates)
-    locks = ranks.first and not ranks.driven
-    with _locked(folder, progress) if locks else nullcontext():
-        if locks:
+    with ExitStack() as stack:
+        if ranks.first and not ranks.driven:
+            for notice in stack.enter_context(folder.locked()):
+                progress.say(notice)
             provenance = provenance_of(config, problems, eval_problems)
             _settle(folder, config, provenance, force, progress, config.schedule.stage_of(newest))
         try:
@@ -165,24 +165,6 @@ def open_run(
             folder.settle()
 
 
-@contextmanager
-def _locked(folder: RunDir, progress: Progress) -> Iterator[None]:
-    """Lock the run, and tell notices of an earlier crash."""
-    with folder.locked() as notices:
-        for notice in notices:
-            progress.say(notice)
-        yield
-
-
-def _refuse_overrun(folder: RunDir, newest: int, total: int) -> None:
-    """Raise UsageError if the run has more updates than its schedule."""
-    if newest > total:
-        raise UsageError(
-            f"{folder.root} already has {newest} updates, more than the {total} of its schedule; "
-            "raise schedule.stages, or choose a new --run-dir"
-        )
-
-
 def _settle(
     folder: RunDir,
     config: RunConfig,
@@ -198,9 +180,17 @@ def _settle(
     the newest checkpoint knows it. From here on the run is known to this user.
     """
     require_metrics(folder)
-    _require_evaluations(folder)
+    for update in contradicted(folder, unsealed_lines(folder)):
+        raise RunStopped(
+            f"{folder.metrics}: the evaluation after update {update} is not what its shards say; "
+            f"`mugrpo repair {folder.root}` removes the line, and `mugrpo evaluate` makes it again"
+        )
     document, forced = settled_config(folder, config, provenance, force, progress)
-    _require_shards(folder, stage, force, progress)
+    # A shard may have been changed, or made and scored again by what does not repeat its bits.
+    if changed_shard := next(changed_shards(folder, stage), None):
+        if not force:
+            raise RunStopped(f"{changed_shard}; undo that, or go on with the new one with --force")
+        progress.say(changed_shard)
     for later in folder.stages() if forced else ():
         if later > stage:
             set_aside(folder.stage(later))
@@ -209,39 +199,21 @@ def _settle(
     remember(document or folder.read_config() or {}, config)
 
 
-def _require_shards(folder: RunDir, stage: int, force: bool, progress: Progress) -> None:
-    """Raise RunStopped if the stage that goes on was trained on other shards, unless `force`.
-
-    They may have been changed, or made and scored again by what does not repeat its bits.
-    """
-    if (changed := next(changed_shards(folder, stage), None)) is None:
-        return
-    newest = folder.checkpoint(folder.checkpoint_updates()[-1]).name
-    sentence = f"{changed} is not the one that {newest} was trained on"
-    if not force:
-        raise RunStopped(f"{sentence}; undo that, or go on with the new one with --force")
-    progress.say(sentence)
-
-
-def _require_evaluations(folder: RunDir) -> None:
-    """Raise RunStopped if an evaluation's line says something else than its shards."""
-    for update in contradicted(folder, unsealed_lines(folder)):
-        raise RunStopped(
-            f"{folder.metrics}: the evaluation after update {update} is not what its shards say; "
-            f"`mugrpo repair {folder.root}` removes the line, and `mugrpo evaluate` makes it again"
-        )
-
-
-def _common_update(folder: RunDir, ranks: Ranks, progress: Progress) -> int:
+def _common_update(folder: RunDir, total: int, ranks: Ranks, progress: Progress) -> int:
     """Return the update of the newest checkpoint, once all ranks see the same one.
 
     Shared storage may show a checkpoint to some ranks later than to others. Raises UsageError if
-    the ranks still disagree after `_PATIENCE` seconds.
+    the ranks still disagree after `_PATIENCE` seconds, or if it is above the schedule's `total`.
     """
     for second in range(_PATIENCE):
         updates = ranks.all(folder.newest_update())
+        if len(set(updates)) == 1 and (newest := updates[0]) <= total:
+            return newest
         if len(set(updates)) == 1:
-            return updates[0]
+            raise UsageError(
+                f"{folder.root} already has {newest} updates, more than the {total} of its "
+                "schedule; raise schedule.stages, or choose a new --run-dir"
+            )
         if second == 5:
             progress.say(f"waiting until all ranks see the same checkpoints in {folder.root}")
         time.sleep(1)

@@ -5,14 +5,11 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from functools import cache, partial
 from importlib import metadata
-from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
-from itertools import product
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -26,7 +23,7 @@ from mugrpo.config.rewards import FunctionOptions
 from mugrpo.config.run import RunConfig
 from mugrpo.config.tasks import MixtureOptions, datasets_in, parts_of
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.publishing import regular, sha256_of
+from mugrpo.disk.publishing import sha256_of
 from mugrpo.disk.records import Problem
 from mugrpo.disk.run_dir import FORMAT, RunDir
 from mugrpo.model.hardware import arithmetic
@@ -186,65 +183,52 @@ def _sum(files: Sequence[Path]) -> str:
 
 
 def _module_files(name: str, folders: Sequence[Path]) -> list[Path]:
-    """Return the files of the module `name`, which is searched for as a reward worker does.
-
-    For a module in one of `folders`, these are also those in all of them that it imports.
-    """
-    where = [*(place for place in sys.path if place not in ("", os.getcwd())), *map(str, folders)]
-    files: list[Path] = []
-    parts = name.split(".")
-    for length in range(1, len(parts) + 1):
-        # Packages that pip has installed as editable have finders of their own.
-        specs = (
-            finder.find_spec(
-                ".".join(parts[:length]), where if length > 1 or finder is PathFinder else None
-            )
-            for finder in sys.meta_path
-        )
-        if (spec := next(filter(None, specs), None)) is None:
-            return []  # only what runs first can find it
-        if spec.has_location and spec.origin and os.path.isfile(spec.origin):
-            files.append(Path(spec.origin))
-        where = list(spec.submodule_search_locations or ())
-    if files and any(
-        files[0].parent == root or root / parts[0] in files[0].parents for root in folders
-    ):
-        files = [found for file in files for found in with_imports(file, folders)]
-    return list(dict.fromkeys(files))
+    """Return the files of the package of the module `name`, and what they import from `folders`."""
+    if local := _local(name, folders):
+        return [found for file in local for found in with_imports(file, folders)]
+    spec = find_spec(name.partition(".")[0])  # of a top level, which imports nothing
+    if spec is None:
+        return []
+    places = spec.submodule_search_locations or filter(None, [spec.origin])
+    return [file for place in map(Path, places) for file in _files(place)]
 
 
 def with_imports(file: Path, folders: Sequence[Path]) -> list[Path]:
-    """Return `file` and the files below `folders` that its `import` statements load, in order."""
-    found = {file: None}
-    pending = [file]
+    """Return `file` and the files below `folders` that its imports can load: whole packages."""
+    found, pending = dict[Path, None](), [file]
     while pending:
-        for path in _imported(source := pending.pop(), folders):
-            if path not in found and path != source and path.is_file():
-                found[path] = None
-                pending.append(path)
+        if (source := pending.pop()) not in found:
+            found[source] = None
+            pending += [path for name in _imports(source) for path in _local(name, folders)]
     return list(found)
 
 
-def _imported(source: Path, folders: Sequence[Path]) -> Iterator[Path]:
-    """Yield the paths in `folders` that the imports of `source` could load. Not all exist."""
+def _local(module: str, folders: Sequence[Path]) -> list[Path]:
+    """Return the files in `folders` of the top level that `module` is in."""
+    name = module.partition(".")[0]
+    return [
+        file
+        for folder in folders
+        for place in (folder / f"{name}.py", folder / name)
+        for file in _files(place)
+    ]
+
+
+def _files(place: Path) -> list[Path]:
+    return sorted(place.rglob("*.py")) if place.is_dir() else [place] * place.is_file()
+
+
+def _imports(source: Path) -> Iterator[str]:
+    """Yield the modules that a file names in its imports. Relative ones are in its package."""
     try:
-        tree = ast.parse(regular(source).read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        tree = ast.parse(source.read_bytes())
+    except (SyntaxError, ValueError, RecursionError):
         return  # it cannot be imported either
     for node in ast.walk(tree):
-        places, names = folders, list[str]()
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            places = [source.parents[node.level - 1]] if node.level else folders
-            names = [".".join(filter(None, [node.module, alias.name])) for alias in node.names]
-        for folder, name in product(places, names):
-            parts = name.split(".")
-            for length in range(1, len(parts) + 1):
-                place = folder.joinpath(*parts[:length])
-                for ending in (".py", *EXTENSION_SUFFIXES):
-                    yield place.parent / f"{place.name}{ending}"
-                    yield place / f"__init__{ending}"
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
 
 
 def judge_fingerprint(config: RunConfig, problems: Sequence[Problem]) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mugrpo.config.base import BoxReader, WorkerOptions
+from mugrpo.config.base import BoxReader, RewardOption, WorkerOptions
 from mugrpo.config.rewards import NumericOptions
 from mugrpo.config.tasks import DatasetOptions
 from mugrpo.disk.errors import UsageError
@@ -20,7 +21,34 @@ from mugrpo.tasks.cells import answer_of, cell, prompt_of, require_one_answer, s
 from mugrpo.tasks.rows import is_local, read_rows
 
 
-class Dataset:
+class GradedTask(ABC):
+    """A task with a split that its class reads at the first use. `rewards` judge its answers."""
+
+    def __init__(self, rewards: tuple[RewardOption, ...], workers: WorkerOptions) -> None:
+        self.grader = Grader(rewards, workers)
+
+    @property
+    @abstractmethod
+    def _split(self) -> tuple[list[Problem], list[Problem]]:
+        """The problems to train on, and those held out."""
+
+    def train_problems(self) -> Sequence[Problem]:
+        return self._split[0]
+
+    def eval_problems(self) -> Sequence[Problem]:
+        return self._split[1]
+
+    def prepare(self, log: Path) -> list[str]:
+        return self.grader.start(log)
+
+    def score(self, answers: Iterable[Answer]) -> Iterator[Score]:
+        return self.grader.scores(answers)
+
+    def close(self) -> None:
+        self.grader.close()
+
+
+class Dataset(GradedTask):
     """A task with the problems of a data set under `options`.
 
     The data set is read at the first use. Reading raises UsageError, naming file and line, if a row
@@ -28,16 +56,10 @@ class Dataset:
     """
 
     def __init__(self, options: DatasetOptions, workers: WorkerOptions) -> None:
+        super().__init__(options.rewards, workers)
         self.options = options
         self._places: dict[str, str] = {}  # of the rows, by the problem's id
         self._repeated: list[str] = []  # places of rows that repeat others
-        self.grader = Grader(options.rewards, workers)
-
-    def train_problems(self) -> Sequence[Problem]:
-        return self._split[0]
-
-    def eval_problems(self) -> Sequence[Problem]:
-        return self._split[1]
 
     def every_problem(self, limit: int | None = None) -> list[Problem]:
         """Return the problems of `data` in its order, none held out: all, or `limit` of them.
@@ -71,12 +93,6 @@ class Dataset:
                 f"left out (the first: {self._repeated[0]})"
             )
         return said
-
-    def score(self, answers: Iterable[Answer]) -> Iterator[Score]:
-        return self.grader.scores(answers)
-
-    def close(self) -> None:
-        self.grader.close()
 
     @cached_property
     def _split(self) -> tuple[list[Problem], list[Problem]]:
@@ -168,6 +184,8 @@ def with_template(
     return tuple(messages)
 
 
+# Not a random split: a problem stays on its side when rows are added, shuffled or asked otherwise,
+# so that recipes are compared on the same held-out problems.
 def stable_hash(prompt: str | list[Message]) -> int:
     """Return a 64-bit hash of the prompt in its original form, which decides the split."""
     return int.from_bytes(hashlib.sha256(canonical(prompt)).digest()[:8], "big")

@@ -17,14 +17,14 @@ import pytest
 from mugrpo.config.base import WorkerOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
-from mugrpo.extensions.code import CodeOptions, bubblewrap, choosing, judging
+from mugrpo.extensions.code import CodeOptions, bubblewrap, judging
 from mugrpo.extensions.code.asserts import Assertion, read_assert
+from mugrpo.extensions.code.bubblewrap import filter_program
 from mugrpo.extensions.code.cases import Printed, Returned, read_tests, with_function
 from mugrpo.extensions.code.comparing import same_text, same_value, value_of
-from mugrpo.extensions.code.inside import LONGEST_OUTPUT, decode, encode
+from mugrpo.extensions.code.inside import encode
 from mugrpo.extensions.code.judging import LONGEST_PROGRAM, Code, read_program
-from mugrpo.extensions.code.sandbox import Limits, Outcome, Request, SandboxError, outcomes
-from mugrpo.extensions.code.seccomp import filter_program
+from mugrpo.extensions.code.sandbox import Outcome, Request, SandboxError, outcomes
 from mugrpo.rewards.grading import Grader
 from mugrpo.rewards.verdict import Unfinished
 from tests.cases import table
@@ -39,32 +39,21 @@ MARKS += ("python title=x", 'python {title="x"}', "python3.11", "python:a.py", "
         ("```python\nprint(1)\n```", "print(1)"),
         ("First:\n```py\n1\n```\nBetter:\n```py\n2\n```\nDone.", "2"),
         ("```py\n1\n```\nIt prints\n```\n5\n```", "1"),  # output, without a mark
-        ("```\n1\n```\nBetter:\n```\n2\n```", "2"),
         ("```py\n1\n```\nIt prints\n```\n5", "1"),
         ("```\n1\n```\nBetter:\n```\n2", None),  # cut off
         *((f"```{mark}\n1\n```\n```\n2\n```", "1") for mark in MARKS),
         *((f"```\n1\n```\n```{mark}\n2\n```", "1") for mark in ("text", "pycon", "cpp", "pyx")),
-        ("```python\n1\n```\nIt prints\n```text\n5\n```\n", "1"),  # not Python
         ("```Python3 title=x\n1\n2\n```", "1\n2"),
         ("~~~\na = '```'\n```\n~~~", "a = '```'\n```"),  # another fence does not close it
-        ("````python\n```\n````", "```"),  # nor does a shorter one
         ("```python\r\nx = '\x0c\u2028'\r\n```\r\n", "x = '\x0c\u2028'"),
-        ("   ```python\n1\n   ```", "1"),
         ("1. So:\n   ```python\n   if 1:\n       2\n 3\n   ```", "if 1:\n    2\n3"),
         ("- So:\n\n      ```py\n      if 1:\n        2\n      ```", "if 1:\n  2"),  # in a list
-        ("\t```py\n\tif 1:\n\t\t2\n\t```", "if 1:\n\t2"),
         ("```py\nD\n    ```\nD\n```", "D\n    ```\nD"),  # a fence in a docstring
         ("```x``` is it:\n```python\n1\n```", "1"),  # marks in a line are no fence
-        ("~~~ `py`\n1\n~~~\n~~~py\n2\n~~~", "2"),
         ("`" * 100_000 + "x`", None),
         ("```python\n1\n```\n```python\n2", None),  # cut off
-        ("```python\n1\n```\n```text\n2", "1"),
-        ("```python\n1\n``` and\n```", "1\n``` and"),
-        ("```python\n\n```", None),
         ("print(1)", None),
-        ("```python print(1)```", None),
         ("", None),
-        ("```\n" + "1" * LONGEST_PROGRAM + "\n```", "1" * LONGEST_PROGRAM),
         ("```\n" + "1" * LONGEST_PROGRAM + "1\n```", None),
     ],
 )
@@ -76,31 +65,19 @@ def test_the_last_marked_block_or_else_the_last_is_the_program(text: str, progra
     ("printed", "expected", "same"),
     [
         ("1 2\n", " 1\n2", True),
-        ("12", "1 2", False),
-        ("", "\n", True),
         ("1 2 3", "1 2", False),
-        ("Yes", "yes", False),
         ("0.3333333", "0.33333333", True),  # differs by 3.3e-8
         ("0.33333", "0.33333333", False),  # by 3.3e-6
         ("1000001.0", "1000000.5", True),  # 5e-7 of it
         ("1000003.0", "1000000.5", False),  # 2.5e-6 of it
         ("2.0", "2", True),
-        ("2", "2.0", True),
         ("2.0000001", "2", False),  # an integer is expected
-        ("1e3", "1000", True),
         ("10000000000000000000001", "1e22", True),
         ("1e22", "10000000000000000000001", False),
         ("07", "7", False),
-        ("+7", "7", False),
         ("nan", "nan", True),
-        ("nan", "1.5", False),
-        ("inf", "1e999", False),
         ("1e9999999999", "1.5", False),
-        ("1_0", "10.0", False),
         ("1" * 1_000_000 + "x", "1.5", False),  # without the time of its square
-        ("1.", "1.0", True),
-        (".5", "0.50", True),
-        (".", "0.0", False),
         ("\u0663.0", "3.0", False),
     ],
 )
@@ -115,15 +92,11 @@ def test_outputs_are_the_same_if_their_tokens_are(printed: str, expected: str, s
         ([1, 2], [1, 2, 3], False),
         ({1: 0.1 + 0.2}, {"1": 0.3}, True),
         ({"a": 1, "b": 2}, {"a": 1}, False),
-        ("7", 7, False),
         (7, "7", False),
         (7, 7.0000001, True),
         (7.0000001, 7, False),
-        (10**400, 1.5, False),
-        (None, None, True),
         (None, False, False),
         (True, 1, True),  # as Python's ==
-        (float("nan"), 1.0, False),
         (frozenset([1]), [1], False),
     ],
 )
@@ -148,41 +121,15 @@ def test_values_survive_the_way_out(value: Any):
     assert claimed == value and type(claimed) is type(value)
 
 
-def test_subclasses_are_their_bases_and_nan_is_nan():
-    class Count(dict[str, int]):
-        pass
-
-    class Equal(int):
-        def __eq__(self, other: object) -> bool:
-            return True
-
-        __hash__ = None  # type: ignore[assignment]
-
-    assert encode(Count(a=1)) == {"dict": [["a", 1]]}
-    assert type(encode(Equal(7))) is int and encode(Equal(7)) == 7
-    nan = decode(encode(float("nan")))
-    assert nan != nan
-    with pytest.raises(TypeError, match="a value of type range cannot be compared"):
-        encode(range(3))
-
-
 @table(
     "claim",
     [
         "",
-        "7 7",
         "[1",
-        '{"int": 7}',
         '{"int": "x"}',
         '{"set": [[1]]}',
-        '{"dict": [[1]]}',
         '{"dict": [[[1], 2]]}',
-        '{"complex": [1]}',
         '{"class": "int"}',
-        '{"tuple": [], "set": []}',
-        "{}",
-        '{"bytes": "0"}',
-        '{"float": []}',
         "[" * 100_000,
         json.dumps({"set": [n * (2**61 - 1) for n in range(201)]}),  # all have the hash 0
         json.dumps({"dict": [[n * (2**61 - 1), 1] for n in range(201)]}),
@@ -267,12 +214,8 @@ def test_an_assert_is_taken_apart(statement: str, asked: str, rest: Any):
     ("tests", "sentence"),
     [
         ("not JSON", "the tests are not JSON: Expecting value"),
-        ("[" * 100_000, "the tests are not JSON"),
         ("[]", "the tests are neither a table nor a list"),
-        ("7", "the tests are neither a table nor a list"),
         ('{"inputs": []}', "the tests have no list of inputs; write"),
-        ('{"inputs": ["1"]}', "the tests have no list of outputs; write"),
-        ('{"inputs": ["1"], "outputs": []}', "the tests have no list of outputs"),
         ('{"inputs": ["1"], "outputs": ["1", "2"]}', "there are 1 inputs but 2 outputs"),
         ('{"inputs": [1], "outputs": ["1"]}', "test 1 has '1' for a text"),
         ('{"fn_name": "f", "inputs": [1], "outputs": [1]}', "has '1' for a list of arguments"),
@@ -283,18 +226,12 @@ def test_an_assert_is_taken_apart(statement: str, asked: str, rest: Any):
             "no metadata with a func_name",
         ),
         ('{"asserts": ["assert f("]}', "assert 1 is not Python: "),
-        ('{"asserts": [1]}', "assert 1 is '1', not a statement"),
         ('["assert f(1)", "print(f(1))"]', "assert 2 is 'print(f(1))', not one assert"),
-        ('["assert f(1); import os"]', "not one assert statement"),
         ('["assert True"]', "assert 1 calls nothing of the program"),
         ('["assert math.isclose(f(1), 2)"]', 'assert 1 needs the setup "import math"'),
-        ('["assert [f(i) == 7 for i in [1, 2]] == [True, True]"]', "calls f for each i; write"),
         ('{"asserts": ["assert f(1)"], "setup": "from math import *"}', "import what they need by"),
-        ('["assert (x := f(1)) and x > 2"]', "assert 1 gives a name a value"),
         ('["assert all(f(i) > i for i in range(3))"]', "assert 1 calls f for each i; write"),
-        ('["assert ' + "(" * 500 + '"]', "assert 1 is not Python"),
         ('{"asserts": ["assert f(1)"], "setup": "import"}', "the setup of the tests is not Python"),
-        ('{"asserts": ["assert f(1)"], "setup": 3}', "the setup of the tests is not text"),
     ],
 )
 def test_tests_that_do_not_parse_are_refused(tests: str, sentence: str):
@@ -317,10 +254,10 @@ def test_the_filter_is_a_program_for_its_machine(monkeypatch: pytest.MonkeyPatch
 def test_without_a_sandbox_the_reward_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(bubblewrap.shutil, "which", lambda _: None)
     with pytest.raises(UsageError) as refused:
-        choosing.choose(CodeOptions())
+        judging.choose(CodeOptions())
     assert str(refused.value) == (
         "the reward code runs programs in a sandbox only, and it does not work (bwrap is not "
-        f"installed); {choosing.REMEDY}"
+        f"installed); {judging.REMEDY}"
     )
 
 
@@ -331,20 +268,10 @@ def test_a_sandbox_that_fails_on_a_small_program_is_none(monkeypatch: pytest.Mon
         def run(self, request: Request, patience: float) -> Iterator[Outcome]:
             yield Outcome(0, "")
 
-    monkeypatch.setattr(choosing, "Bubblewrap", lambda _: Broken())
-    assert choosing.check()[0] == (
+    monkeypatch.setattr(judging, "Bubblewrap", lambda _: Broken())
+    assert judging.check()[0] == (
         "none (a program that prints a line ended with Outcome(status=0, output=''))"
     )
-
-
-def test_a_run_without_a_sandbox_is_refused_before_it_begins(tmp_path: Path):
-    """By the worker, so before anything is judged; the sentence comes through."""
-    options = CodeOptions(url="http://127.0.0.1:9")
-    with (
-        Grader((options,), WorkerOptions(count=1)) as grader,
-        pytest.raises(UsageError, match=r"it does not work \(.*http://127.0.0.1:9"),
-    ):
-        grader.start(tmp_path / "log")
 
 
 class Server(BaseHTTPRequestHandler):
@@ -401,14 +328,6 @@ def test_a_server_runs_what_bubblewrap_does(url: str):
     )
     question = Server.asked[-1]
     assert question["path"] == "/run_code" and question["language"] == "python"
-
-
-def test_a_draft_in_a_thought_is_no_program(url: str):
-    verifier, draft = fusion(url), ADD.replace("a + b", "a * b")
-    assert not verifier(f"<think>{ADD}</think>{draft}", CALLS).right
-    one = '{"inputs": ["1, 2"], "outputs": ["3"]}'
-    assert verifier(f"<think>\n{draft}\n</think>\n{ADD}", one).right
-    assert verifier(f"<think>\n{ADD}\n</think>\nIt adds.", one).status is Status.NO_ANSWER
 
 
 def test_the_server_never_learns_what_is_expected(url: str):
@@ -486,13 +405,6 @@ print(os.getcwd(), before)
 """
 
 
-def test_a_server_that_says_less_than_was_asked_passes_nothing(url: str):
-    verifier = fusion(url)
-    Server.answers.append({"status": "Success", "run_result": {"stdout": '{"ready": true}'}})
-    verdict = verifier(ADD, CALLS)
-    assert not verdict.right and verdict.detail == "test 1 of 2: the program ended the sandbox"
-
-
 def test_scores(url: str):
     """Partial credit, the program and the reason in the parts, and what the user is told."""
     options = CodeOptions(url=url, partial=True, weight=2.0)
@@ -522,9 +434,3 @@ def test_no_test_sees_what_another_has_left(url: str, sandbox: str):
     told = [outcome.output.split() for outcome in verifier.sandbox.run(Request(own, jobs), 60.0)]
     assert [before for _, before in told] == ["[]"] * 3
     assert sandbox != "sandboxfusion" or not any(Path(folder).exists() for folder, _ in told)
-
-
-def test_requests_have_one_form():
-    text = Limits(5, 1 << 29).text(Request("print(1)", [{"stdin": ""}]))
-    assert json.loads(text)["limits"]["memory"] == 536870912
-    assert LONGEST_OUTPUT == 4 * 2**20

@@ -12,7 +12,6 @@ import pytest
 
 from mugrpo.disk.records import Rollout, Score
 from mugrpo.disk.shards import ShardSet, read_rollouts, score_from_row
-from mugrpo.extensions.exchange import exporting
 from mugrpo.extensions.exchange.rows import FIELDS
 from tests.extensions.exchange.imports import CONFIG, config_in, imported
 from tests.faults.harm import refused
@@ -83,21 +82,6 @@ def test_the_card_names_the_files_and_every_column(exported: Path):
     assert "configs:\n- config_name: default\n  data_files:\n  - split: train\n" in head
     assert "    path: data/*.parquet\n" in head
     assert len(list((exported / "data").glob("*.parquet"))) == 6
-
-
-def test_a_folder_that_appears_meanwhile_is_left_as_it_is(
-    reference: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-):
-    original = exporting._table
-
-    def table(*arguments: Any, **options: Any) -> Any:
-        (tmp_path / "set").mkdir(exist_ok=True)
-        (tmp_path / "set" / "theirs").touch()
-        return original(*arguments, **options)
-
-    monkeypatch.setattr(exporting, "_table", table)
-    refused(command("export", reference, tmp_path / "set"), "exists already; name a new folder")
-    assert [path.name for path in (tmp_path / "set").iterdir()] == ["theirs"]
 
 
 def test_a_run_without_scores_is_refused(run_dir: Path, tmp_path: Path, command: Command):

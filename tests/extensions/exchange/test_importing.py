@@ -106,16 +106,6 @@ def test_made_ids_end_unless_they_are_as_many_as_a_response_may_have(take: Any, 
         assert rollout.response_ids.tolist() == [*ids_of(text), EOS]
 
 
-def test_a_finish_reason_says_whether_made_ids_ended(take: Any, tmp_path: Path):
-    reasons = ["stop", "length", "stop", "length"]
-    checked(take(table(finish_reason=reasons), "--policy", "chain"))
-    found = by_text(tmp_path / "run", TOKENIZER)
-    assert found["3+2=", "3+2=5"][0].response_ids.tolist() == [*ids_of("3+2=5"), EOS]
-    cut = found["3+2=", "3+2=6"][0]
-    assert cut.response_ids.tolist() == ids_of("3+2=6")
-    assert cut.finish_reason is FinishReason.LENGTH
-
-
 def test_a_named_policy_computes_the_logprobs_and_the_manifest_says_so(take: Any, tmp_path: Path):
     """At the temperature of the config, also in place of logprobs that the file has."""
     config = CONFIG.replace("[rollouts]", "[rollouts]\ntemperature = 1.3")
@@ -169,20 +159,6 @@ def test_problems_of_the_configs_own_data_give_answers_and_are_held_out(
     assert answers == {"problems": {"3+2=": "5", "2-1=": "1"}, "held_out": {"1+1=": "2"}}
     checked(command("score", run_dir, "--stage", 0, "--again"))
     assert "problems: 1\n" in checked(command("evaluate", run_dir)).out
-
-
-def test_prompts_that_are_only_ids_are_found_among_the_configs_problems(take: Any, tmp_path: Path):
-    data = [{"prompt": p, "answer": texts[0][-1]} for p, texts in RESPONSES.items()]
-    (tmp_path / "problems.jsonl").write_text(lines(data))
-    rows = [
-        {"prompt_ids": [EOS, *ids_of("1=" + row["prompt"]), EOS, *ids_of("1=")], **row}
-        for row in table(**GIVEN)
-    ]
-    rows = [{k: v for k, v in row.items() if k not in ("prompt", "answer")} for row in rows]
-    known = ("--task.data", tmp_path / "problems.jsonl", "--task.eval_share", 0.0)
-    checked(take(rows, *known, config=CONFIG + chat(tmp_path, "<eos>1=")))
-    stored = map(json.loads, (tmp_path / "run" / "problems.jsonl").open())
-    assert {row["prompt"]: row["answer"] for row in stored} == {"3+2=": "5", "2-1=": "1"}
 
 
 # ---- TRL ----

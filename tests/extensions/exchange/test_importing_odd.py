@@ -11,7 +11,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from mugrpo.disk.records import FinishReason, Status
+from mugrpo.disk.records import FinishReason
 from mugrpo.extensions.exchange import importing
 from tests.extensions.exchange.imports import (
     EOS,
@@ -102,13 +102,6 @@ def test_groups_are_cut_and_repeated_ones_left_out(take: Any, tmp_path: Path):
     assert sorted(identity.partition("#")[2] for identity in ids) == ["", "", "1", "1"]
 
 
-def test_a_run_that_exists_is_left_as_it_is(take: Any, tmp_path: Path):
-    checked(take(table(**GIVEN)))
-    before = contents(tmp_path / "run")
-    refused(take(table()), f"{tmp_path / 'run'} exists already", "--run-dir")
-    assert contents(tmp_path / "run") == before
-
-
 def test_text_that_ends_with_the_end_token_gets_no_second_one(take: Any, tmp_path: Path):
     rows = table(finish_reason=["stop"] * 4)
     rows = [row | {"response": row["response"] + "<eos>"} for row in rows]
@@ -116,14 +109,6 @@ def test_text_that_ends_with_the_end_token_gets_no_second_one(take: Any, tmp_pat
     for (_, text), (rollout, _) in by_text(tmp_path / "run", TOKENIZER).items():
         assert rollout.response_ids.tolist() == [*ids_of(text), EOS]
         assert rollout.finish_reason is FinishReason.STOP
-
-
-def test_prompt_ids_that_the_run_would_not_make_are_told_of(take: Any):
-    own = [ids_of(row["prompt"]) for row in table()]
-    other = [[EOS, *ids] if number > 1 else ids for number, ids in enumerate(own)]
-    ended = checked(take(table(prompt_ids=other, **GIVEN)))
-    assert "the prompts of 1 groups have other ids than the run gives" in ended.out
-    assert "line 3)" in ended.out
 
 
 def test_groups_that_do_not_fill_a_batch_are_told_of(take: Any, tmp_path: Path):
@@ -141,16 +126,6 @@ def test_a_temperature_in_single_precision_is_that_of_the_config(take: Any, tmp_
     assert {r.temperature for r, _ in imported(tmp_path / "run").values()} == {0.7}
 
 
-def test_empty_cells_of_csv_are_missing(take: Any, tmp_path: Path):
-    header = "prompt,response,reward,answer,finish_reason,temperature,seed,status\n"
-    rows = '"3+2=","3+2=5",1,5,,,,\n"3+2=","3+2=6",,5,,1.0,7,skipped\n'
-    (tmp_path / "rows.csv").write_text(header + rows)
-    checked(take(tmp_path / "rows.csv", "--policy", "chain"))
-    found = {rollout.seed: score for rollout, score in imported(tmp_path / "run").values()}
-    assert (found[0].reward, found[0].status) == (1.0, Status.RIGHT)
-    assert (found[7].reward, found[7].status) == (None, Status.SKIPPED)
-
-
 def test_a_prompt_of_several_problems_is_told_apart_by_id_or_answer(take: Any, tmp_path: Path):
     data = [("a", "3+2=", "5"), ("b", "3+2=", "6"), ("c", "2-1=", "1")]
     data_rows = [dict(zip(("id", "prompt", "answer"), one, strict=True)) for one in data]
@@ -164,18 +139,6 @@ def test_a_prompt_of_several_problems_is_told_apart_by_id_or_answer(take: Any, t
         checked(take([row | known for row in rows[:2]], *options))
         assert {r.problem_id for r, _ in imported(tmp_path / "run").values()} == {"b"}
         (tmp_path / "run").rename(tmp_path / f"by_{next(iter(known))}")
-
-
-def test_a_held_out_problem_with_the_prompt_of_a_rollout_is_not_evaluated_on(
-    take: Any, tmp_path: Path
-):
-    data = [{"prompt": "3+2=", "answer": "5"}, {"prompt": "3+2=", "answer": "6"}]
-    for name, some in {"own": [{"prompt": "1+1=", "answer": "2"}], "held": data}.items():
-        (tmp_path / f"{name}.jsonl").write_text(lines(some))
-    files = ("--task.data", tmp_path / "own.jsonl", "--task.eval_data", tmp_path / "held.jsonl")
-    ended = checked(take(table(**GIVEN)[:2], *files))
-    assert "nothing is evaluated" in ended.out
-    assert not (tmp_path / "run" / "held_out.jsonl").exists()
 
 
 def test_a_run_that_appears_meanwhile_is_left_as_it_is(
@@ -193,23 +156,6 @@ def test_a_run_that_appears_meanwhile_is_left_as_it_is(
     refused(take(table(**GIVEN)), f"{tmp_path / 'run'} exists already; name a new folder")
     assert contents(tmp_path / "run") == {Path("config.json"): b"another run's"}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["r.jsonl", "run", "theirs.toml"]
-
-
-def test_an_import_that_fails_midway_leaves_nothing(
-    take: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    original, calls = importing.write_rollouts, []
-
-    def fail(*arguments: Any, **options: Any) -> None:
-        calls.append(1)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        original(*arguments, **options)
-
-    monkeypatch.setattr(importing, "write_rollouts", fail)
-    with pytest.raises(KeyboardInterrupt):
-        take(table(**GIVEN), "--rollouts.shard_rollouts", 2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["r.jsonl", "theirs.toml"]
 
 
 def test_an_import_that_is_killed_leaves_no_run_and_can_be_repeated(take: Any, tmp_path: Path):

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import re
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
-from mugrpo.disk.errors import RunStopped, UsageError
+from mugrpo.disk.errors import UsageError
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.disk.shards import RowReader, ShardSet, write_rollouts
+from mugrpo.disk.shards import ShardSet, write_rollouts
 from mugrpo.extensions.view.rollouts import Rollouts
-from mugrpo.report.samples import facts, shade, stored_colorings
+from mugrpo.report.samples import shade
 from tests.extensions.view.rolled import RIGHT, rolled_run, rollout, write_shard
 from tests.faults.harm import summed
 from tests.report.synthetic import write_config
@@ -36,7 +33,7 @@ def rollouts(run: Path) -> Rollouts:
 
 
 def test_every_rollout_is_listed_stages_first(rollouts: Rollouts):
-    rows = [rollouts.row(number) for number in range(len(rollouts))]
+    rows = rollouts.rows
     assert rollouts.notes == []
     assert [(row.place, row.problem_id, row.sample, row.status, row.reward) for row in rows] == [
         ("0", "3+2=", 0, "right", 1.0),
@@ -103,30 +100,13 @@ def test_a_wrong_filter_is_refused_with_the_way_out(rollouts: Rollouts, words: s
 
 
 def test_an_opened_rollout_has_what_is_stored_and_nothing_else(rollouts: Rollouts):
-    plain = rollouts.open(0)
-    assert (plain.prompt, "".join(token.text for token in plain.tokens)) == (
-        *("3+2=", "3+2=5<eos>"),
-    )
-    assert stored_colorings(plain.tokens) == ["behavior"]
-    assert {shade(token, "behavior") for token in plain.tokens} == {"p3"}  # log 2 is 0.69
-    assert plain.reference == "5"  # the samples have this problem's
-    assert facts(plain) == [
-        *("advantage \u2013", "right", "reward 1", "finished by stop", "no ratios"),
-    ]
-    assert rollouts.open(2).reference is None
-    kept = rollouts.open(1)
-    assert [shade(token, "ratio") for token in kept.tokens] == ["", "", "", "a3", "b6", ""]
-    assert [shade(token, "entropy") for token in kept.tokens] == ["", "", "", "e2", "e5", ""]
-    assert [token.marks for token in kept.tokens[3:5]] == [("clipped",), ("vetoed",)]
-    assert all(math.isclose(token.behavior or 0, 0.5, rel_tol=1e-6) for token in kept.tokens)
-    assert kept.advantage == -0.5
-
-
-def test_others_are_responses_to_the_same_problem_elsewhere(rollouts: Rollouts):
-    assert rollouts.others(1) == {"1": [5, 6]}
-    assert rollouts.others(6) == {"0": [0, 1]}
-    assert rollouts.others(7) == {"eval4": [8], "greedy4": [9]}
-    assert rollouts.others(2) == {}
+    prompt, tokens, advantage = rollouts.open(0)
+    assert (prompt, "".join(token.text for token in tokens)) == ("3+2=", "3+2=5<eos>")
+    assert {shade(token) for token in tokens} == {"p3"} and advantage is None  # log 2 is 0.69
+    _, tokens, advantage = rollouts.open(1)
+    assert [shade(token) for token in tokens] == ["", "", "", "a3", "b6", ""]
+    assert [token.marks for token in tokens[3:5]] == [("clipped",), ("vetoed",)]
+    assert advantage == -0.5
 
 
 def test_characters_of_several_tokens_are_whole_and_unknown_ids_are_numbers(tmp_path: Path):
@@ -144,7 +124,7 @@ def test_characters_of_several_tokens_are_whole_and_unknown_ids_are_numbers(tmp_
     halves = np.full(len(ids), -0.5, np.float32)
     odd = replace(rollout("3+2=", 0, "5"), response_ids=ids, behavior_logprobs=halves)
     write_shard(run.stage(0), 0, [odd], [RIGHT])
-    texts = [token.text for token in Rollouts(run.root).open(0).tokens]
+    texts = [token.text for token in Rollouts(run.root).open(0)[1]]
     assert texts == ["It", " is", "", "", "€", "⟨99⟩", " is"]
 
 
@@ -160,7 +140,7 @@ def test_a_decoder_that_changes_what_it_wrote_does_not_end_the_text(tmp_path: Pa
     odd = rollout("3+2=", 0, "123")
     odd.response_ids[:] = [0, 1, 2, 0]
     write_shard(run.stage(0), 0, [odd], [RIGHT])
-    texts = [token.text for token in Rollouts(run.root).open(0).tokens]
+    texts = [token.text for token in Rollouts(run.root).open(0)[1]]
     assert texts == ["a", "", "c", "a"]
 
 
@@ -171,46 +151,10 @@ def shard(run: Path, kind: str, number: int = 0, stage: int = 0) -> Path:
 def test_a_missing_shard_is_one_sentence_and_the_rest_is_listed(tmp_path: Path):
     run = rolled_run(tmp_path / "run")
     shard(run, "rollouts").unlink()
-    shard(run, "scores", stage=1).write_bytes(b"PAR1")
     rollouts = Rollouts(run)
-    assert len(rollouts) == 10 - 4
-    first, second = rollouts.notes
-    assert first == (
-        f"{shard(run, 'rollouts')} is missing; its rollouts are left out, and "
-        f"`mugrpo repair {run}` has them made again"
-    )
-    assert "bytes instead of" in second and "its scores are left out" in second
-    assert [rollouts.row(n).status for n in (1, 2)] == ["not_scored"] * 2
-
-
-def test_a_damaged_column_of_tokens_shows_when_a_rollout_is_opened(tmp_path: Path):
-    """The small columns are read by their pages' checksums, the tokens by the whole shard's."""
-    run = rolled_run(tmp_path / "run")
-    path = shard(run, "rollouts")
-    columns = pq.ParquetFile(path).metadata.row_group(0)
-    names = [columns.column(n).path_in_schema for n in range(columns.num_columns)]
-    place = columns.column(names.index("behavior_logprobs.list.element"))
-    content = bytearray(path.read_bytes())
-    content[place.data_page_offset + place.total_compressed_size - 1] ^= 0xFF
-    path.write_bytes(content)
-    rollouts = Rollouts(run)
-    assert rollouts.notes == [] and len(rollouts) == 10
-    with pytest.raises(RunStopped, match="does not match its checksum; run `mugrpo repair`"):
-        rollouts.open(0)
-    assert "".join(token.text for token in rollouts.open(4).tokens) == "2+2=4<eos>"
-    assert list(rollouts.search(rollouts.matching("stage:0")[0], "=")) == [False] * 4 + [True]
-    assert len(rollouts.notes) == 1 and "texts are not searched" in rollouts.notes[0]
-
-
-def test_a_damaged_small_column_leaves_its_shard_out(tmp_path: Path):
-    run = rolled_run(tmp_path / "run")
-    path = shard(run, "rollouts")
-    place = pq.ParquetFile(path).metadata.row_group(0).column(0)  # of the problems' ids
-    content = bytearray(path.read_bytes())
-    content[place.data_page_offset + place.total_compressed_size // 2] ^= 0xFF
-    path.write_bytes(content)
-    rollouts = Rollouts(run)
-    assert len(rollouts) == 6 and "does not match its checksum" in rollouts.notes[0]
+    assert len(rollouts.rows) == 10 - 4
+    (note,) = rollouts.notes
+    assert note.startswith(f"{shard(run, 'rollouts')} is missing; run `mugrpo repair`")
 
 
 def test_an_unreadable_manifest_or_sample_file_is_one_sentence(tmp_path: Path):
@@ -218,15 +162,15 @@ def test_an_unreadable_manifest_or_sample_file_is_one_sentence(tmp_path: Path):
     (RunDir(run).shards(1, "rollouts") / "manifest.json").write_text("{")
     RunDir(run).samples(4).write_text('{"update": 4, "samples": [1]}')
     rollouts = Rollouts(run)
-    assert len(rollouts) == 8 and len(rollouts.notes) == 2
-    assert rollouts.open(1).advantage is None
+    assert len(rollouts.rows) == 8 and len(rollouts.notes) == 2
+    assert rollouts.open(1)[2] is None
 
 
 def test_scores_of_other_rollouts_are_not_shown(tmp_path: Path):
     run = rolled_run(tmp_path / "run")
     written = ShardSet(RunDir(run).shards(1, "rollouts"), "rollouts")
     write_rollouts(written, 0, [rollout("3+2=", 0, "5"), rollout("3+2=", 1, "6")])
-    assert [Rollouts(run).row(n).status for n in (5, 6)] == ["not_scored"] * 2
+    assert [Rollouts(run).rows[n].status for n in (5, 6)] == ["not_scored"] * 2
 
 
 def test_without_a_tokenizer_ids_are_shown_and_that_is_said(tmp_path: Path):
@@ -236,23 +180,7 @@ def test_without_a_tokenizer_ids_are_shown_and_that_is_said(tmp_path: Path):
     summed(run / "config.json")
     rollouts = Rollouts(run)
     assert "token ids are shown, as there is no tokenizer to read" in rollouts.notes[0]
-    assert rollouts.open(0).tokens[0].text.strip("⟨⟩").isdigit()
-
-
-def test_a_long_stage_is_listed_without_its_tokens(tmp_path: Path):
-    """No row group of tokens is read before a rollout is opened, and then only one."""
-    run = tmp_path / "run"
-    write_config(run)
-    many = [rollout(f"{n % 10}+{n // 10 % 10}=", n, "5") for n in range(700)]
-    write_shard(RunDir(run).stage(0), 0, many, [RIGHT] * 700)
-    with mock.patch.object(RowReader, "row", side_effect=AssertionError):
-        rollouts = Rollouts(run)
-        assert len(rollouts) == 700 and rollouts.row(699).sample == 699
-    with mock.patch.object(
-        pq.ParquetFile, "read_row_group", autospec=True, side_effect=pq.ParquetFile.read_row_group
-    ) as read:
-        assert rollouts.open(600).sample == 600
-    assert [call.args[1] for call in read.call_args_list] == [2]  # of 256 rows each
+    assert rollouts.open(0)[1][0].text.strip("⟨⟩").isdigit()
 
 
 def test_reading_rollouts_needs_no_torch(run: Path):
@@ -260,7 +188,7 @@ def test_reading_rollouts_needs_no_torch(run: Path):
         "import sys; from pathlib import Path; "
         "from mugrpo.extensions.view.rollouts import Rollouts; "
         "Rollouts(Path(sys.argv[1])).open(0); "
-        "sys.exit(str({'torch', 'transformers', 'altair', 'textual'} & {*sys.modules} or ''))"
+        "sys.exit(str({'torch', 'transformers', 'textual'} & {*sys.modules} or ''))"
     )
     done = subprocess.run([sys.executable, "-c", program, str(run)], capture_output=True, text=True)
     assert done.stderr.strip() == ""

@@ -58,5 +58,5 @@ class CodeOptions(RewardOption):
 
 
 extension = Extension(
-    rewards=(CodeOptions,), checks={"sandbox": "mugrpo.extensions.code.choosing:check"}
+    rewards=(CodeOptions,), checks={"sandbox": "mugrpo.extensions.code.judging:check"}
 )

@@ -22,6 +22,7 @@ from mugrpo.extensions.code.comparing import value_of
 from mugrpo.extensions.code.inside import GIVEN
 from mugrpo.extensions.code.sandbox import Outcome
 
+# Not the whole statement in the sandbox: a response could read what is expected in its own frame.
 _WITH_NAMES = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda)
 
 

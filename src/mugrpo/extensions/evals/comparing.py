@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.run_dir import RunDir
 from mugrpo.extensions.evals.measures import Difference, holm, paired, pooled
 from mugrpo.rollouts.statistics import Floats, avg_at, interval
 
@@ -90,8 +89,10 @@ def stored(name: str, suites: Sequence[str] | None = None) -> Measurement:
 
 def is_run(folder: Path) -> bool:
     """Return whether `folder` is a run's directory. A model's has a config.json too."""
-    stored = RunDir(folder).config_as_stored()
-    return isinstance(stored, dict) and "provenance" in stored
+    try:
+        return "provenance" in json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return False
 
 
 def _place(name: str) -> tuple[Path, int | None]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from markupsafe import Markup
 
 from mugrpo.report.charts import Axis
-from mugrpo.report.figures import banded, drawn, run_label, update_chart
-from mugrpo.report.read import RunData, column
+from mugrpo.report.figures import drawn, lines_of, points_of, update_chart
+from mugrpo.report.read import RunData
+
+_SUITE = "suite/"  # begins the kind of a benchmark suite's lines
 
 
 def section(runs: Sequence[RunData]) -> tuple[str, list[Markup | None]]:
@@ -18,12 +21,9 @@ def section(runs: Sequence[RunData]) -> tuple[str, list[Markup | None]]:
 
 def suite_figures(runs: Sequence[RunData]) -> Iterator[Markup | None]:
     """Yield avg@k of each suite against updates, as measured in training."""
-    for name in dict.fromkeys(name for run in runs for name in run.suites):
-        traces = []
-        for index, run in enumerate(runs):
-            lines = run.suites.get(name, [])
-            xs = [float(line["update"]) for line in lines]
-            columns = [column(lines, f"accuracy{end}") for end in ("", "_low", "_high")]
-            traces += banded(xs, *columns, label=run_label(run, runs), series="avg@k", hue=index)
-        picture = update_chart(runs, Axis("avg@k", low=0), traces, ends=True)
-        yield drawn(f"{name} against updates", "avg@k; shaded: 95 % intervals", picture)
+    band, note = ("accuracy_low", "accuracy_high"), "avg@k; shaded: 95 % intervals"
+    for kind in dict.fromkeys(kind for run in runs for kind in run.kinds):
+        if kind.startswith(_SUITE):
+            lines = lines_of(runs, partial(points_of, kind), {"accuracy": "avg@k"}, band)
+            picture = update_chart(runs, Axis("avg@k", low=0), lines)
+            yield drawn(f"{kind.removeprefix(_SUITE)} against updates", note, picture)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,17 +12,16 @@ from typing import Any
 from mugrpo.config.base import WorkerOptions
 from mugrpo.config.rewards import FunctionOptions
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.records import Answer, Problem, Score
+from mugrpo.disk.records import Problem
 from mugrpo.extensions.gym import ReasoningGymOptions
-from mugrpo.rewards.grading import Grader
-from mugrpo.tasks.dataset import with_template
+from mugrpo.tasks.dataset import GradedTask, with_template
 from mugrpo.tasks.embedded import held_out
 
 _REWARD = FunctionOptions(function="mugrpo.extensions.gym.scores:score_answer")
 _DRAWS = 4  # problems generated at most, as a multiple of those that one side needs
 
 
-class ReasoningGym:
+class ReasoningGym(GradedTask):
     """A task with the problems of one data set of reasoning-gym, always the same ones.
 
     They are generated at the first use, which raises UsageError if the package is not installed,
@@ -30,24 +29,9 @@ class ReasoningGym:
     """
 
     def __init__(self, options: ReasoningGymOptions, workers: WorkerOptions) -> None:
+        super().__init__((_REWARD,), workers)
         self.options = options
         self._name = Path(options.data).name  # a folder here may have the same name
-        self.grader = Grader((_REWARD,), workers)
-
-    def train_problems(self) -> Sequence[Problem]:
-        return self._split[0]
-
-    def eval_problems(self) -> Sequence[Problem]:
-        return self._split[1]
-
-    def prepare(self, log: Path) -> list[str]:
-        return self.grader.start(log)
-
-    def score(self, answers: Iterable[Answer]) -> Iterator[Score]:
-        return self.grader.scores(answers)
-
-    def close(self) -> None:
-        self.grader.close()
 
     @cached_property
     def _split(self) -> tuple[list[Problem], list[Problem]]:

@@ -73,7 +73,7 @@ def alignment(run: OpenRun, number: int, methods: Sequence[str], groups: int) ->
             f"is smaller than its {stage.end - stage.first_update} updates"
         )
     weights, rows = weights_of(run), list[Row]()
-    home = run.folder.alignment(number)
+    home = run.folder.root / "alignment" / f"stage-{number:03d}"
     with Sampling(run, weights) as sampling:
         reader = StageReader(stage, weights.logprobs)
         for update in updates:

@@ -67,7 +67,7 @@ def bakeoff(run: OpenRun, stage: int, methods: Sequence[str], *, force: bool = F
     weights_at(run.folder, run.config.model, first)  # raises if the checkpoint is gone
     if run.eval_problems:
         evaluate(run, first, again=False)
-    home = run.folder.bakeoff(stage)
+    home = run.folder.root / "bakeoff" / f"stage-{stage:03d}"
     for number, (name, config) in enumerate(configs.items(), start=1):
         run.progress.say(f"{name} ({number} of {len(configs)})")
         _begin(run, stage, home / name, config)

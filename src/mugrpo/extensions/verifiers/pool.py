@@ -6,26 +6,23 @@ the run's engine, so that the tokens of all turns are those that the engine has 
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from mugrpo.config.base import WorkerOptions
 from mugrpo.config.rewards import EnvironmentOptions
 from mugrpo.disk.errors import BrokenReward, RunStopped, UsageError
 from mugrpo.environments.base import Reply
-from mugrpo.extensions.verifiers.conversation import Conversation, Rewritten
 from mugrpo.processes.messages import printable, to_json
 from mugrpo.processes.peer import TICK, PeerLost, audible
 from mugrpo.processes.workers import Limits, Worker
 
 _PROGRAM = Path(__file__).with_name("worker.py")
-_NONE: dict[str, list[Any]] = {"prompt_ids": [], "ids": [], "logprobs": []}
 _STARTING = 600.0  # seconds: verifiers imports much, and its interpreter may compile it first
 
 
@@ -37,7 +34,6 @@ class _Rollout:
     serial: int  # the number that its worker knows: an earlier rollout may have had the same one
     worker: _Worker
     conversation: Conversation
-    tokens: dict[str, list[Any]] = field(default_factory=dict)  # of what the model says next
     owes: bool = True
     since: float = field(default_factory=time.monotonic)
     last: Reply | None = None  # to whatever is said next: it has ended while it waited
@@ -113,23 +109,10 @@ class VerifiersEnvironments:
         self._rollouts[rollout] = worker.rollouts[began.serial] = began
         self._send(began, {"begin": {"rollout": began.serial, "task": row["task"]}})
 
-    def drawn(
-        self,
-        rollout: int,
-        prompt_ids: NDArray[np.int32],
-        ids: NDArray[np.int32],
-        logprobs: NDArray[np.float32],
-    ) -> None:
-        """See `base.Listening`. The endpoint answers with them."""
-        tokens = {"prompt_ids": prompt_ids, "ids": ids, "logprobs": logprobs}
-        self._rollouts[rollout].tokens = {name: array.tolist() for name, array in tokens.items()}
-
     def step(self, rollout: int, message: Mapping[str, Any]) -> None:
         live = self._rollouts[rollout]
-        written = live.conversation.said(message)
-        reason = "tool_calls" if written.get("tool_calls") else "stop"
-        said = {"message": written, "finish_reason": reason, **(_NONE | live.tokens)}
-        self._send(live, {"said": {"rollout": live.serial, **said}})
+        said = {"rollout": live.serial, "message": live.conversation.said(message)}
+        self._send(live, {"said": said})
 
     def end(self, rollout: int) -> None:
         live = self._rollouts[rollout]
@@ -303,3 +286,89 @@ class VerifiersEnvironments:
         reason, unfinished = worker.loss(lost)
         for live in worker.rollouts.values():
             self._reply(live, Reply(done=True, failure=reason, unfinished=unfinished))
+
+
+_ADDED = ("user", "tool")  # roles that an environment may speak in
+_FORM = {"type": "function"}
+
+
+class Rewritten(Exception):
+    """A request that is not the conversation so far with more messages of the environment."""
+
+
+class Conversation:
+    """What was said in a rollout, in OpenAI's form."""
+
+    def __init__(self, prompt: Sequence[Mapping[str, Any]]) -> None:
+        self._messages = [_plain(message) for message in prompt]
+        self._turns = 0
+
+    def said(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Add the model's `message`, and return it as OpenAI has it.
+
+        The arguments of calls become JSON text, and calls without an id get one.
+        """
+        calls = []
+        for place, call in enumerate(message.get("tool_calls") or ()):
+            function = call["function"]
+            arguments = function["arguments"]
+            text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+            named = {"name": function["name"], "arguments": text}
+            number = call.get("id") or f"call_{self._turns}_{place}"
+            calls.append({**_FORM, "id": number, "function": named})
+        written = {"role": "assistant", "content": message.get("content") or ""}
+        if calls:
+            written["tool_calls"] = calls
+        self._turns += 1
+        self._messages.append(_plain(written))
+        return written
+
+    def added(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Add what is new in `messages`, and return it. Raises Rewritten."""
+        known = len(self._messages)
+        now = [_plain(message) for message in messages]
+        for place, (before, after) in enumerate(zip(self._messages, now, strict=False)):
+            if {**before, "name": None} != {**after, "name": None}:  # some leave a tool's out
+                raise Rewritten(
+                    f"message {place} of the conversation ({before['role']}) is another one in "
+                    "the next request; a rollout must be one growing sequence of tokens"
+                )
+        if len(now) < known:
+            raise Rewritten(
+                f"{known - len(now)} messages of the conversation are missing in the next "
+                "request; a rollout must be one growing sequence of tokens"
+            )
+        for message in now[known:]:
+            if message["role"] not in _ADDED:
+                raise Rewritten(
+                    f"the environment has added a message with role {message['role']!r}; only "
+                    f"{' and '.join(_ADDED)} can follow what the model says"
+                )
+        self._messages = now
+        return [dict(message) for message in now[known:]]
+
+
+def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of a message the model reads, in one form. Raises Rewritten for pictures."""
+    content = message.get("content")
+    if isinstance(content, list):
+        if any(part.get("type") != "text" for part in content):
+            raise Rewritten("the environment shows the model something other than text")
+        content = "\n".join(part["text"] for part in content)
+    plain: dict[str, Any] = {"role": message["role"], "content": content or ""}
+    if calls := message.get("tool_calls"):
+        plain["tool_calls"] = [
+            {**_FORM, "id": call["id"], "function": _call(call["function"])} for call in calls
+        ]
+    for name in ("tool_call_id", "name"):
+        if message["role"] == "tool" and message.get(name) is not None:
+            plain[name] = message[name]
+    return plain
+
+
+def _call(function: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a call with its arguments parsed: spaces in their JSON do not count."""
+    arguments = function["arguments"]
+    with suppress(TypeError, ValueError):
+        arguments = json.loads(arguments)
+    return {"name": function["name"], "arguments": arguments}

@@ -8,8 +8,7 @@ standard library, and verifiers after its first message. Messages are JSON
 
     {"name", "kwargs"}                                           first, once -> {"ready", "tools"}
     {"begin": {"rollout", "task"}}                               -> {"asked"} ... {"done"}
-    {"said": {"rollout", "message", "finish_reason",             answers what was asked
-              "prompt_ids", "ids", "logprobs"}}
+    {"said": {"rollout", "message"}}                             answers what was asked
     {"full": {"rollout"}}                                        there is no room for an answer
     {"stop": {"rollout"}}                                        end it, without an answer
     {"problems": N}                                              -> {"problem"} ..., {"problems"}
@@ -137,8 +136,7 @@ class Worker:
         self.send({"asked": {"rollout": rollout, **asked}})
         if (said := answers.get()) is None:
             raise refused(_FULL)
-        del said["rollout"]
-        return self._endpoints.Said(**said)
+        return said["message"]
 
     def _task(self, data: dict[str, Any]) -> Any:
         kind = type(self.environment.taskset).task_type()

@@ -10,7 +10,7 @@ from mugrpo.arguments import Commands
 
 def add_view(commands: Commands) -> None:
     """Add the command."""
-    text = "list, filter, read and compare rollouts in the terminal"
+    text = "list, filter and read rollouts in the terminal"
     command = commands.add("view", text, run="mugrpo.extensions.view.command:run_view")
     command.add_argument("target", type=Path, help="a run's directory")
 

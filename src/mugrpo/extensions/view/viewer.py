@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import zip_longest
 from pathlib import Path
 from typing import ClassVar
 
@@ -14,13 +13,11 @@ from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
 
-from mugrpo.config.load import build_config
 from mugrpo.disk.errors import UsageError
 from mugrpo.extensions.view.rollouts import UNREADABLE, Numbers, Rollouts
 from mugrpo.processes.messages import printable
 from mugrpo.report import samples
 from mugrpo.report.readable import line_ends, plain, visible
-from mugrpo.tasks import make_task
 
 try:
     from textual.app import App, ComposeResult
@@ -37,7 +34,7 @@ try:
 except ModuleNotFoundError:
     raise UsageError("`mugrpo view` needs textual: pip install 'mugrpo[view]'") from None
 
-_HUES = {"b": "#0069b4", "a": "#d65d0e", "p": "#d65d0e", "e": "#d65d0e"}
+_HUES = {"b": "#0069b4", "a": "#d65d0e", "p": "#d65d0e"}
 _SHARES = (0.0, 0.15, 0.27, 0.4, 0.55, 0.7, 0.9)  # of the hue, by the step of a shade
 _MARKS = {"clipped": Style(underline=True), "vetoed": Style(strike=True)}
 _HEAD = f"{'stage':<9}{'draw':<7}{'status':<11}{'reward':<8}{'ratios':<7}problem"
@@ -81,7 +78,7 @@ class Listing(ScrollView, can_focus=True):
         place = y + self.scroll_offset.y
         if place >= len(self.numbers):
             return Strip.blank(self.size.width, self.rich_style)
-        row = self.rollouts.row(int(self.numbers[place]))
+        row = self.rollouts.rows[int(self.numbers[place])]
         draw, seen = f"{row.occurrence}/{row.sample}", row.key in self.rollouts.sampled
         text = f"{row.place:<9}{draw:<7}{row.status:<11}{plain(row.reward):<8}{'yes' * seen:<7}"
         line = set_cell_size(printable(text + row.problem_id), self.size.width)
@@ -89,19 +86,15 @@ class Listing(ScrollView, can_focus=True):
 
 
 class Reading(Screen[None]):
-    """One rollout beside its prompt and reference, or beside another stage's response."""
+    """One rollout beside its prompt and reference."""
 
     BINDINGS: ClassVar = [
-        *(("escape", "back", "back"), ("n", "step(1)", "next"), ("p", "step(-1)", "previous")),
-        *(("c", "color", "color"), ("d", "compare", "diff"), ("s", "other", "sample")),
+        *(("escape", "dismiss", "back"), ("n", "step(1)", "next"), ("p", "step(-1)", "previous")),
     ]
 
-    def __init__(self, viewer: Viewer) -> None:
+    def __init__(self, listing: Listing) -> None:
         super().__init__()
-        self.viewer, self.listing, self.rollouts = viewer, viewer.listing, viewer.rollouts
-        self.coloring, self.stored = "ratio", list[str]()
-        self.place: str | None = None  # of the response to compare with,
-        self.which = 0  # and which of that place's it is
+        self.listing, self.rollouts = listing, listing.rollouts
 
     def compose(self) -> ComposeResult:
         yield Static(id="facts")
@@ -114,104 +107,51 @@ class Reading(Screen[None]):
         self.query_one("#right-side").focus()
         self.draw()
 
-    def action_back(self) -> None:
-        if self.place is None:
-            self.dismiss()
-        else:
-            self.action_step(0)
-
     def action_step(self, by: int) -> None:
         self.listing.action_move(by)
-        self.place = None
         self.draw()
-
-    def action_color(self) -> None:
-        if self.stored:
-            place = self.stored.index(self.coloring)
-            self.coloring = self.stored[(place + 1) % len(self.stored)]
-            self.draw()
-
-    def action_compare(self) -> None:
-        """Compare with the next place that has responses to the problem; after the last, stop."""
-        places = [None, *self.rollouts.others(self.number)]
-        if len(places) == 1:
-            self.notify("No other stage or evaluation has a response to this problem.")
-        self.place, self.which = places[(places.index(self.place) + 1) % len(places)], 0
-        self.draw()
-
-    def action_other(self) -> None:
-        self.which += 1
-        self.draw()
-
-    @property
-    def number(self) -> int:
-        return int(self.listing.numbers[self.listing.cursor])
 
     def draw(self) -> None:
         """Fill the screen with the rollout at the list's cursor."""
-        row = self.rollouts.row(self.number)
+        number = int(self.listing.numbers[self.listing.cursor])
+        row = self.rollouts.rows[number]
         problem = printable(row.problem_id, 60)
         title = f"stage {row.place} · {problem} · draw {row.occurrence}/{row.sample}"
+        left = legend = ""
         try:
-            sample = self.rollouts.open(self.number)
-            title += f"\n{' · '.join(samples.facts(sample))}"
-            if self.place is None:
-                reference = self.viewer.missing if sample.reference is None else sample.reference
-                left = Text(visible(f"prompt\n{sample.prompt}\n\nreference\n{reference}"))
-                right, legend = self._colored(sample.tokens), self._legend()
-            else:
-                left, right = self._compared(sample)
-                legend = Text("Marked: what the other response lacks.")
+            prompt, tokens, advantage = self.rollouts.open(number)
+            entry = {**vars(row), "advantage": advantage}
+            title += f"\n{' · '.join(samples.facts(entry, tokens))}"
+            reference = self.rollouts.references.get(row.problem_id, "not known")
+            left = f"prompt\n{prompt}\n\nreference\n{reference}"
+            right = self._colored(tokens)
+            legend = (
+                "Ratios: less (blue) or more (orange) likely than under the behavior policy."
+                if any(token.ratio is not None for token in tokens)
+                else "No ratios are stored. Orange: unlikely under the behavior policy."
+            )
         except UNREADABLE as error:
-            left, legend = Text(), Text()
             right = Text(visible(f"This rollout cannot be shown: {error}"))
-        self.set_class(self.place is not None, "compared")
-        shown = {"facts": Text(visible(title)), "left": left, "right": right, "legend": legend}
-        for name, text in shown.items():
-            self.query_one(f"#{name}", Static).update(text)
+        texts = {"facts": title, "left": left, "legend": legend}
+        shown = {name: Text(visible(text)) for name, text in texts.items()}
+        for name, content in {**shown, "right": right}.items():
+            self.query_one(f"#{name}", Static).update(content)
 
     def _colored(self, tokens: Sequence[samples.Token]) -> Text:
-        """Return a response, colored by the chosen value, or by one that is stored."""
-        self.stored, text = samples.stored_colorings(tokens), Text()
-        if self.stored and self.coloring not in self.stored:
-            self.coloring = self.stored[0]
+        text = Text()
         for token in tokens:
-            style = self._style(samples.shade(token, self.coloring))
+            style = self._style(samples.shade(token))
             for mark in token.marks:
                 style += _MARKS.get(mark, Style(italic=True))
             text.append(visible(line_ends(token.text)), style)
         return text
 
-    def _style(self, shade: str | None) -> Style:
+    def _style(self, shade: str) -> Style:
         if not shade:
             return Style()
         page = Color.parse(self.app.theme_variables["background"])
         hue = Color.parse(_HUES[shade[0]])
         return Style(bgcolor=page.blend(hue, _SHARES[int(shade[1:])]).rich_color)
-
-    def _legend(self) -> Text:
-        """Return the coloring's scale, and what is not stored for this rollout."""
-        text = Text()
-        for css, bound in zip_longest(*samples.scale(self.coloring)):
-            text.append("  ", self._style(css)).append(plain(bound, 2) if bound else "")
-        text.append(f"\n{samples.COLORINGS[self.coloring]}. ")
-        absent = [name for name in samples.COLORINGS if name not in self.stored]
-        return text.append(f"Not stored for this rollout: {', '.join(absent)}." if absent else "")
-
-    def _compared(self, sample: samples.Sample) -> list[Text]:
-        """Return the other place's response and this one, with their differences marked."""
-        numbers = self.rollouts.others(self.number)[str(self.place)]
-        other = self.rollouts.open(numbers[self.which % len(numbers)])
-        pieces = samples.differences(
-            *([token.text for token in one.tokens] for one in (other, sample))
-        )
-        sides = [Text(f"stage {self.place}, "), Text("this, ")]
-        for side, one, parts, hue in zip(sides, (other, sample), pieces, ("a6", "b6"), strict=True):
-            side.append(visible(f"sample {one.sample}, {one.status}\n\n"))
-            for text, differs in parts:
-                style = self._style(hue) + Style(underline=True) if differs else Style()
-                side.append(visible(line_ends(text)), style)
-        return sides
 
 
 class Viewer(App[None]):
@@ -222,7 +162,7 @@ class Viewer(App[None]):
     #count, #facts, #legend { height: auto; max-height: 4; }
     Listing, Reading Horizontal { height: 1fr; }
     #left-side { width: 2fr; border-right: solid $panel; }
-    #right-side { width: 3fr; } .compared #right-side { width: 2fr; }
+    #right-side { width: 3fr; }
     """
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar = [("q", "quit", "quit"), Binding("escape", "focus('list')", show=False)]
@@ -231,7 +171,6 @@ class Viewer(App[None]):
         super().__init__()
         self.rollouts, self.listing = rollouts, Listing(rollouts)
         self.notes, self.count = Static(id="notes"), Static(id="count")
-        self.missing = "The problems are still being read."  # said in place of a reference
 
     def compose(self) -> ComposeResult:
         words = Input(placeholder=_HINT, compact=True, id="words")
@@ -240,12 +179,11 @@ class Viewer(App[None]):
     def on_mount(self) -> None:
         self.listing.focus()
         self.list_all(self.listing.numbers)
-        self.run_worker(self._read_references, thread=True)
 
     def action_open(self) -> None:
         self.workers.cancel_group(self, "search")
         if len(self.listing.numbers):
-            self.push_screen(Reading(self))
+            self.push_screen(Reading(self.listing))
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         self.workers.cancel_group(self, "search")
@@ -264,7 +202,7 @@ class Viewer(App[None]):
         """List these rollouts, unless the `worker` that found them was cancelled."""
         if worker is None or not worker.is_cancelled:
             self.listing.show(numbers)
-            self.say(f"{len(numbers):,} of {len(self.rollouts):,} rollouts")
+            self.say(f"{len(numbers):,} of {len(self.rollouts.rows):,} rollouts")
 
     def say(self, sentence: str) -> None:
         self.count.update(Text(visible(sentence)))
@@ -280,20 +218,3 @@ class Viewer(App[None]):
             if done % 256 == 0:
                 self.call_from_thread(self.say, f"searching: {done:,} of {len(numbers):,} rollouts")
         self.call_from_thread(self.list_all, np.array(found, np.int64), worker)
-
-    def _read_references(self) -> None:
-        """Add the task's reference answers to those that the run stores.
-
-        The problems are read, but no code that the config names is run.
-        """
-        missing = "It is not stored in the run, and the task does not have this problem."
-        try:
-            task = make_task(build_config(self.rollouts.config, "config.json").task)
-            problems = [*task.train_problems(), *task.eval_problems()]
-            answers = {problem.id: problem.answer for problem in problems}
-            self.rollouts.references = answers | self.rollouts.references
-        except UNREADABLE as error:
-            missing = f"It is not stored in the run, and the problems cannot be read: {error}"
-        self.missing = missing
-        if isinstance(self.screen, Reading):
-            self.call_from_thread(self.screen.draw)

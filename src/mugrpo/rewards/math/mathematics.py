@@ -48,6 +48,8 @@ from mugrpo.rewards.math.response import answer_part, denied
 from mugrpo.rewards.math.units import TELLING
 from mugrpo.rewards.verdict import Verdict, verdict
 
+# Not math-verify alone: it finds {1,2} equal to (1,2), 0.0000002 to 0.0000001 and act to cat, and
+# each such verdict is a gradient in the wrong direction. tests/rewards/verification.toml has cases.
 _MOST_BITS = 1_000_000.0  # computing and comparing numbers of this size takes milliseconds
 
 

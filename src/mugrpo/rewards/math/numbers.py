@@ -21,8 +21,8 @@ _NUMBER = re.compile(
 
 
 def exact_number(text: str) -> Fraction | None:
-    """Return the number that `text` is, or None for anything else."""
-    match = _NUMBER.fullmatch(text)
+    """Return the number that `text` is, in parentheses or not, or None for anything else."""
+    match = _NUMBER.fullmatch(text[1:-1] if text[:1] + text[-1:] == "()" else text)
     if match is None:
         return None
     over, under = match["over"] or match["over2"], match["under"] or match["under2"]

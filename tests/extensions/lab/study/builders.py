@@ -55,5 +55,5 @@ def refresh(number: int) -> dict[str, Any]:
 
 
 def run_data(**lines: list[dict[str, Any]]) -> RunData:
-    kinds: dict[str, Any] = {"refreshes": [], "updates": [], "evaluations": [], **lines}
-    return RunData("run", {}, {}, **kinds)
+    kinds = {"refreshes": "refresh", "updates": "update", "evaluations": "evaluation"}
+    return RunData("run", {}, {}, {kinds[name]: of for name, of in lines.items()})

@@ -138,14 +138,12 @@ def test_every_seed_is_drawn_beside_the_mean_and_its_interval(file, finished):
     assert [plain[k] for k in ("x", "low", "high")] == pytest.approx([0.6, 0.352, 0.848], abs=5e-4)
     assert [other[k] for k in ("x", "low", "high")] == pytest.approx([0.9, 0.9, 0.9])
     curves = draw(study, study.figures[0], finished)
-    lines = [row for row in rows_in(curves, "lines") if row["run"] == "plain"]
-    assert [(row["series"], row["y"]) for row in lines] == [
-        ("seeds", [0.1, 0.5]),
-        ("seeds", [0.1, 0.6]),
-        ("seeds", [0.1, 0.7]),
-        ("mean", [0.1, 0.6]),
+    lines = [row for row in rows_in(curves, "lines") if row["label"] == "plain"]
+    assert [(row["opacity"], row["y"]) for row in lines] == [
+        *((0.35, [0.1, 0.5]), (0.35, [0.1, 0.6]), (0.35, [0.1, 0.7])),
+        (1, [0.1, 0.6]),
     ]
-    (band,) = [row for row in rows_in(curves, "bands") if row["run"] == "plain"]
+    (band,) = [row for row in rows_in(curves, "bands") if row["label"] == "plain"]
     assert band["x"] == [0, 4] and band["y"] == pytest.approx([0.1, 0.352], abs=5e-4)
     assert band["y2"] == pytest.approx([0.1, 0.848], abs=5e-4)
 

@@ -215,7 +215,7 @@ def test_a_study_with_the_column_alignment_measures_it_in_every_cell(tmp_path: P
     rows = Results(folder_of(file) / RESULTS).rows
     assert [row["seed"] for row in rows if row["alignment"] is None] == [10, 11]
     for row in (row for row in rows if row["axis/rate"] == "high"):
-        measured = RunDir(work / "cells" / row["cell"]).alignment(0) / "alignment.json"
+        measured = work / "cells" / row["cell"] / "alignment" / "stage-000" / "alignment.json"
         first, last = json.loads(measured.read_text())
         assert (first["staleness"], last["staleness"]) == (1, 2)
         assert row["alignment"] == last["cosine"] and abs(row["alignment"]) <= 1

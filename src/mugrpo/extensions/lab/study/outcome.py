@@ -15,7 +15,6 @@ from mugrpo.config.load import changes, with_newer_options
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import publish_file
-from mugrpo.disk.run_dir import RunDir
 from mugrpo.extensions.lab.study.spec import Cell
 from mugrpo.report.read import (
     Line,
@@ -24,7 +23,6 @@ from mugrpo.report.read import (
     phase_seconds,
     read_runs,
     refresh_parts,
-    spans,
     training_clock,
 )
 
@@ -57,10 +55,6 @@ class Results:
     def add(self, cell: Cell, run_dir: Path) -> Row:
         """Put the finished run's row into the table, and return it."""
         (run,) = read_runs([run_dir])
-        if run.made > len(run.updates):
-            raise UsageError(
-                f"{run_dir} has {run.made:,} updates, too many for a study to sum up; make fewer"
-            )
         values = {**outcome(run), **_alignment(run_dir), "config": _written(cell.config)}
         axes = {f"axis/{axis}": label for axis, label in cell.values.items()}
         row = {**values, "cell": cell.name, **axes, "seed": cell.seed, "threads": cell.threads}
@@ -106,7 +100,7 @@ def outcome(run: RunData) -> Row:
 
     `training_seconds` are the seconds of all phases but evaluation.
     """
-    seconds = phase_seconds(spans(run))
+    seconds = phase_seconds(run)
     curve = _curve(run)
     known = [point["accuracy"] for point in curve if point["accuracy"] is not None]
     shares = run.keys("update", suffix="_fraction")
@@ -122,8 +116,8 @@ def outcome(run: RunData) -> Row:
         "training_seconds": sum(s for phase, s in seconds.items() if phase != "evaluate"),
         **{f"seconds/{phase}": spent for phase, spent in seconds.items()},
         **{f"seconds/refresh/{part}": s for part, s in refresh_parts(run.refreshes).items()},
-        "updates": run.made,
-        "stages": run.refreshed,
+        "updates": len(run.updates),
+        "stages": len(run.refreshes),
         "rollouts": sum(line["rollouts"] for line in run.refreshes),
         "skipped": sum(line["skipped"] for line in run.updates),
         "kl_behavior": _greatest(run.updates, "kl_behavior"),
@@ -176,7 +170,7 @@ def _curve(run: RunData) -> list[Row]:
 
 def _alignment(run_dir: Path) -> Row:
     """Return the cosines at the last checkpoint within the first stage, if they were measured."""
-    file = RunDir(run_dir).alignment(0) / "alignment.json"
+    file = run_dir / "alignment" / "stage-000" / "alignment.json"
     if not file.exists():
         return {}
     row = max(json.loads(file.read_text()), key=lambda row: row["staleness"])

@@ -7,7 +7,6 @@ is near their mean.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +19,14 @@ from mugrpo.extensions.lab.study.spec import Figure, Study, arms
 from mugrpo.report.charts import (
     Axis,
     Chart,
-    Trace,
+    Line,
     color,
+    hue,
     inline,
     line_chart,
-    log_ticks,
     svg_file,
-    with_room,
     words,
-    x_channel,
 )
-from mugrpo.report.figures import run_hue
 from mugrpo.report.readable import MINUS, duration, plain
 
 NAMES = {
@@ -70,17 +66,16 @@ def curves(study: Study, figure: Figure, rows: Sequence[Row]) -> Chart:
     y = _axis(figure, [point.get(figure.of) for row in rows for point in row["curve"]])
     charts = []
     for panel in panels:
-        traces = []
-        for hue, line in reversed(list(enumerate(lines))):  # the first on top
+        drawn: list[Line] = []
+        for index, line in reversed(list(enumerate(lines))):  # the first on top
             arm = {a: v for a, v in ((figure.panels, panel), (figure.lines, line)) if a}
             runs = [row["curve"] for row in rows_of(rows, arm)]
-            traces += _traces(runs, figure, words(line), run_hue(hue), len(lines) <= _SHADES)
+            drawn += _lines(runs, figure, words(line), index, len(lines) <= _SHADES)
         width = _PANEL if len(panels) > 1 else _ALONE
         x = Axis("updates", low=0)
         size: dict[str, Any] = {"width": width, "height": _HEIGHT}
-        picture = line_chart(x, y, traces, live=False, legend=width * len(panels), **size)
-        if picture:
-            chart = alt.layer(*picture.layers).properties(**size)
+        if picture := line_chart(x, y, drawn, **size):
+            chart = alt.layer(*picture.layers[:-1]).properties(**size)
             charts.append(chart.properties(title=f"{figure.panels}: {panel}") if panel else chart)
     return alt.hconcat(*charts)
 
@@ -88,7 +83,7 @@ def curves(study: Study, figure: Figure, rows: Sequence[Row]) -> Chart:
 def values(study: Study, figure: Figure, rows: Sequence[Row]) -> Chart:
     """Return one number per cell: a row per arm, with a dot per seed and the mean's interval."""
     axis = _axis(figure, [quantity(row, figure.of) for row in rows])
-    hues = {label: run_hue(hue) for hue, label in enumerate(study.axes.get(figure.lines or "", {}))}
+    hues = {label: hue(i) for i, label in enumerate(study.axes.get(figure.lines or "", {}))}
     dots, bars, labels = [], [], []
     for arm in arms(study):
         label = words(", ".join(arm.values()))
@@ -101,15 +96,15 @@ def values(study: Study, figure: Figure, rows: Sequence[Row]) -> Chart:
             bars.append({**about, "x": middle, "low": low, "high": high})
     shown = alt.Axis(title=None, domain=False, ticks=False, grid=False, labelLimit=320)
     y = alt.Y("arm:N", sort=None, axis=shown, scale=alt.Scale(domain=labels))
-    hue = alt.Color("hue:N", scale=None)
+    shade = alt.Color("hue:N", scale=None)
     seed = alt.Chart(inline(dots), name="seeds").mark_circle(size=24, opacity=0.45)
     mean = alt.Chart(inline(bars), name="means")
     layers = [
-        seed.encode(x_channel(axis, grid=True), y, color=hue),
+        seed.encode(axis.channel(alt.X, "x", grid=True), y, color=shade),
         mean.properties(name="intervals")
         .mark_rule(strokeWidth=1.6)
-        .encode(x_channel(axis, "low"), y, x2="high:Q", color=hue),
-        mean.mark_tick(thickness=2.2, size=13).encode(x_channel(axis), y, color=hue),
+        .encode(axis.channel(alt.X, "low"), y, x2="high:Q", color=shade),
+        mean.mark_tick(thickness=2.2, size=13).encode(axis.channel(alt.X, "x"), y, color=shade),
     ]
     return alt.layer(*layers).properties(width=_DOTS, height=_ROW * len(labels))
 
@@ -122,19 +117,24 @@ def named(key: str) -> str:
 def _axis(figure: Figure, numbers: Sequence[float | None]) -> Axis:
     """Return an axis that spans the values, not the intervals: with two seeds, those are huge."""
     known = _known(numbers, figure.log)
-    low, high = (0.0, 1.0) if figure.of in _SPAN_0_TO_1 else with_room(known, log=figure.log)
-    axis = Axis(named(figure.of), figure.log, low, high)
-    return replace(axis, ticks=log_ticks(axis)) if figure.log else axis
+    if figure.of in _SPAN_0_TO_1 or not known:
+        return Axis(named(figure.of), figure.log, *(() if figure.log else (0.0, 1.0)))
+    low, high = min(known), max(known)
+    if figure.log:
+        room = (high / low) ** 0.06 * 1.1
+        return Axis(named(figure.of), True, low / room, high * room)
+    room = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
+    return Axis(named(figure.of), False, low - room, high + room)
 
 
 def _known(numbers: Sequence[float | None], log: bool) -> list[float]:
     return [n for n in numbers if n is not None and (n > 0 or not log)]
 
 
-def _traces(
-    runs: Sequence[Sequence[Row]], figure: Figure, line: str, hue: str, shaded: bool
-) -> list[Trace]:
-    """Return a trace of every run, of their mean, and of its interval if `shaded`.
+def _lines(
+    runs: Sequence[Sequence[Row]], figure: Figure, line: str, index: int, shaded: bool
+) -> list[Line]:
+    """Return a line of every run, of their mean, and the mean's interval if `shaded`.
 
     A run that lacks the number at an update is left out of the mean there.
     """
@@ -144,12 +144,11 @@ def _traces(
     ends = {u: interval for u, values in at.items() if (interval := _interval(values, figure.log))}
     middles, lows, highs = ([one[place] for one in ends.values()] for place in range(3))
     seeds = [
-        Trace([p["update"] for p in run], [p.get(key) for p in run], line, "seeds", hue, "faint")
+        Line([p["update"] for p in run], [p.get(key) for p in run], line, index, faint=True)
         for run in runs
     ]
-    band = Trace(list(ends), lows, line, "95 % interval", hue, "band", highs)
-    mean = Trace(list(ends), middles, line, "mean", hue, "thick")
-    return [*([band] if shaded else []), *seeds, mean]
+    band = Line(list(ends), lows, line, index, uppers=highs)
+    return [*([band] if shaded else []), *seeds, Line(list(ends), middles, line, index)]
 
 
 def _interval(values: Sequence[float | None], log: bool) -> tuple[float, float, float] | None:

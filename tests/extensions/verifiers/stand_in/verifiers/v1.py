@@ -13,8 +13,6 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
-SAMPLED = {"logprobs": True, "return_token_ids": True}
-
 
 class AgentConfig:
     harness = None
@@ -88,8 +86,7 @@ class Environment:
                 )
         if task.data.plot != "ungraded":
             trace.rewards["said"] = SimpleNamespace(value=float(len(talk.said)))
-        trace.metrics["tokens"] = float(sum(len(said["token_ids"]) for said in talk.said))
-        trace.metrics["nats"] = sum(talk.nats)
+        trace.metrics["turns"] = float(len(talk.said))
         return SimpleNamespace(errors=[])
 
     async def plain(self, talk: Talk, data: Data) -> None:
@@ -134,11 +131,10 @@ class Talk:
         self.client, self.session = client, session
         self.messages: list[dict[str, Any]] = []
         self.said: list[dict[str, Any]] = []
-        self.nats: list[float] = []
 
     async def ask(self, message: dict[str, Any], **sampling: Any) -> None:
         self.messages.append(message)
-        body = {"model": "policy", "messages": self.messages, **SAMPLED, **sampling}
+        body = {"model": "policy", "messages": self.messages, **sampling}
         request = urllib.request.Request(
             f"{self.client.base_url}/chat/completions",
             json.dumps(body).encode(),
@@ -151,7 +147,6 @@ class Talk:
         (choice,) = answer["choices"]
         self.messages.append(choice["message"])
         self.said.append(choice)
-        self.nats += [entry["logprob"] for entry in choice["logprobs"]["content"]]
 
 
 def default_harness_id(name: str) -> str:
