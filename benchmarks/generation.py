@@ -2,7 +2,7 @@
 
 With `chain` the work is a shard of the demo: 256 problems x 8 responses of up to 48 tokens. With
 `smollm2` it is 64 word problems x 8 responses of up to 128 tokens, in fp32, through the chat
-template; it needs `mugrpo convert smollm2`. --tiny runs the embedded model on its own task.
+template; it needs `make smollm2`. --tiny runs the embedded model on its own task.
 
 Both sides sample every token from softmax(logits) of the same weights: temperature 1, no top-k, no
 penalties. If our side computes in bf16, the weights of the other side are in bf16 too, as is usual

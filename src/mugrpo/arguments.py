@@ -176,8 +176,6 @@ def _add_others(commands: Commands) -> None:
     report.add_argument("--every", type=int, metavar="N", help=every)
     add("objectives", "list presets, objectives and their parts")
     add("schema", "print the JSON schema of a config file, for editors")
-    convert = add("convert", "convert a packaged model to a model directory")
-    convert.add_argument("name", help="smollm2: SmolLM2-135M-Instruct, from a PyPI package")
     add("doctor", "tell what this machine and environment can run, and what will not work and why")
     separate = add("vllm-env", "make an environment with vLLM, for engine.python")
     folder = f"the environment's folder (default: {vllm_env.FOLDER})"

@@ -166,12 +166,6 @@ def run_schema(_: argparse.Namespace) -> None:
     _say(json.dumps(schema(), indent=2))
 
 
-def run_convert(options: argparse.Namespace) -> None:
-    from mugrpo.model.pretrained import convert
-
-    _say(convert(options.name, _say))
-
-
 def run_vllm_env(options: argparse.Namespace) -> None:
     from mugrpo.tools.vllm_env import make_environment
 

@@ -2,7 +2,6 @@
 
     python -m tests.chaos --kills 1000               # and again, to go on after an interruption
     python -m tests.chaos --seed 3 --trial 17        # one trial
-    python -m tests.chaos --kills 0 --write docs/reliability.md     # the table of results so far
 
 Only faults that came about count as kills. The exit status is 1 if anything was wrong: a bit that
 differs, something left over, an end that no fault explains, or ranks that outlived their driver.
@@ -18,7 +17,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.chaos.table import append, read, summary, table, write
+from tests.chaos.table import append, read, summary, table
 from tests.chaos.trial import Chaos, Outcome, plan
 
 
@@ -45,8 +44,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         kills += len(outcome.struck)
         print(f"{kills:4d} {_line(outcome, work)}", flush=True)
     print(table(done), summary(done), sep="\n")
-    if options.write:
-        write(options.write, done)
     return 0 if all(outcome.good for outcome in done) else 1
 
 
@@ -67,7 +64,6 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--kinds", type=lambda text: text.split(";"), help="only these, e.g. 'a;b'")
     parser.add_argument("--pause", type=float, default=60.0, help="seconds of a stop or a hang")
     parser.add_argument("--results", type=Path, default=Path("build/chaos.jsonl"))
-    parser.add_argument("--write", type=Path, help="a page to put the table into")
     parser.add_argument("--work", type=Path, help="a folder for the runs")
     return parser.parse_args(arguments)
 

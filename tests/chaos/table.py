@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
-import textwrap
 from collections import Counter
 from collections.abc import Sequence
-from datetime import date
 from pathlib import Path
 
 from tests.chaos.faults import FAULTS
 from tests.chaos.kinds import KINDS
 from tests.chaos.trial import LIMIT, Outcome
-
-BEGIN, END = "<!-- chaos: begin -->", "<!-- chaos: end -->"
 
 
 def read(path: Path) -> list[Outcome]:
@@ -67,13 +62,3 @@ def summary(outcomes: Sequence[Outcome]) -> str:
         f"differences, {found[1]} with leftovers, {found[2]} with an end that no fault explains, "
         f"{found[3]} with ranks that stayed for more than {LIMIT:g} s"
     )
-
-
-def write(page: Path, outcomes: Sequence[Outcome]) -> None:
-    """Put the table between its marks in `page`. Raises ValueError if the page has no marks."""
-    text = page.read_text()
-    if BEGIN not in text or END not in text:
-        raise ValueError(f"{page} has no lines {BEGIN} and {END}")
-    sentence = textwrap.fill(f"{date.today()}: {summary(outcomes)}.", 120)
-    block = f"{BEGIN}\n\n{sentence}\n\n{table(outcomes)}\n{END}"
-    page.write_text(re.sub(f"{BEGIN}.*{END}", lambda _: block, text, flags=re.DOTALL))

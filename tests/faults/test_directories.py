@@ -58,8 +58,7 @@ def test_a_second_process_is_refused_with_the_first_ones_pid_and_disturbs_nothin
     assert "unlocking" not in command("train", run_dir).out
 
 
-@table("name", ["lock", "metrics.jsonl", "checkpoints", "samples"])
-@table("words", [["train"], ["repair"], ["evaluate"], ["report"]])
+@table(("name", "words"), [("lock", ["train"]), ("metrics.jsonl", ["repair"])])
 def test_no_command_follows_a_link_out_of_a_run(
     tmp_path: Path, command: Command, reference: Path, name: str, words: list[str]
 ):

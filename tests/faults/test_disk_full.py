@@ -98,6 +98,7 @@ def test_a_metrics_line_that_the_disk_has_no_room_for_stops_the_run(
     assert last[0] == last[1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "error", some(1, [OSError(errno.ENOSPC, "full"), OSError(errno.EDQUOT, "quota")])
 )

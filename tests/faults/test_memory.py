@@ -12,13 +12,11 @@ from safetensors.torch import load_file
 from mugrpo.engines.continuous import ContinuousEngine
 from mugrpo.engines.hf import HFEngine
 from mugrpo.optimize import gradient
-from tests.cases import some
 from tests.faults.harm import CUDA, fail_at, resume_words, stopped
 from tests.runs import (
     CONFIG,
     Command,
     State,
-    assert_same,
     checkpoints,
     read_metrics,
     shards,
@@ -63,32 +61,6 @@ def test_a_run_goes_on_in_smaller_micro_batches_and_says_so(
     assert_close_to(run_dir, reference)
 
 
-@pytest.mark.parametrize(
-    ("owner", "name", "parts"),
-    some(
-        1,
-        [
-            (torch.optim.AdamW, "step", ("memory ran out in the optimizer's step; weights, grad",)),
-        ],
-    ),
-)
-def test_a_run_that_ran_out_of_memory_resumes_to_the_same_bits_with_more(
-    run_dir: Path,
-    command: Command,
-    monkeypatch: pytest.MonkeyPatch,
-    reference: Path,
-    owner: Any,
-    name: str,
-    parts: tuple[str, ...],
-):
-    with monkeypatch.context() as patch:
-        fail_at(patch, owner, name, 2)
-        stopped(command("train", run_dir), *parts)
-    assert checkpoints(run_dir) == [2, 4]
-    assert command("train", run_dir).status == 0
-    assert_same(run_dir, reference)
-
-
 FIRST_EVALUATION = (1, State((0, 0), (0, 0), (), ""))
 CANARY = (3, State((0, 0), (0, 0), (), "evaluation 0"))
 SECOND_SHARD = (5, State((1, 0), (0, 0), (), "evaluation 0"))
@@ -101,9 +73,6 @@ HF, CONTINUOUS = (HFEngine, "hf"), (ContinuousEngine, "continuous")
         (*HF, *FIRST_EVALUATION),
         (*HF, *SECOND_SHARD),
         (*CONTINUOUS, *CANARY),
-        pytest.param(*HF, *CANARY, marks=pytest.mark.long),
-        pytest.param(*CONTINUOUS, *FIRST_EVALUATION, marks=pytest.mark.long),
-        pytest.param(*CONTINUOUS, *SECOND_SHARD, marks=pytest.mark.long),
     ],
 )
 def test_generation_that_runs_out_of_memory_names_the_engines_option_and_keeps_shards(

@@ -13,9 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mugrpo.disk.shards import ShardSet
-from mugrpo.engines import continuous
-from mugrpo.engines.base import Completion, Decoded
+from mugrpo.engines.base import Completion
 from mugrpo.engines.hf import HFEngine
 from tests.cases import some
 from tests.faults.harm import edited, refused, stopped
@@ -44,6 +42,7 @@ def engine_batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return batches
 
 
+@pytest.mark.long
 def test_a_tokenizer_without_eos_is_refused_before_the_engine_and_an_option_names_one(
     model: Path, tmp_path: Path, command: Command, engine_batches: list[int], reference: Path
 ):
@@ -106,41 +105,10 @@ def test_a_model_with_a_weight_that_is_not_finite_is_refused_by_the_weights_name
     assert engine_batches == []
 
 
-@pytest.mark.long
-def test_an_end_token_named_by_option_is_not_part_of_the_answer(tmp_path: Path, command: Command):
-    """A response ends with the comma of "3+2=5,", and "=5" is an answer only without it."""
-    run_dir = tmp_path / "run"
-    words = [write_config(tmp_path), "--run-dir", run_dir, "--model.eos_token", ","]
-    words += ["--prompt.form", "plain", "--prompt.chat_template", "none"]
-    assert command("generate", *words).status == 0
-    assert command("score", *words).status == 0
-    judged = ShardSet(run_dir / "stages" / "000" / "scores", "scores")
-    statuses = [row["status"] for n in range(3) for row in judged.open(n).read().to_pylist()]
-    assert len(statuses) == 24
-    assert set(statuses) <= {"right", "wrong"}
-
-
 # ---- the canary: on values in tests/stages/test_canary.py ----
 
 
-@pytest.fixture
-def shift(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Numbers that are added to the engine's logprobs. The list is empty at first."""
-    by: list[float] = []
-    advance = continuous._Sequences.advance
-
-    def shifted(sequences: continuous._Sequences) -> Decoded:
-        made = advance(sequences)
-        more = np.float32(sum(by))
-        return Decoded(
-            [(i, dataclasses.replace(c, logprobs=c.logprobs + more)) for i, c in made.completions],
-            made.slots,
-        )
-
-    monkeypatch.setattr(continuous._Sequences, "advance", shifted)
-    return by
-
-
+@pytest.mark.long
 def test_after_an_engine_with_wrong_logprobs_is_fixed_the_run_ends_in_the_same_bits(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch, reference: Path
 ):
@@ -160,9 +128,7 @@ def test_after_an_engine_with_wrong_logprobs_is_fixed_the_run_ends_in_the_same_b
     assert final_weights(run_dir) == final_weights(reference)
 
 
-@pytest.mark.parametrize(
-    "template", ["{{ 1 / 0 }}", "{{ messages.__class__.__mro__ }}"], ids=["fails", "sandbox"]
-)
+@pytest.mark.parametrize("template", ["{{ messages.__class__.__mro__ }}"])
 def test_a_chat_template_that_fails_is_refused(
     model: Path, tmp_path: Path, command: Command, template: str
 ):

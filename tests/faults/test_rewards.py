@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.case import Case, chains, lines
+from tests.faults.case import Case
 from tests.faults.harm import refused, resume_words, stopped
 from tests.runs import mugrpo, read_metrics, shards, state
 
@@ -17,6 +17,7 @@ pytest_plugins = ["tests.run_fixtures"]
 LEARNED_NOTHING = 4  # the exit status if the rewards of each group are equal
 
 
+@pytest.mark.long
 def test_a_reward_changed_by_force_does_not_mix_with_the_old_one(case: Case):
     case.data()
     file = case.folder / "mine.py"
@@ -34,23 +35,6 @@ def test_a_reward_changed_by_force_does_not_mix_with_the_old_one(case: Case):
     manifest = json.loads((case.run_dir / "stages/000/scores/manifest.json").read_text())
     sums = [entry["reward_sum"] for entry in manifest["shards"].values()]
     assert sums == [6.0, 6.0, 6.0]
-
-
-@pytest.mark.long
-def test_references_changed_by_force_do_not_mix_with_the_old_ones(case: Case):
-    rows = [{**row, "id": n} for n, row in enumerate(chains())]
-    case.data(lines(rows))
-    options = ("--task.id_column", "id", "--rollouts.shard_rollouts", 8)
-    case.starts_in_shards(*options, shards=3)
-    ended = mugrpo("score", *case.words(*options), at="score shard without manifest", nth=2)
-    assert ended.status == -signal.SIGKILL
-    manifest = case.run_dir / "stages/000/scores/manifest.json"
-    assert json.loads(manifest.read_text())["shards"]["0"]["reward_sum"] > 0
-    case.data(lines([{**row, "answer": "eleven"} for row in rows]))
-    refused(case.command("score", *case.words(*options)), "the problems changed")
-    assert case.command("score", *case.words(*options, "--force")).status == 0
-    entries = json.loads(manifest.read_text())["shards"].values()
-    assert [entry["reward_sum"] for entry in entries] == [0, 0, 0]
 
 
 @pytest.mark.long
@@ -76,26 +60,6 @@ def test_a_judge_that_fails_in_a_later_evaluation_leaves_the_shards(case: Case):
     assert {name: shards(case.run_dir)[name] for name in made} == made
     made = [line for line in read_metrics(case.run_dir) if line["kind"] == "evaluation"]
     assert [line["update"] for line in made] == [0, 3]
-
-
-def test_neither_data_nor_rewards_can_command_the_terminal(case: Case):
-    """They come into messages, the progress, the rewards' log and the report."""
-    case.data(lines([{**row, "id": f"\x1b[2J{n}\x07"} for n, row in enumerate(chains())]))
-    file = case.folder / "mine.py"
-    file.write_text(
-        "def judge(completions, prompts, **_):\n"
-        "    print('\x1b]0;owned\x07')\n"
-        "    if len(prompts[0]) > 1:\n        {}\n"
-        "    return [1.0] * len(completions)\n"
-    )
-    options = ("--task.rewards", f"{file}:judge", "--task.id_column", "id")
-    text = file.read_text()
-    for body in ("raise ValueError('\x1b[2J\x07\u202e')", "return ['\x1b[2J\x07\u202e']"):
-        file.write_text(text.format(body))
-        ended = case.train(*options)
-        assert ended.status in (2, 3) and "\\x1b[2J" in ended.err, ended
-        assert not set(ended.out + ended.err) & set("\x1b\x07\u202e")
-    assert "\x1b]0;owned\x07" in (case.run_dir / "logs" / "rewards.log").read_text()
 
 
 def test_a_reward_that_is_none_for_all_responses_stops_the_run_before_an_update(case: Case):

@@ -24,7 +24,7 @@ pytest_plugins = ["tests.run_fixtures"]
 @pytest.mark.parametrize(
     ("place", "nth", "name", "on_disk"),
     some(
-        2,
+        1,
         [
             ("engine batch", 4, "SIGTERM", State((1, 0), (0, 0), (), "evaluation 0")),
             ("engine batch", 9, "SIGINT", State((3, 1), (3, 0), (2, 3), "evaluation 3")),
@@ -50,6 +50,7 @@ def test_a_signal_ends_a_run_cleanly_and_the_command_it_prints_resumes_it(
     assert_same(run_dir, reference)
 
 
+@pytest.mark.long
 def test_a_second_ctrl_c_quits_at_once_and_the_run_can_be_resumed(reference: Path, tmp_path: Path):
     run_dir = tmp_path / "run"
     ended = train(run_dir, at="half a rollout shard", nth=2, act="SIGINT+SIGINT")

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import shutil
 import socket
-import time
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import datasets
 import pytest
 from huggingface_hub import constants
 
 from mugrpo.model import loading
-from tests.cases import some
 from tests.faults.case import Case
 
 pytest_plugins = ["tests.run_fixtures"]
@@ -61,25 +58,6 @@ def test_the_hub_is_not_asked_if_its_machine_does_not_answer(monkeypatch: pytest
     assert loading._how("nobody/nothing")["local_files_only"]
     monkeypatch.setattr(loading, "hub_answers", lambda: pytest.fail("asked for a folder"))
     assert not loading._how(Path(__file__).parent)["local_files_only"]
-
-
-@pytest.mark.parametrize("option", some(1, ["--model.path", "--task.data"]))
-def test_a_hub_id_is_refused_within_five_seconds_if_the_hub_is_silent(
-    case: Case, monkeypatch: pytest.MonkeyPatch, option: str
-):
-    """Nothing listens where the hub should be. Libraries would ask again and again."""
-    case.data()
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    monkeypatch.setattr(loading, "getproxies", dict)
-    monkeypatch.setattr(loading, "ENDPOINT", f"http://127.0.0.1:{port}")
-    loading.hub_answers.cache_clear()
-    before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
-    began = time.monotonic()
-    case.refused(option, "nobody/nothing-of-tests", parts=("nobody/nothing-of-tests", "network"))
-    assert time.monotonic() - began < 5
-    assert before == (constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE)
-    loading.hub_answers.cache_clear()
 
 
 # ---- missing packages ----

@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors import safe_open
 from torch.distributed.device_mesh import init_device_mesh
@@ -68,6 +69,7 @@ def _split(ranks: Ranks, out: Path) -> None:
     assert sorted(every) == sorted(shapes), every
 
 
+@pytest.mark.long
 def test_ranks_exchange_their_rows_and_each_opens_its_own_file_only(tmp_path: Path):
     started(4, _split, tmp_path)
     assert len(list(tmp_path.iterdir())) == 4

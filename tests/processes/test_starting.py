@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from mugrpo.disk.errors import UsageError
-from mugrpo.model.pretrained import fetch_wheel
 from tests.ports import LOOPBACK, listening
 from tests.runs import ENVIRONMENT, read_metrics, write_config
 from tests.test_layers import FILES, module_of
@@ -51,12 +49,6 @@ def test_ranks_of_one_machine_run_nothing_of_the_working_directory_and_listen_on
             run.kill()
     assert len(pids) == 2 and len(addresses) >= 2
     assert set(addresses) <= LOOPBACK
-    assert not (traps / "ran").exists()
-
-
-def test_pip_of_the_working_directory_is_not_run(traps: Path, tmp_path: Path):
-    with pytest.raises(UsageError, match="pip could not fetch"):
-        fetch_wheel("no-such-package===never", tmp_path / "wheels", lambda _: None)
     assert not (traps / "ran").exists()
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mugrpo.config.base import WorkerOptions
 from mugrpo.config.rewards import EnvironmentOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.shards import ShardSet, read_rollouts
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.verifiers
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-verifiers" / "bin" / "python"
 TASKSETS = Path(__file__).with_name("tasksets")
+ONE = WorkerOptions(count=1)
 SAY = {"role": "assistant", "content": "7"}
 
 
@@ -37,8 +39,8 @@ def _tasksets() -> Iterator[None]:
 
 
 def made(**kwargs: Any) -> VerifiersEnvironments:
-    options = {"name": "verifiers:sums", "python": str(PYTHON), "workers": 1, "kwargs": kwargs}
-    return VerifiersEnvironments(EnvironmentOptions(**options), own_reward=True)
+    options = {"name": "verifiers:sums", "python": str(PYTHON), "kwargs": kwargs}
+    return VerifiersEnvironments(EnvironmentOptions(**options), ONE, own_reward=True)
 
 
 @pytest.fixture(scope="module")
@@ -103,9 +105,9 @@ def test_what_goes_wrong_is_a_sentence(environments, wrong: str, reason: str):
 def test_what_cannot_be_loaded_is_refused():
     with pytest.raises(UsageError, match="taskset"):
         _ = made(taskset={"first": "two"}).tools
-    unknown = EnvironmentOptions(name="verifiers:no_such_thing", python=str(PYTHON), workers=1)
+    unknown = EnvironmentOptions(name="verifiers:no_such_thing", python=str(PYTHON))
     with pytest.raises(UsageError, match="no_such_thing"):
-        _ = VerifiersEnvironments(unknown).tools
+        _ = VerifiersEnvironments(unknown, ONE).tools
 
 
 CONFIG = f"""
@@ -123,7 +125,9 @@ chat_template = "plain.jinja"
 [environment]
 name = "verifiers:sums"
 python = "{PYTHON}"
-workers = 1
+
+[workers]
+count = 1
 
 [schedule]
 stages = 1

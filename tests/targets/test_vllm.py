@@ -19,9 +19,10 @@ from transformers import AutoModelForCausalLM
 
 from mugrpo.config.engines import VLLMOptions
 from mugrpo.config.run import ModelOptions, RunConfig
+from mugrpo.config.training import LoRAOptions
 from mugrpo.disk.shards import ShardSet, read_rollouts
 from mugrpo.engines import make_engines, vllm
-from mugrpo.engines.base import Request
+from mugrpo.engines.base import Engine, Request
 from mugrpo.engines.process import RemoteEngine
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.model.pretrained import EMBEDDED
@@ -85,6 +86,18 @@ def trained(config: Path, run_dir: Path, *options: str) -> str:
     return said
 
 
+def engine_of(policy: Policy, folder: Path) -> Engine:
+    (engine,) = make_engines(
+        RunConfig(engine=VLLMOptions(python=str(PYTHON), arguments=EAGER)),
+        vocabulary=policy.vocabulary,
+        policy=None,
+        log=lambda name: folder / name,
+        notify=print,
+        check=lambda: None,
+    )
+    return engine
+
+
 def manifest(run_dir: Path, stage: int = 0) -> dict[str, dict]:
     path = run_dir / "stages" / f"{stage:03d}" / "rollouts" / "manifest.json"
     return json.loads(path.read_text())["shards"] if path.exists() else {}
@@ -102,36 +115,6 @@ def assert_whole(run_dir: Path) -> None:
         for rollout in rollouts:
             expected = plain_logprobs(policy, rollout.prompt_ids, rollout.response_ids, 1.3)
             np.testing.assert_allclose(rollout.behavior_logprobs, expected.detach(), atol=1e-3)
-
-
-ASKS = """
-def asks(messages):
-    said = sum(m["role"] == "assistant" for m in messages)
-    return f"{said}+{said}=" if said < 3 else 1.0
-"""
-
-
-def test_turns_have_the_logprobs_of_the_policy_and_replies_are_masked(config: Path, tmp_path: Path):
-    """The engine's tokens are the trainer's to 1e-3, in all turns; tokens of replies have none."""
-    rows = [{"prompt": f"{n % 9 + 1}+{n // 9}=", "answer": "0"} for n in range(64)]
-    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "asks.py").write_text(ASKS)
-    task = f'[task]\nname = "dataset"\ndata = "{tmp_path}/sums.jsonl"\nrewards = "environment"\n'
-    turns = f'[environment]\nname = "{tmp_path}/asks.py:asks"\nworkers = 1\n'
-    text = CONFIG.replace("[task]\ntrain_problems = 64\n", task + turns)
-    config.write_text(text.replace("[rollouts]\n", "[rollouts]\nmax_new_tokens = 100\n"))
-    trained(config, tmp_path / "run", "--trust")
-    shards = ShardSet(tmp_path / "run" / "stages" / "000" / "rollouts", "rollouts")
-    rollouts = [r for shard in shards.numbers() for r in read_rollouts(shards, shard)]
-    assert len(rollouts) == 3 * 4 * 8
-    assert max(len(rollout.turns) for rollout in rollouts) == 3
-    policy = load_policy(ModelOptions())
-    for rollout in rollouts:
-        own = np.asarray(rollout.loss_mask, bool)
-        assert own[list(rollout.turns)].all() and own.all() == (len(rollout.turns) == 1)
-        expected = plain_logprobs(policy, rollout.prompt_ids, rollout.response_ids, 1.3)
-        found = np.asarray(rollout.behavior_logprobs)
-        np.testing.assert_allclose(found[own], expected.detach().numpy()[own], atol=1e-3)
 
 
 def test_a_run_samples_from_the_policy_of_each_stage(config: Path, tmp_path: Path):
@@ -181,20 +164,14 @@ def test_a_killed_run_leaves_no_engine_and_goes_on_where_it_was(config: Path, tm
     assert_whole(tmp_path / "run")
 
 
-def test_tokens_are_drawn_from_the_softmax_at_the_temperature(tmp_path: Path):
+def test_tokens_are_drawn_from_the_softmax_at_the_temperature(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """Compare the first tokens of 2,000 responses, each with its own seed, with probabilities."""
     policy = load_policy(ModelOptions())
     prompt = encoded(policy, PROMPTS[0])
-    options = VLLMOptions(python=str(PYTHON), arguments=EAGER)
-    os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
-    (engine,) = make_engines(
-        RunConfig(engine=options),
-        vocabulary=policy.vocabulary,
-        policy=None,
-        log=lambda name: tmp_path / name,
-        notify=print,
-        check=lambda: None,
-    )
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    engine = engine_of(policy, tmp_path)
     engine.refresh(0, lambda: str(EMBEDDED["chain"]))
     count, temperature = 2000, 2.0
     requests = [Request(prompt, 7_000_000_000 + i) for i in range(count)]
@@ -217,15 +194,7 @@ def test_logprobs_with_top_p_are_those_of_our_engine_under_its_nucleus(
     """Under the renormalized nucleus. A token outside would have the logprob -inf."""
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     policy, sampling = load_policy(ModelOptions()), {"temperature": 1.5, "top_p": 0.7}
-    options = VLLMOptions(python=str(PYTHON), arguments=EAGER)
-    (engine,) = make_engines(
-        RunConfig(engine=options),
-        vocabulary=policy.vocabulary,
-        policy=None,
-        log=lambda name: tmp_path / name,
-        notify=print,
-        check=lambda: None,
-    )
+    engine = engine_of(policy, tmp_path)
     engine.refresh(0, lambda: str(EMBEDDED["chain"]))
     requests = [Request(encoded(policy, prompt), seed) for seed in range(8) for prompt in PROMPTS]
     differences = []
@@ -261,21 +230,13 @@ class TakesWeights:
 def test_a_tied_head_gets_new_weights_and_the_canary_would_see_if_it_did_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ours: bool
 ):
-    """If this fails with vLLM's own method alone, vLLM has mended it: remove ours."""
+    """If this fails with vLLM's own method alone, vLLM has fixed it: remove ours."""
     if not ours:
         (tmp_path / "mugrpo_vllm.py").write_text(VLLMS_OWN)
         monkeypatch.setattr(vllm, "EXTENSION", tmp_path)
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     policies = [tied_policy(tmp_path / str(seed), seed) for seed in (0, 1)]
-    options = VLLMOptions(python=str(PYTHON), arguments=EAGER)
-    (engine,) = make_engines(
-        RunConfig(engine=options),
-        vocabulary=policies[0].vocabulary,
-        policy=None,
-        log=lambda name: tmp_path / name,
-        notify=print,
-        check=lambda: None,
-    )
+    engine = engine_of(policies[0], tmp_path)
     requests = [Request(encoded(policies[0], prompt), 5) for prompt in PROMPTS]
     gaps, parts = [], []
     for update, policy in enumerate([*policies, policies[0]]):
@@ -315,10 +276,9 @@ def test_adapters_made_by_peft_take_each_others_place(
     paths = [str(base), *(str(tmp_path / name) for name in ("one", "two"))]
     policies = [load_policy(ModelOptions()), adapted(Path(paths[1]), 1), adapted(Path(paths[2]), 2)]
     options = VLLMOptions(python=str(PYTHON), arguments=EAGER)
-    log, vocabulary = tmp_path / "log", policies[0].vocabulary
-    adapters = vllm.Adapters(base=str(base), rank=8)
-    host = vllm.vllm_host(vocabulary, ModelOptions(), options, log, adapters)
-    engine = RemoteEngine(host, host.start, options, print, lambda: None)
+    vocabulary, lora = policies[0].vocabulary, LoRAOptions(rank=4)
+    host = vllm.vllm_host(vocabulary, ModelOptions(), lora, options, tmp_path / "log")
+    engine = RemoteEngine(host, host.start, print, lambda: None)
     requests = [Request(encoded(policies[0], prompt), 5) for prompt in PROMPTS]
     for update, place in enumerate((0, 1, 2, 1)):
         if update == 3:

@@ -81,7 +81,7 @@ class ModelOptions(Options):
 
     path: str = "chain"
     """A directory in Hugging Face form, a hub id, "chain" or "letters" for that task's embedded
-    model, or "smollm2" once `mugrpo convert smollm2` has made it."""
+    model, or "smollm2" once `make smollm2` has made it."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Precision of forward and backward passes. Weights and optimizer stay in fp32. "auto" takes
     bf16 on a GPU that computes in it, which the run says, and fp32 elsewhere. What a run began with

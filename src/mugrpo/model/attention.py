@@ -6,7 +6,6 @@ the tokens in a forward pass, and the keyword arguments that the model was calle
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -107,11 +106,4 @@ def varlen_kernel() -> Kernel | None:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
         return None
-    if "enable_gqa" in inspect.signature(varlen_attn).parameters:
-        return cast(Kernel, varlen_attn)
-
-    # torch 2.11 takes fewer key heads than query heads without being asked to.
-    def kernel(*arguments: Any, enable_gqa: bool, **options: Any) -> torch.Tensor:
-        return cast(Kernel, varlen_attn)(*arguments, **options)
-
-    return kernel
+    return cast(Kernel, varlen_attn)

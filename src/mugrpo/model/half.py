@@ -47,7 +47,7 @@ def begin_in_bf16(model: nn.Module, seed: int) -> None:
 def halve_frozen(model: nn.Module) -> None:
     """Round the weights of `model` that are not trained to bf16: its copy needs no others."""
     for weight in model.parameters():
-        if weight.is_floating_point() and not weight.requires_grad:
+        if not weight.requires_grad:
             weight.data = weight.data.bfloat16()
 
 
@@ -55,8 +55,8 @@ class HalfCopy:
     """A copy of `model` whose floating-point weights are in bf16, in `working`.
 
     `renew` rounds the model's weights of now into the copy. A backward pass through the copy adds
-    its gradients, in fp32, to those of the model. Other tensors are shared, such as buffers,
-    weights in 4 bits, and those that `halve_frozen` has rounded.
+    its gradients, in fp32, to those of the model. Other tensors are shared: buffers, and those that
+    `halve_frozen` has rounded.
     """
 
     @torch.inference_mode(False)  # an engine may be the first to ask for it
@@ -69,7 +69,7 @@ class HalfCopy:
                 known[id(config)] = config
         pairs = []
         for weight in model.parameters():
-            if not weight.is_floating_point() or weight.dtype == torch.bfloat16:
+            if weight.dtype == torch.bfloat16:
                 known[id(weight)] = weight
                 continue
             half = nn.Parameter(weight.detach().bfloat16(), weight.requires_grad)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -33,6 +33,14 @@ _REMEDY = (
 )
 
 transformers_logging.disable_progress_bar()
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The number of a model's token ids, and the ids that end a response."""
+
+    size: int
+    stop_ids: list[int]  # ascending
 
 
 def load_tokenizer(options: ModelOptions) -> Any:
@@ -71,10 +79,8 @@ def model_sizes(options: ModelOptions) -> tuple[int, int | None]:
 
     Raises UsageError if the config cannot be read.
     """
-    config = model_config(options)
-    with _loading(f"the model {options.path}"):
-        text = config.get_text_config()
-        return text.vocab_size, getattr(text, "max_position_embeddings", None)
+    text = model_config(options).get_text_config()
+    return text.vocab_size, getattr(text, "max_position_embeddings", None)
 
 
 def trained_parameters(options: ModelOptions, lora: LoRAOptions) -> int:
@@ -85,8 +91,7 @@ def trained_parameters(options: ModelOptions, lora: LoRAOptions) -> int:
     config = model_config(options)
     with _loading(f"the model {options.path}"), torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    if lora.rank:
-        with torch.device("meta"):
+        if lora.rank:
             put_adapter(model, lora)
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
@@ -96,135 +101,15 @@ def load_vocabulary(options: ModelOptions, tokenizer: Any) -> Vocabulary:
 
     Raises UsageError if they cannot be read, or if the tokenizer belongs to another model.
     """
-    config = model_config(options)
-    path = model_path(options)
-    where = {"local_files_only": _how(path)["local_files_only"]}
+    config, path = model_config(options), model_path(options)
+    local = _how(path)["local_files_only"]
     with _loading(f"the generation config of {path}"):
         try:
-            generation_config = GenerationConfig.from_pretrained(path, **where)
+            generation_config = GenerationConfig.from_pretrained(path, local_files_only=local)
         except OSError:  # the model has none
             generation_config = GenerationConfig.from_model_config(config)
-        size = config.get_text_config().vocab_size
-        return vocabulary_of(size, tokenizer, generation_config, options)
-
-
-def model_config(options: ModelOptions) -> Any:
-    """Return transformers' config of the model. Raises UsageError if it cannot be read."""
-    path = model_path(options)
-    _refuse_absent(path)
-    with _loading(f"the model {path}"):
-        return AutoConfig.from_pretrained(path, **_how(path))
-
-
-def load_model(path: str | Path) -> Any:
-    """Return the model in fp32.
-
-    Raises UsageError if it cannot be loaded or lacks weights, or if they are quantized already.
-    """
-    text = str(path)
-    _refuse_absent(text)
-    model: Any
-    info: dict[str, Any]
-    with _loading(f"the model {text}"):
-        model, info = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]
-            path, dtype=torch.float32, output_loading_info=True, **_how(path)
-        )
-    quantizer = getattr(model, "hf_quantizer", None)
-    if quantizer is not None:
-        raise UsageError(
-            f"the weights of {text} are quantized already; name the model that they were made from"
-        )
-    if absent := sorted(info["missing_keys"]):
-        raise UsageError(f"the weights of {text} lack {absent[0]}; its files are incomplete")
-    return model
-
-
-def empty_model(path: str, names: set[str]) -> Any:
-    """Return a model with tensors of these names, in fp32.
-
-    Its weights are allocated but not written to.
-    """
-    with _loading(f"the model {path}"), torch.device("meta"):
-        config = AutoConfig.from_pretrained(path, **_how(path))
-        model = AutoModelForCausalLM.from_config(
-            config, dtype=torch.float32, trust_remote_code=False
-        )
-    model.to_empty(device="cpu")  # unties weights
-    if tensors_of(model).keys() != names:  # files may hold untied weights that the config ties
-        model.tie_weights()
-    return model
-
-
-def _how(path: str | Path) -> dict[str, Any]:
-    """Return how transformers loads `path`: without code of the model's own, and without the hub
-    if that cannot be reached."""
-    from_hub = not Path(path).is_dir()
-    return {"trust_remote_code": False, "local_files_only": from_hub and not hub_answers()}
-
-
-@contextlib.contextmanager
-def _loading(description: str) -> Iterator[None]:
-    """Within the block, turn a loading error into a UsageError that names `description`."""
-    try:
-        yield
-    except UsageError:
-        raise
-    except Exception as error:  # a bad file may raise any
-        if "trust_remote_code" in str(error):
-            raise UsageError(
-                f"{description} needs code of its own, which mugrpo never runs; name a model that "
-                "transformers has the code of"
-            ) from None
-        if "Unrecognized configuration class" in str(error):
-            raise UsageError(
-                f"{description} is no causal model of text alone: it has an encoder, or reads "
-                "images or sound too; name a text model, or save this one's text part and name that"
-            ) from None
-        raise UsageError(
-            f"{description} cannot be loaded ({first_line(error)}); {_REMEDY}"
-        ) from None
-
-
-def other_architecture(path: str | Path, reason: str) -> UsageError:
-    return UsageError(f"{path} holds a model of another architecture ({reason})")
-
-
-def shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Size]:
-    return {name: tensor.shape for name, tensor in tensors.items()}
-
-
-def _refuse_absent(path: str) -> None:
-    """Raise UsageError as `refuse_no_folder`, or if `path` holds an adapter.
-
-    With peft, transformers would load the model that the adapter names instead.
-    """
-    refuse_no_folder(path)
-    with _loading(f"the model {path}"):
-        adapter = find_adapter_config_file(path, local_files_only=_how(path)["local_files_only"])
-    if adapter is not None:
-        raise UsageError(
-            f"{path} holds an adapter, not a model; make one with `mugrpo merge {path} DIRECTORY` "
-            "if a run has made it, else with peft's merge_and_unload"
-        )
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of a library's error message, which may quote others' files.
-
-    An error without a message is called by its name.
-    """
-    return printable((str(error).strip() or type(error).__name__).split("\n")[0], 1000)
-
-
-# The facts about a model's tokens that an engine needs, even if it never loads the model.
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """The number of a model's token ids, and the ids that end a response."""
-
-    size: int
-    stop_ids: list[int]  # ascending
+    size = config.get_text_config().vocab_size
+    return vocabulary_of(size, tokenizer, generation_config, options)
 
 
 def vocabulary_of(
@@ -246,7 +131,108 @@ def vocabulary_of(
     return Vocabulary(size, stop_ids)
 
 
-# Whether the Hugging Face hub can be reached.
+def model_config(options: ModelOptions) -> Any:
+    """Return transformers' config of the model. Raises UsageError if it cannot be read."""
+    path = model_path(options)
+    _refuse_absent(path)
+    with _loading(f"the model {path}"):
+        return AutoConfig.from_pretrained(path, **_how(path))
+
+
+def load_model(path: str | Path) -> Any:
+    """Return the model in fp32.
+
+    Raises UsageError if it cannot be loaded or lacks weights, or if they are quantized already.
+    """
+    text = str(path)
+    _refuse_absent(text)
+    model: Any
+    info: dict[str, Any]
+    with _loading(f"the model {text}"):
+        model, info = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]
+            path, dtype=torch.float32, output_loading_info=True, **_how(text)
+        )
+    if getattr(model, "hf_quantizer", None) is not None:
+        raise UsageError(
+            f"the weights of {text} are quantized already; name the model that they were made from"
+        )
+    if absent := sorted(info["missing_keys"]):  # transformers only warns, and draws them at random
+        raise UsageError(f"the weights of {text} lack {absent[0]}; its files are incomplete")
+    return model
+
+
+def empty_model(path: str, names: set[str]) -> Any:
+    """Return a model with tensors of these names, in fp32.
+
+    Its weights are allocated but not written to.
+    """
+    with _loading(f"the model {path}"), torch.device("meta"):
+        config = AutoConfig.from_pretrained(path, **_how(path))
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, trust_remote_code=False
+        )
+    model.to_empty(device="cpu")  # unties weights
+    if tensors_of(model).keys() != names:  # files may hold untied weights that the config ties
+        model.tie_weights()
+    return model
+
+
+def other_architecture(path: str | Path, reason: str) -> UsageError:
+    return UsageError(f"{path} holds a model of another architecture ({reason})")
+
+
+def shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in tensors.items()}
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of a library's error message, or the error's name."""
+    return printable((str(error).strip() or type(error).__name__).split("\n")[0], 1000)
+
+
+def _how(path: str) -> dict[str, Any]:
+    """Return how transformers loads `path`: without code of the model's own, and without the hub
+    if that cannot be reached."""
+    from_hub = not Path(path).is_dir()
+    return {"trust_remote_code": False, "local_files_only": from_hub and not hub_answers()}
+
+
+@contextmanager
+def _loading(description: str) -> Iterator[None]:
+    """Within the block, turn a loading error into a UsageError that names `description`."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as error:  # a bad file may raise any
+        if "trust_remote_code" in str(error):
+            reason = (
+                "needs code of its own, which mugrpo never runs; name a model that transformers "
+                "has the code of"
+            )
+        elif "Unrecognized configuration class" in str(error):
+            reason = (
+                "is no causal model of text alone: it has an encoder, or reads images or sound "
+                "too; name a text model, or save this one's text part and name that"
+            )
+        else:
+            reason = f"cannot be loaded ({first_line(error)}); {_REMEDY}"
+        raise UsageError(f"{description} {reason}") from None
+
+
+def _refuse_absent(path: str) -> None:
+    """Raise UsageError as `refuse_no_folder`, or if `path` holds an adapter.
+
+    With peft, transformers would load the model that the adapter names instead.
+    """
+    refuse_no_folder(path)
+    with _loading(f"the model {path}"):
+        adapter = find_adapter_config_file(path, local_files_only=_how(path)["local_files_only"])
+    if adapter is not None:
+        raise UsageError(
+            f"{path} holds an adapter, not a model; make one with `mugrpo merge {path} DIRECTORY` "
+            "if a run has made it, else with peft's merge_and_unload"
+        )
 
 
 @cache

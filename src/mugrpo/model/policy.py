@@ -83,8 +83,8 @@ class Policy:
         self.vocabulary = vocabulary_of(size, tokenizer, generation_config, options)
         self.vocab_size, self.stop_ids = self.vocabulary.size, self.vocabulary.stop_ids
         pad_id = tokenizer.pad_token_id
-        self.pads_with_eos = pad_id is None or pad_id >= self.vocab_size
-        self.pad_id: int = tokenizer.eos_token_id if self.pads_with_eos else pad_id
+        padded = pad_id is not None and pad_id < self.vocab_size
+        self.pad_id: int = pad_id if padded else tokenizer.eos_token_id
         if model.get_output_embeddings() is None or model.base_model is model:
             raise UsageError(f"{options.path} has no head of its own; train another model")
         _turn_off_dropout(self.model)
@@ -130,8 +130,7 @@ class Policy:
     def nonfinite_parameter(self) -> str | None:
         """Return the name of a parameter that contains NaN or inf, or None."""
         for name, parameter in self.model.named_parameters():
-            # Of weights in 4 bits, a block's largest tells: its other numbers are multiples of it.
-            if not torch.isfinite(local(getattr(parameter, "absmax", parameter))).all():
+            if not torch.isfinite(local(parameter)).all():
                 return str(name)
         return None
 
@@ -252,8 +251,8 @@ def load_policy(
 
     If there are several `ranks`, only the first reads weights, into host memory. On the others the
     weights are arbitrary until `fsdp.distribute` fills them. On a CPU, the process keeps freed
-    memory from here on (`keep_freed_memory`). `notify` reports a missing padding token, and a
-    router's loss that is left out. Under an adapter, a model in bf16 has its own weights only in
+    memory from here on (`keep_freed_memory`). `notify` reports a router's loss that is
+    left out. Under an adapter, a model in bf16 has its own weights only in
     bf16. With `share_prompts`, it is tried before whether it can share prompts, which takes fp32.
     Raises UsageError if model or tokenizer cannot be loaded, and as `put_adapter` does.
     """
@@ -280,8 +279,6 @@ def load_policy(
     policy = Policy(model.to(place) if ranks.size == 1 else model, tokenizer, options, adapter)
     policy.ranks, policy.device = ranks, torch.device(place)
     policy.can_share_prompts = shares
-    if policy.pads_with_eos:
-        notify("the tokenizer has no padding token; padding with the end-of-sequence token")
     if share := getattr(model.config.get_text_config(), "router_aux_loss_coef", None):
         notify(
             f"the router's auxiliary loss (router_aux_loss_coef = {share}) is left out: updates "

@@ -115,7 +115,7 @@ def verdict(gap: float, precision: str, tolerance: float) -> str | None:
     if not gap <= tolerance:
         raise RunStopped(
             f"{difference} (tolerance {tolerance:g}); the engine's weights or sampling do not "
-            "match the policy; fix the engine"
+            "match the policy; fix it, or use another engine.name"
         )
     if gap <= _WARNING * tolerance:
         return None

@@ -97,15 +97,6 @@ def _vllm() -> Finding:
     return "none", "`mugrpo vllm-env` adds it, for big models"
 
 
-def _models() -> Finding:
-    from mugrpo.model.pretrained import PACKAGED, cache_folder, converted
-
-    missing = [name for name in PACKAGED if not converted(name).exists()]
-    text = f"{', '.join(PACKAGED.keys() - missing) or 'none'} converted in {cache_folder()}"
-    text, way_out = _folder(cache_folder(), text, "name another folder in MUGRPO_CACHE")
-    return text, way_out or ", ".join(f"`mugrpo convert {name}` adds it" for name in missing)
-
-
 def _folder(folder: Path, text: str, way_out: str) -> Finding:
     """Return `text`. If `folder` cannot be made or written to, add that and the way out."""
     place = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
@@ -121,7 +112,6 @@ _CHECKS = {
     "extras": _extras,
     "extensions": _extensions,
     "vLLM": _vllm,
-    "models": _models,
 }
 
 
