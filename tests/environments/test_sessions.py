@@ -183,6 +183,7 @@ def test_tools_alone():
     [
         (games.Resetless, {}, False, "needs a method `reset`"),
         (games.Bare, {}, False, "a method that a model can call"),
+        (games.Unmade, {"kwargs": {"size": 3}}, False, "cannot be made: ValueError: no size 3"),
         (games.higher, {"kwargs": {"size": 1}}, False, "nor can it be called with messages and"),
         (games.higher, {"tools": (f"{GAMES}:double",)}, False, "without environment.tools"),
         (games.Seeded, {}, True, "has no `get_reward`, which the reward environment asks for"),

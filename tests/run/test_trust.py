@@ -140,7 +140,7 @@ def test_a_received_run_names_its_code(folder: Path, kind: str):
     ids=lambda named: next(iter(named)),
 )
 def test_a_received_run_connects_to_nobody_without_a_yes(folder: Path, named: dict[str, Any]):
-    """torchrun's store and a Ray cluster can run code here: what they send is pickle."""
+    """A Ray cluster can run code here: what it sends is pickle."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setblocking(False)
         here = f"127.0.0.1:{server.getsockname()[1]}"
