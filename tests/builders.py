@@ -31,6 +31,7 @@ from mugrpo.engines.continuous import ContinuousEngine
 from mugrpo.engines.hf import HFEngine
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.optimize.experience import Experience
+from mugrpo.optimize.trainer import Trainer
 
 TINY_FORMS = ("llama", "qwen2", "gpt2")
 
@@ -227,6 +228,13 @@ def stale(experience: Experience, spread: float = 0.5) -> Experience:
 def _moved(logprobs: np.ndarray, rng: np.random.Generator, spread: float) -> np.ndarray:
     noise = rng.normal(0, spread, len(logprobs))
     return (logprobs + noise).astype(np.float32)
+
+
+def save(trainer: Trainer, folder: Path) -> None:
+    """Write the trainer's part of a checkpoint to `folder`."""
+    snapshot = trainer.snapshot()
+    snapshot.write_model(folder)
+    snapshot.write_rest(folder)
 
 
 def saved_weights(folder: Path) -> dict[str, torch.Tensor]:

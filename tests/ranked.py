@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, patch
@@ -25,7 +26,7 @@ from mugrpo.optimize.fsdp import distribute
 from mugrpo.optimize.trainer import Trainer
 from mugrpo.processes.lifetime import DRIVER, driver_name
 from mugrpo.processes.ranks import Ranks, joined, within_a_machine
-from tests.builders import sampled_experience
+from tests.builders import sampled_experience, save
 from tests.runs import _processes
 from tests.updates import config_of
 
@@ -45,12 +46,12 @@ def experiences(model: str) -> list[Experience]:
     return orders
 
 
-def started(count: int, folder: Path, model: str, updates: int, chosen: dict[str, str]) -> None:
-    """Run `work` in `count` ranks, which are forked with everything imported."""
+def started(count: int, work: Callable[..., None], *arguments: Any) -> None:
+    """Run work(ranks, *arguments) in `count` ranks, which are forked with everything imported."""
     with tempfile.TemporaryDirectory() as store:
         place = {DRIVER: driver_name(), "WORLD_SIZE": str(count), **within_a_machine(store)}
         processes = [
-            _processes().Process(target=_rank, args=(rank, place, folder, model, updates, chosen))
+            _processes().Process(target=_rank, args=(rank, place, work, *arguments))
             for rank in range(count)
         ]
         for process in processes:
@@ -60,10 +61,10 @@ def started(count: int, folder: Path, model: str, updates: int, chosen: dict[str
         assert [process.exitcode for process in processes] == [0] * count
 
 
-def _rank(rank: int, place: dict[str, str], *of_work: Any) -> None:
+def _rank(rank: int, place: dict[str, str], work: Callable[..., None], *arguments: Any) -> None:
     os.environ |= {**place, "RANK": str(rank), "LOCAL_RANK": str(rank)}
     with joined() as ranks:
-        work(ranks, *of_work)
+        work(ranks, *arguments)
 
 
 def work(ranks: Ranks, folder: Path, model: str, updates: int, chosen: dict[str, str]) -> None:
@@ -92,7 +93,7 @@ def work(ranks: Ranks, folder: Path, model: str, updates: int, chosen: dict[str,
     if ranks.first:
         (out / "handed over").mkdir(parents=True)
     ranks.wait()
-    trainer.save(out)
+    save(trainer, out)
     if chosen.get("naps") == "true":
         used = used_weights(trainer, every[0])
         policy.save(out / "handed over")
@@ -115,7 +116,7 @@ def nap(trainer: Trainer) -> None:
 def elsewhere(trainer: Trainer, model: str, experience: Experience, folder: Path) -> None:
     """Compute logprobs of the initial model meanwhile, as for a reference."""
     folder.mkdir(exist_ok=True)
-    trainer.save(folder)
+    save(trainer, folder)
     trainer.policy.load_weights(model, 0)
     rollout_logprobs(trainer.policy, experience.rollouts, trainer.config)
     trainer.load(folder)

@@ -183,6 +183,7 @@ def test_tools_alone():
     [
         (games.Resetless, {}, False, "needs a method `reset`"),
         (games.Bare, {}, False, "a method that a model can call"),
+        (games.Unmade, {"kwargs": {"size": 3}}, False, "cannot be made: ValueError: no size 3"),
         (games.higher, {"kwargs": {"size": 1}}, False, "nor can it be called with messages and"),
         (games.higher, {"tools": (f"{GAMES}:double",)}, False, "without environment.tools"),
         (games.Seeded, {}, True, "has no `get_reward`, which the reward environment asks for"),
@@ -200,3 +201,8 @@ def test_the_row_of_a_problem_has_its_columns_prompt_and_answer():
         "prompt": [{"role": "user", "content": "?"}],
         "answer": "12",
     }
+
+
+def test_a_tool_without_a_description_is_refused():
+    with pytest.raises(UsageError, match="a tool cannot be described to a model"):
+        held(games.Undescribed).host.schemas()

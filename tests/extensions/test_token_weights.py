@@ -5,7 +5,7 @@ from mugrpo.config.run import PRESETS
 from mugrpo.extensions.token_weights import Method
 from tests.cases import table
 
-REFUSED = {"decoupled-ppo", "m2po", "m2po-released", "tpo"}
+REFUSED = {"decoupled-ppo", "m2po"}
 
 
 @table("name", sorted(PRESETS.keys() - REFUSED))

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors import safe_open
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from transformers import AutoModelForCausalLM
 
 from mugrpo.disk.publishing import checksums
-from mugrpo.model.files import saved_tensors, weights_in_memory, write_weights
+from mugrpo.model.files import saved_tensors, weights_in_memory, write_tensors, write_weights
 from mugrpo.model.policy import Policy
-from mugrpo.processes.ranks import ALONE
+from mugrpo.processes.ranks import ALONE, Ranks
 from tests.cases import table
-from tests.runs import ENVIRONMENT
+from tests.ranked import started
 
 
 @table("dtype", [None, torch.bfloat16])
@@ -46,23 +46,16 @@ def test_other_programs_read_the_files_whatever_the_precision(
         assert torch.equal(loaded.state_dict()[name], expected), name
 
 
-# Four ranks split two layers of five and one rows, one of which none of the last two ranks hold.
-SPLIT = """
-import sys
-from pathlib import Path
-import torch
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import distribute_tensor, Shard
-from mugrpo.model.files import weights_in_memory, write_tensors
-from mugrpo.processes.ranks import joined
-
-with joined("optimize") as ranks:
-    opened = set()
-    sys.addaudithook(lambda event, args: event == "open" and opened.add(str(args[0])))
+def _split(ranks: Ranks, out: Path) -> None:
+    """Four ranks split layers of five and one rows, one of which none of the last two hold."""
+    opened = set[str]()
+    sys.addaudithook(lambda event, args: opened.add(str(args[0])) if event == "open" else None)
     mesh = init_device_mesh("cpu", (4,))
     shapes = {"a": (5, 3), "b": (1, 2), "c": (8,), "d": (3, 2, 2), "e": (6, 1)}
     whole = {n: torch.randn(s, generator=torch.manual_seed(len(n))) for n, s in shapes.items()}
-    tensors = {n: distribute_tensor(t, mesh, [Shard(0)]) for n, t in whole.items()}
+    tensors: dict[str, torch.Tensor] = {
+        n: distribute_tensor(t, mesh, [Shard(0)]) for n, t in whole.items()
+    }
     tensors["e"] = whole["e"]  # a buffer, which every rank has
     weights = weights_in_memory(tensors, 4, own=ranks.rank, copied=True)
     mine = {n for n, file in weights.index["weight_map"].items() if file == weights.file}
@@ -70,24 +63,16 @@ with joined("optimize") as ranks:
     assert all(torch.equal(weights.tensors[n], whole[n]) for n in mine)
     half = weights_in_memory(tensors, 4, own=ranks.rank, copied=False, dtype=torch.bfloat16)
     assert all(torch.equal(half.tensors[n], whole[n].bfloat16()) for n in half.tensors)
-    write_tensors(Path(sys.argv[1], weights.file), weights.tensors, cached=True)
-    ours = {Path(p).name for p in opened if p.startswith(sys.argv[1])}
-    assert ours == {weights.file}, ours
+    write_tensors(out / weights.file, weights.tensors, cached=True)
+    assert {Path(p).name for p in opened if p.startswith(str(out))} == {weights.file}
     every = [n for names in ranks.all(sorted(mine)) for n in names]
     assert sorted(every) == sorted(shapes), every
-"""
 
 
 @pytest.mark.long
 def test_ranks_exchange_their_rows_and_each_opens_its_own_file_only(tmp_path: Path):
-    script = tmp_path / "split.py"
-    script.write_text(SPLIT)
-    (out := tmp_path / "out").mkdir()
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
-    words += [str(script), str(out)]
-    done = subprocess.run(words, env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert len(list(out.iterdir())) == 4
+    started(4, _split, tmp_path)
+    assert len(list(tmp_path.iterdir())) == 4
 
 
 @table("files", [1, 2])

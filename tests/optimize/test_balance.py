@@ -6,7 +6,6 @@ import math
 import random
 
 import numpy as np
-import pytest
 
 from mugrpo.disk.records import Rollout
 from mugrpo.optimize.cut import Price, cut, layout, rounds, work
@@ -99,14 +98,3 @@ def test_rounds_fit_the_budget_and_every_response_comes_once(share):
 
 
 # --- Work ----------------------------------------------------------------------------------------
-
-
-def test_work_by_hand():
-    """A prompt of 3 tokens with responses of 2 and 5, at 0.5 a logit and 0.1 a pair.
-
-    Padded: two rows of 8, 7 logits, 2 x 36 pairs. Shared: 3 + 1 + 4 tokens, 7 logits, and 6 pairs
-    in the prompt, 1 x 3 + 1 and 4 x 3 + 10 in the responses.
-    """
-    rows, price = rows_of((3, [2, 5])), Price(logit=0.5, pair=0.1)
-    assert work(rows, price, share=False) == pytest.approx(16 + 3.5 + 7.2)
-    assert work(rows, price, share=True) == pytest.approx(8 + 3.5 + 0.1 * (6 + 4 + 22))

@@ -205,17 +205,6 @@ def test_without_a_clip_it_is_the_policy_gradient_for_any_policy(case):
         same(actual, exact)
 
 
-@table("case", CLOSED)
-def test_on_policy_every_objective_has_the_policy_gradient(case):
-    name, options, _ = CLOSED[case]
-    logits = BETA.log().requires_grad_()
-    actual = expected_gradient(
-        name, logits, (REWARDS - 0.4)[ARMS], options, proximal_logprobs=BETA.log()
-    )
-    (exact,) = torch.autograd.grad((logits.softmax(-1) * REWARDS).sum(), logits)
-    same(actual, exact)
-
-
 # ---- KL terms ----
 
 

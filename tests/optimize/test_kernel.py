@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from mugrpo.optimize import forward as kernels
-from mugrpo.optimize.forward import choose_kernel, kernel_fault
+from mugrpo.optimize.forward import kernel_fault
 from tests.builders import tiny_policy
 from tests.cases import table
 from tests.model.test_varlen import reference
@@ -66,20 +65,3 @@ def test_a_kernel_that_agrees_has_no_fault_and_leaves_no_gradient(form):
 )
 def test_a_kernel_that_does_not_agree_is_detected(kernel, fault):
     assert kernel_fault(tiny_policy("llama"), kernel) == fault
-
-
-def test_the_run_is_told_once_why_masks_are_needed(monkeypatch):
-    said: list[str] = []
-    policy = tiny_policy("llama", precision="bf16")
-    monkeypatch.setattr(kernels, "varlen_kernel", lambda: fails)
-    choose_kernel(policy, said.append)
-    assert policy.kernel is None and said == []  # on a CPU there is nothing to choose
-    fault = "varlen_attn fails (head dimension 512 is not supported)"
-    monkeypatch.setattr(kernels, "kernel_fault", lambda *_: fault)
-    policy.device = torch.device("cuda")
-    choose_kernel(policy, said.append)
-    assert policy.kernel is None
-    assert said == [f"attention is computed with masks and padding, which takes longer: {fault}"]
-    monkeypatch.setattr(kernels, "kernel_fault", lambda *_: None)
-    choose_kernel(policy, said.append)
-    assert policy.kernel is fails and len(said) == 1

@@ -38,7 +38,7 @@ def updates(folder: Path, model: str, until: int, count: int, config: dict, *mor
         work(ALONE, folder, model, until, {"config": json.dumps(config)})
         return folder / str(until)
     chosen = dict(option.split("=") for option in more)
-    started(count, folder, model, until, {"config": json.dumps(config), **chosen})
+    started(count, work, folder, model, until, {"config": json.dumps(config), **chosen})
     return folder / str(until)
 
 

@@ -85,17 +85,19 @@ def expected_loss(
     return total
 
 
+CASES = [
+    ("grpo", "sequence_mean", True),
+    ("minpro", "token_mean", False),
+    ("grpo", "token_mean", False),
+    ("gspo", "sequence_mean", False),
+]
+
+
 @table(
-    ("name", "reduction", "veto"),
-    [
-        ("grpo", "sequence_mean", True),
-        ("minpro", "token_mean", False),
-        ("grpo", "token_mean", False),
-        ("gspo", "sequence_mean", False),
-    ],
+    ("name", "reduction", "veto", "share"),
+    [(*case, share) for share in (True, False) for case in CASES],
     first=2,
 )
-@table("share", [True, False], first=1)
 def test_gradients_are_those_of_single_tokens(policy, turns, name, reduction, veto, share):
     """Each sampled token by a forward pass of its own, in fp64; the trainer's is in fp32."""
     config = config_of(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -14,7 +13,6 @@ from mugrpo.model.policy import load_policy
 from mugrpo.optimize.diagnostics import SampleCollector
 from mugrpo.optimize.experience import Experience, MicroBatch
 from mugrpo.optimize.trainer import Trainer
-from tests.builders import stale
 from tests.cases import table
 from tests.updates import config_of, hand_batch
 
@@ -108,17 +106,3 @@ def test_the_first_sample_of_a_group_has_all_of_its_responses(seen, experience):
         signs = [one["advantage"] > 0 for one in sample["group"]]
         assert signs == [reward == 1.0 for reward in rewards] * first
     assert samples[0]["group"][samples[0]["sample"]]["text"] == samples[0]["text"]
-
-
-def test_marks_follow_from_the_ratios_by_hand(experience):
-    """Negative advantage, ratio below kappa: the first such token triggers the veto of the rest."""
-    moved = stale(experience)
-    veto = {"name": "negative_advantage", "kappa": 0.7, "scope": "post_trigger"}
-    any_vetoed = False
-    for sample in chosen(watched(moved, veto=veto), moved, 6):
-        ratios = np.exp(np.array(sample["logprobs"]) - np.array(sample["behavior_logprobs"]))
-        low = [t for t, ratio in enumerate(ratios) if ratio < 0.7]
-        vetoed = list(range(low[0] + 1, len(ratios))) if low and sample["advantage"] < 0 else []
-        assert sample["marks"]["vetoed"] == vetoed
-        any_vetoed |= bool(vetoed)
-    assert any_vetoed

@@ -26,7 +26,6 @@ OTHERS: dict[str, dict[str, Any]] = {
     "truncated correction, m2po": {"preset": "m2po", "correction": {"name": "truncated"}},
     "off-policy sequence mask": {"sequence_mask": {"name": "off_policy", "delta": 0.05}},
 }
-REDUCTIONS = ("token_mean", "sequence_mean", "constant")
 COST = ("time/", "padding_share", "computed_tokens", "shared_prompt_share")
 STORED = ("trainer_behavior_logprobs", "proximal_logprobs", "reference_logprobs")
 

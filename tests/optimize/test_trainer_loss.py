@@ -14,7 +14,7 @@ from mugrpo.model.policy import Policy, load_policy
 from mugrpo.optimize.experience import Experience
 from tests.builders import PROMPTS, encoded, generated, plain_logprobs, rollout, stale, verdict
 from tests.cases import table
-from tests.updates import assert_same_gradients, config_of, part, step
+from tests.updates import assert_same_gradients, config_of, step
 
 MAX_NEW_TOKENS = 48
 Tokens = list[list[tuple[torch.Tensor, float]]]  # (ratio, advantage) by response and token
@@ -102,17 +102,6 @@ def test_loss_and_gradient_equal_a_dense_computation(experience, name, reduction
     key = {"mu-grpo": "vetoed_fraction", "m2po": "masked_fraction"}.get(name)
     if key:
         assert removed and metrics[key] == pytest.approx(len(removed) / metrics["tokens"])
-
-
-def test_the_loss_of_a_fresh_batch_is_minus_the_mean_advantage_of_its_tokens(experience):
-    # Every ratio is 1, so a token's loss is -A. One of four right: the mean is 1/4 and the
-    # unbiased variance (9 + 1 + 1 + 1) / 16 / 3 = 1/4, so A = 0.75 / 0.5001 and -0.25 / 0.5001.
-    one = part(experience, [0, 1, 2, 3], [1, 0, 0, 0])
-    lengths = [len(r.response_ids) for r in one.rollouts]
-    advantages = [0.75 / 0.5001] + 3 * [-0.25 / 0.5001]
-    expected = -sum(a * n for a, n in zip(advantages, lengths, strict=True)) / sum(lengths)
-    metrics, _ = step(one, config_of())
-    assert metrics["loss"] == pytest.approx(expected, rel=1e-4)
 
 
 def test_on_the_policys_own_samples_every_ratio_is_one(experience):

@@ -10,7 +10,7 @@ from mugrpo.config.run import ModelOptions
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.trainer import Trainer
-from tests.builders import PROMPTS, encoded, stale, tiny_policy
+from tests.builders import PROMPTS, encoded, save, stale, tiny_policy
 from tests.cases import table
 from tests.updates import config_of, weights
 
@@ -51,7 +51,7 @@ def saved(experience: Experience, tmp_path: Path) -> tuple[Trainer, Path]:
     trainer = Trainer(load_policy(ModelOptions()), CONFIG)
     for _ in range(2):
         trainer.step(stale(experience))
-    trainer.save(tmp_path)
+    save(trainer, tmp_path)
     return trainer, tmp_path
 
 
@@ -60,7 +60,7 @@ def test_a_loaded_trainer_continues_bit_for_bit(experience, tmp_path, form):
     trainer = Trainer(policy_of(form), CONFIG)
     for _ in range(2):
         trainer.step(stale(experience))
-    trainer.save(tmp_path)
+    save(trainer, tmp_path)
     resumed = Trainer(policy_of(form), CONFIG)
     resumed.load(tmp_path)
     assert_same(resumed, trainer)
@@ -75,7 +75,7 @@ def test_the_count_of_nonfinite_updates_and_the_random_state_are_saved(saved):
     trainer, folder = saved
     trainer.nonfinite_in_a_row = 2
     torch.manual_seed(5)
-    trainer.save(folder)
+    save(trainer, folder)
     drawn = torch.rand(3)
     torch.manual_seed(6)
     resumed = Trainer(load_policy(ModelOptions()), CONFIG)

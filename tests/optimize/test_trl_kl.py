@@ -10,7 +10,6 @@ from mugrpo.optimize import ratios
 from tests.cases import table
 from tests.trl_losses import (
     DAPO,
-    NARROW,
     REDUCTIONS,
     RELAXED,
     SEEDS,
@@ -67,19 +66,4 @@ def test_kl_term_is_not_masked_weighted_or_bounded_in_either():
                 clip=(0.7, 1.4),
                 beta=0.3,
             ),
-        )
-
-
-def test_kl_term_with_the_off_policy_mask_equals_trl():
-    for seed in SEEDS:
-        update = random_update(seed)
-        assert_same(
-            ours(
-                update,
-                reduction="sequence_mean",
-                objective=objective("grpo", NARROW),
-                sequence_mask={"name": "off_policy", "delta": 0.1},
-                reference={"name": "kl", "coefficient": 0.3},
-            ),
-            theirs(update, loss_type="grpo", off_policy=0.1, beta=0.3),
         )

@@ -99,9 +99,10 @@ def test_only_ranks_let_their_segments_grow_and_the_users_setting_wins(
 
 def test_a_rank_without_a_gpu_says_so_before_it_meets_the_others(monkeypatch: pytest.MonkeyPatch):
     """The third of four ranks, on a stand-in for a machine with two GPUs."""
-    for name, value in {"WORLD_SIZE": "4", "RANK": "2", "LOCAL_RANK": "2"}.items():
+    place = {"WORLD_SIZE": "4", "RANK": "2", "LOCAL_RANK": "2", DRIVER: "1 0"}
+    for name, value in place.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(UsageError, match=r"GPUs \(2\).*--nproc-per-node 2"), joined("optimize"):
+    with pytest.raises(UsageError, match=r"has 2 GPUs.*--distributed.processes 2"), joined():
         pass

@@ -207,6 +207,7 @@ def test_functions_get_the_messages_of_all_turns(tmp_path):
     assert score.reward == 1.0
 
 
+@pytest.mark.long
 def test_trls_trainer_passes_the_same_keywords():
     """TRL's own call has the same keywords, and `environments` as the only one more."""
     grpo_trainer = pytest.importorskip("trl.trainer.grpo_trainer")
@@ -239,15 +240,15 @@ def test_a_file_can_import_its_neighbors_and_a_module_is_found_in_the_current_di
     [
         ("raise boom", Status.ERROR, "obeys: ValueError: boom"),
         ("signal 9", Status.ERROR, "the worker died (SIGKILL)"),
-        ("loop", Status.UNFINISHED, "not finished after 2 seconds of computing"),
-        ("sleep 60 1", Status.UNFINISHED, "not finished within 6 seconds"),
+        ("loop", Status.UNFINISHED, "not finished after 1 seconds of computing"),
+        ("sleep 60 1", Status.UNFINISHED, "not finished within 3 seconds"),
         ("bomb", Status.UNFINISHED, "obeys: MemoryError"),
         ("deep", Status.UNFINISHED, "obeys: RecursionError: maximum recursion depth exceeded"),
     ],
 )
 def test_a_reward_that_fails_has_no_reward_and_one_that_cannot_finish_has_0(text, status, reason):
     rewards = (ExactOptions(), function("obeys"))
-    workers = WorkerOptions(count=1, timeout=0.5 if "sleep" in text else 2.0, memory_mb=512)
+    workers = WorkerOptions(count=1, timeout=0.25 if "sleep" in text else 1.0, memory_mb=512)
     assert scores(rewards, text, "12", workers=workers) == [
         Score(status, 0.0 if status is Status.UNFINISHED else None, {"reason": reason}),
         Score(Status.RIGHT, 13.0, {"exact": 1.0, "obeys": 12.0, "answer": "12"}),

@@ -51,6 +51,15 @@ def test_a_reference_that_cannot_be_read_is_an_error_and_not_a_verdict(reference
         MATH(r"\boxed{12}", reference)
 
 
+@table(
+    "reference",
+    ["The answer is: 180.", "<think>4</think><answer>180</answer>", "**Final Answer:** 180"],
+)
+def test_a_reference_that_says_its_answer_is_read_as_a_response_is(reference):
+    assert MATH(r"\boxed{180}", reference).right and MATH("#### 180", reference).right
+    assert not MATH(r"\boxed{181}", reference).right
+
+
 def test_running_out_of_stack_while_parsing_is_an_error_and_not_a_verdict():
     with pytest.raises(RecursionError):
         MATH(boxed(nested("2^{", "2", "}", 240)), "12")

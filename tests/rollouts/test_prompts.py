@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -150,16 +149,3 @@ def test_tools_beside_those_of_an_environment_are_refused():
 
 
 # ---- templates ----
-
-
-def with_file(file: Path, content: bytes, tokenizer: Any = None) -> PromptEncoder:
-    """Return an encoder whose chat template is `content`, written to `file`."""
-    file.write_bytes(content)
-    return encoder(None, tokenizer, form="chat", chat_template=str(file))
-
-
-def test_a_template_file_takes_precedence_over_the_tokenizers_own(tmp_path: Path):
-    tokenizer = chain_tokenizer()
-    tokenizer.chat_template = TEMPLATE
-    content = b"{{ messages[0].role | length }}{{ messages[0].content }}"
-    assert with_file(tmp_path / "chat.jinja", content, tokenizer)(SIX).tolist() == [6, *SIX_IDS]

@@ -18,7 +18,7 @@ from mugrpo.environments.base import Reply
 from mugrpo.model.policy import Policy
 from mugrpo.rollouts.messages import MessageEncoder
 from mugrpo.rollouts.prompts import PromptEncoder
-from mugrpo.rollouts.sampler import Piece, Sampler
+from mugrpo.rollouts.sampler import Sampler
 from mugrpo.rollouts.schedule import turn_seed
 from mugrpo.rollouts.score import response_text
 from mugrpo.rollouts.turns import Dialogue
@@ -223,30 +223,3 @@ def test_an_environment_that_fails_costs_its_rollout_alone(policy):
     for r in rollouts:
         if r.environment.failure is None:
             np.testing.assert_array_equal(r.response_ids, good[r.seed].response_ids)
-
-
-class Mixing(ContinuousEngine):
-    """An engine that counts as one whose bits depend on what else it does, such as vLLM."""
-
-    exact = False
-
-
-def test_an_engine_that_is_not_exact_works_on_several_pieces(policy):
-    """Their rollouts are each piece's own, with the tokens that it would have alone."""
-    pieces: list[Piece] = [((n, 0), [(PROBLEMS[n], 0)]) for n in range(4)]
-    left = iter(pieces)
-    engine = Mixing(policy, ContinuousOptions(slots=8))
-    sampler = sampler_of(policy, Games(counting, late=8), engine=engine)
-    taken: list[int] = []
-
-    def take() -> Piece | None:
-        taken.append(len(done))
-        return next(left, None)
-
-    done: dict[Any, Any] = {}
-    for name, shard in sampler.sample_pieces(take, lambda _: None):
-        done[name] = shard
-    assert list(done) == [name for name, _ in pieces]
-    assert taken[1] == 0  # the second piece was begun before the first was done
-    rollouts = [r for shard in done.values() for r in shard.rollouts]
-    assert_same(rollouts, sampled(policy), tokens_only=True)

@@ -45,7 +45,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "task.rewards": {"task": {"rewards": ["FOLDER/their_code.py:judge"]}},
     "task.rewards = their_code:judge": {"task": {"rewards": ["their_code:judge"]}},
     "environment": {"environment": {"name": "FOLDER/their_code.py:Game"}},
-    "engine.python": {"engine": {"name": "vllm", "python": "FOLDER/their_code.sh", "restarts": 0}},
+    "engine.python": {"engine": {"name": "vllm", "python": "FOLDER/their_code.sh"}},
     "prompt.chat_template": {
         "prompt": {"form": "chat", "chat_template": "FOLDER/their_code.jinja"}
     },
@@ -132,16 +132,15 @@ def test_a_received_run_names_its_code(folder: Path, kind: str):
 @pytest.mark.parametrize(
     "named",
     [
-        {"distributed": {"machines": 2, "address": "HERE"}},
         {"backend": {"name": "ray", "address": "HERE"}},
         {"engine": {"name": "vllm_server", "urls": ["http://HERE"]}},
-        {"task": {"rewards": [{"name": "code", "sandbox": "sandboxfusion", "url": "http://HERE"}]}},
+        {"task": {"rewards": [{"name": "code", "url": "http://HERE"}]}},
         {"sinks": {"wandb": "theirs/HERE"}},
     ],
     ids=lambda named: next(iter(named)),
 )
 def test_a_received_run_connects_to_nobody_without_a_yes(folder: Path, named: dict[str, Any]):
-    """torchrun's store and a Ray cluster can run code here: what they send is pickle."""
+    """A Ray cluster can run code here: what it sends is pickle."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setblocking(False)
         here = f"127.0.0.1:{server.getsockname()[1]}"
@@ -245,8 +244,6 @@ def test_every_option_that_runs_or_connects_to_something_is_named():
         "--engine.name=vllm_server",
         "--environment.name=/game.py:Game",
         "--environment.kwargs={server = 'http://games'}",
-        "--distributed.machines=2",
-        "--distributed.address=first:29500",
         "--sinks.wandb=team/project",
     ) == [
         "objective.path = /mine.py",
@@ -256,7 +253,6 @@ def test_every_option_that_runs_or_connects_to_something_is_named():
         "task.rewards = module:h",
         "task.rewards.url = http://box",
         'environment.kwargs = {"server": "http://games"}',
-        "distributed.address = first:29500",
         "engine.urls = http://localhost:8000",
         "sinks.wandb = team/project",
     ]

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from mugrpo.config.engines import VLLMOptions
 from mugrpo.config.run import ModelOptions
 from mugrpo.engines.process import RemoteEngine
 from mugrpo.model import policy as policies
@@ -77,21 +76,6 @@ def test_the_trainer_sleeps_before_an_engine_takes_the_gpu_and_the_engine_before
     assert seen == [*["refresh"] * 2, *["update"] * 3] * 2 + ["refresh"]
     assert len(made) == 1
     assert_same_training(tmp_path / "run", reference)
-
-
-@pytest.mark.long
-def test_memory_that_runs_out_in_a_refresh_ends_the_run_with_the_option_to_lower(
-    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-):
-    def fails(*_: Any) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(RemoteEngine, "refresh", fails)
-    config = write_config(tmp_path)
-    ended = command("train", config, "--run-dir", tmp_path / "run", "--engine.processes", 1)
-    assert ended.status == 3, ended
-    assert "--engine.processes (now 1)" in ended.err
-    assert "--engine.gpu_memory_utilization (now 0.85)" in VLLMOptions().loading_remedy
 
 
 def test_what_sleeps_is_what_a_checkpoint_writes_and_later_updates_leave_it(

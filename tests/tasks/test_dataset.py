@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.records import Answer, FinishReason, Problem
+from mugrpo.disk.records import Problem
 from mugrpo.extensions.code.cases import read_tests
 from tests.cases import table
 from tests.tasks.builders import all_problems, chat, refusal, row, task
@@ -122,16 +122,13 @@ def test_the_function_of_livecodebenchs_tests_is_in_the_column_beside_them(jsonl
 def test_references_that_math_cannot_use_are_named_before_any_work(jsonl, tmp_path):
     """So are those that it reads but cannot finish with. Each is judged as its own answer."""
     good = [r"\$36", r"\$32,\!348", r"\text{(C)}", "[1,2)", r"\boxed{1} or \boxed{2}", "2^{2^{99}}"]
-    loaded = task(jsonl(*(row(str(n), answer) for n, answer in enumerate(good))), rewards=["math"])
-    loaded.prepare(tmp_path / "rewards.log")
-    loaded.close()
-    data = jsonl(row("1", "1"), row("2", "$"), row("3", "$ $"), row("4", "4"))
-    loaded = task(data, rewards=["math", "exact"], eval_share=0.0)
+    data = jsonl(*(row(str(n), answer) for n, answer in enumerate([*good, "$", "$ $"])))
+    loaded = task(data, rewards=["math"], eval_share=0.0)
     with pytest.raises(UsageError) as refused:
         loaded.prepare(tmp_path / "rewards.log")
     loaded.close()
     assert str(refused.value) == (
-        f'the rewards cannot use 2 of 4 reference answers; the first: "$" ({data}, line 2): '
+        f'the rewards cannot use 2 of 8 reference answers; the first: "$" ({data}, line 7): '
         "math: ValueError: no grader can read the reference answer '$': it is empty, or has more "
         "than 1000 characters; fix the data, or choose another reward"
     )
@@ -283,21 +280,6 @@ def test_json_with_an_answer_inside_is_refused_with_an_entry_to_name(jsonl, answ
     data = jsonl(row("1", answer))
     assert refusal(data, rewards="math").endswith(f"--task.answer_column {option}")
     assert all_problems(data, rewards="math", answer_column=option)
-
-
-@table(
-    "answer", ["The answer is: 180.", "<think>4?</think><answer>180</answer>", "**Answer:** 180"]
-)
-def test_a_reference_that_says_its_answer_is_read_as_a_response_is(jsonl, tmp_path, answer):
-    loaded = task(jsonl(row("1", answer)), rewards="math", eval_share=0.0)
-    (problem,) = loaded.train_problems()
-    texts = (r"\boxed{180}", r"\boxed{181}", "<answer>180</answer>")
-    answers = [Answer(problem, text, [], FinishReason.STOP) for text in texts]
-    try:
-        assert loaded.prepare(tmp_path / "rewards.log") == []
-        assert [score.reward for score in loaded.score(answers)] == [1.0, 0.0, 1.0]
-    finally:
-        loaded.close()
 
 
 # ---- template and system prompt ----

@@ -123,13 +123,6 @@ class RewardOption(MadeOptions):
         return None
 
 
-class BoxReader(RewardOption):
-    """A reward that reads the answer in the last box."""
-
-    def written(self, reference: str) -> str:
-        return reference if r"\boxed" in reference else rf"\boxed{{{reference}}}"
-
-
 _WAITING = 12  # times the limit on computing: 60 s by default for a model that judges elsewhere
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from mugrpo.config.base import BoxReader, EnvironmentKind, RewardOption
+from mugrpo.config.base import EnvironmentKind, RewardOption
 from mugrpo.config.extensions import environment_kinds, one_of
 from mugrpo.config.options import (
     HARMLESS,
@@ -33,11 +33,14 @@ def _compiles(pattern: str) -> str:
 Pattern = Annotated[str, AfterValidator(_compiles)]
 
 
-class MathOptions(BoxReader):
+class MathOptions(RewardOption):
     """1 if math-verify, with rules around it, finds the answer equal to the reference, else 0."""
 
     name: Literal["math"] = "math"
     factory: ClassVar[str] = "mugrpo.rewards.verifiers:math"
+
+    def written(self, reference: str) -> str:
+        return reference if r"\boxed" in reference else rf"\boxed{{{reference}}}"
 
 
 class ExactOptions(RewardOption):

@@ -48,11 +48,7 @@ class Size(NamedTuple):
 
 def layout(rollouts: Sequence[Rollout], *, share: bool) -> Layout:
     """Return the cheapest way to compute responses together; `share` allows sharing prompts."""
-    return layout_of([Size.of(rollout) for rollout in rollouts], share=share)
-
-
-def layout_of(sizes: Sequence[Size], *, share: bool) -> Layout:
-    """Return what `layout` returns, for responses of these sizes."""
+    sizes = [Size.of(rollout) for rollout in rollouts]
     distinct = {prompt: p for prompt, p, _ in sizes}
     return cheapest(
         len(sizes),

@@ -21,10 +21,10 @@ def log_ratios(logprobs_BT: torch.Tensor, behavior_BT: torch.Tensor) -> torch.Te
     """
     assert logprobs_BT.shape == behavior_BT.shape and logprobs_BT.ndim == 2
     both_BT = (logprobs_BT == -torch.inf) & (behavior_BT == -torch.inf)
-    return held(torch.where(both_BT, 0.0, logprobs_BT - behavior_BT))
+    return clamped(torch.where(both_BT, 0.0, logprobs_BT - behavior_BT))
 
 
-def held(log_ratios_BT: torch.Tensor) -> torch.Tensor:
+def clamped(log_ratios_BT: torch.Tensor) -> torch.Tensor:
     """Return the log ratios clamped to +-80."""
     return log_ratios_BT.clamp(-LARGEST, LARGEST)
 
@@ -181,7 +181,7 @@ def _weights(
     log_weights_BT = log_ratios(trainer, behavior).detach()
     if level == "sequence":
         total_B1 = (log_weights_BT * mask).sum(-1, keepdim=True)
-        log_weights_BT = held(total_B1).expand_as(log_weights_BT)
+        log_weights_BT = clamped(total_B1).expand_as(log_weights_BT)
     return log_weights_BT.exp()
 
 

@@ -127,18 +127,18 @@ class Trainer:
             "time/update": time.monotonic() - began,
         }
 
-    def snapshot(self, *, copied: bool = True, rests: bool = False) -> Snapshot:
+    def snapshot(self, *, rests: bool = False) -> Snapshot:
         """Return this rank's part of the trainer's state. If ranks share it, all must call this.
 
-        If `copied`, later updates do not change it. If the trainer `rests`, it sleeps afterwards.
-        What is asleep is not copied: waking leaves it.
+        Later updates do not change it. If the trainer `rests`, it sleeps afterwards. What is asleep
+        is not copied: waking leaves it.
         """
         policy, moments = self.policy, {}
         # Ranks exchange the rows of weights, which takes less time between GPUs.
-        weights = policy.weights(copied=copied) if policy.ranks.size > 1 else None
+        weights = policy.weights(copied=True) if policy.ranks.size > 1 else None
         if rests:
             self.sleep()
-        copied = copied and not (policy.asleep and self._moments_asleep)
+        copied = not (policy.asleep and self._moments_asleep)
         if policy.shard is not None:
             names = {p: name for name, p in policy.model.named_parameters()}
             moments = optimizer_in_memory(self.optimizer, names, policy.ranks, copied=copied)
@@ -149,14 +149,8 @@ class Trainer:
             {"update": self.update, "nonfinite_in_a_row": self.nonfinite_in_a_row},
         )
 
-    def save(self, folder: Path) -> None:
-        """Write model, tokenizer, optimizer and state to `folder`, without pickles."""
-        snapshot = self.snapshot(copied=False)
-        snapshot.write_model(folder)
-        snapshot.write_rest(folder)
-
     def load(self, folder: Path) -> None:
-        """Load what `save` wrote to `folder`, however many ranks wrote it."""
+        """Load what snapshots wrote to `folder`, however many ranks wrote it."""
         self.wake()
         state = json.loads((folder / "trainer.json").read_text())
         self.policy.load_weights(folder, state["update"])

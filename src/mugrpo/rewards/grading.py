@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, Self
 
-from mugrpo.config.base import BoxReader, RewardOption, WorkerOptions
-from mugrpo.config.rewards import FunctionOptions
+from mugrpo.config.base import RewardOption, WorkerOptions
+from mugrpo.config.rewards import FunctionOptions, MathOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Answer, Score, Status
 from mugrpo.processes.messages import printable, to_json
@@ -167,16 +167,17 @@ class Grader:
     def unreadable(self, references: Iterable[str]) -> dict[str, str]:
         """Return the references that are not equal to themselves, each with the reason.
 
-        Rewards that read no box are not asked.
+        Only `math` is asked.
         """
-        asked = [reward for reward in self._rewards if isinstance(reward, BoxReader)]
-        if not asked:
+        asked = next((one for one in self._rewards if isinstance(one, MathOptions)), None)
+        if asked is None:
             return {}
         reasons = {}
-        options = [r.model_copy(update={"weight": 1.0}).model_dump() for r in asked]
+        options = [asked.model_copy(update={"weight": 1.0}).model_dump()]
         distinct = list(dict.fromkeys(references))
-        calls = ([to_json({"text": asked[0].written(r), "answer": r})] for r in distinct)
-        with closing(Pool(options, self._workers)) as pool:
+        calls = ([to_json({"text": asked.written(r), "answer": r})] for r in distinct)
+        alone = len(self._rewards) == 1  # then its workers do: loading sympy takes seconds
+        with nullcontext(self._pool) if alone else closing(Pool(options, self._workers)) as pool:
             for reference, [outcome] in zip(distinct, pool.run(calls), strict=True):
                 if not all(outcome.get("values", {"none": 0.0}).values()):
                     reasons[reference] = outcome.get("failure", "it is not equal to itself")

@@ -10,8 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mugrpo.config.base import BoxReader, RewardOption, WorkerOptions
-from mugrpo.config.rewards import NumericOptions
+from mugrpo.config.base import RewardOption, WorkerOptions
+from mugrpo.config.rewards import MathOptions, NumericOptions
 from mugrpo.config.tasks import DatasetOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Answer, Message, Problem, Score
@@ -155,7 +155,7 @@ class Dataset(GradedTask):
         for reward in rewards:
             value = reward.reference(value, row)
         text = answer_of(value, place, column)
-        if any(isinstance(reward, BoxReader) for reward in rewards):
+        if any(isinstance(reward, MathOptions) for reward in rewards):
             require_one_answer(text, place, column)
         if any(isinstance(one, NumericOptions) for one in rewards) and not has_number(text):
             raise UsageError(

@@ -10,7 +10,7 @@ import pytest
 
 from mugrpo.config.load import build_config
 from mugrpo.config.run import RunConfig
-from mugrpo.config.stages import CheckpointOptions, EvaluationOptions, SuiteUse
+from mugrpo.config.stages import EvaluationOptions, SuiteUse
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.metrics import read_metrics
 from mugrpo.report import write_report
@@ -131,13 +131,12 @@ def test_a_run_that_is_killed_while_it_measures_ends_the_same(
 def test_options_that_contradict_each_other_are_refused():
     use = {"name": "gsm8k"}
     for raw, sentence in (
-        ({"checkpoint": {"best": "gsm8k"}}, "is not among evaluation.suites"),
         ({"evaluation": {"suites": [use, use]}}, "evaluation.suites has gsm8k twice"),
         ({"evaluation": {"suites": [{**use, "evry": 3}]}}, "evaluation.suites.0.evry"),
     ):
         with pytest.raises(UsageError, match=sentence):
             build_config(raw, "mine.toml")
-    assert CheckpointOptions().best is None and EvaluationOptions().suites == ()
+    assert EvaluationOptions().suites == ()
 
 
 @pytest.mark.parametrize(

@@ -163,6 +163,7 @@ def measure_suite(
     )
     if (result := _stored(path)) is None:
         seconds = time.monotonic() - began
+        rollouts, scores = (ShardSet(s.folder, s.kind) for s in (rollouts, scores))  # with the new
         result = result_of(run, suite, update, rollouts, scores, seconds)
         publish_json(path, with_sum(result))
     return result

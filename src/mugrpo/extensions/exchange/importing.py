@@ -125,7 +125,10 @@ def import_rollouts(
     )
     for sentence in _notices(groups, final, encode):
         say(sentence)
-    policy = _policy(config, source.policy)
+    policy = None  # it computes the behavior logprobs, unless they are given
+    if source.policy is not None:
+        model = {**config.model.model_dump(), "path": source.policy}
+        policy = load_policy(config.model.model_validate(model))
     with publish_folder(folder, replace=False) as unfinished:
         draft = build_config(_with_data(options, unfinished, problems), str(target))
         for name, some in problems.items():
@@ -160,6 +163,7 @@ class _Importer:
         self._encode = encode
         without = ("logprobs",) if source.policy is not None else ()
         self._form = format_of(source.form, source.columns, without=without)
+        self._prompts: dict[int, NDArray[np.int32]] = {}  # by the id() of the problem
         self._known = defaultdict[bytes, list[Problem]](list)
         for problem in encode.fitting(known) if known else ():
             for key in self._keys(problem):
@@ -171,9 +175,8 @@ class _Importer:
         for row in read(self._source.names, self._form, self._source.columns):
             problem = self._problem(row)
             problem = own.setdefault(canonical([problem.id, problem.prompt]), problem)
-            if self._encode.limit is not None and len(self._prompt(problem, row)) > (
-                self._encode.limit
-            ):
+            limit = self._encode.limit
+            if limit is not None and len(self._prompt(problem, row)) > limit:
                 raise UsageError(
                     f"{row.place}: its prompt leaves no room for rollouts.max_new_tokens; lower it"
                 )
@@ -248,9 +251,11 @@ class _Importer:
         return rollout
 
     def _prompt(self, problem: Problem, row: Row) -> NDArray[np.int32]:
-        if row.prompt_ids is None:
-            return self._encode(problem)
-        return self._in_vocabulary(row.prompt_ids, row)
+        if row.prompt_ids is not None:
+            return self._in_vocabulary(row.prompt_ids, row)
+        if id(problem) not in self._prompts:
+            self._prompts[id(problem)] = self._encode(problem)
+        return self._prompts[id(problem)]
 
     def _response(self, row: Row) -> tuple[NDArray[np.int32], FinishReason]:
         """Return a response's ids, and whether its last id ends it.
@@ -489,10 +494,3 @@ def _options(
         task.pop(name, None)
     evaluation = {**raw.get("evaluation", {}), **({} if evaluated else {"every": 0})}
     return {**raw, "schedule": schedule, "task": task, "evaluation": evaluation}
-
-
-def _policy(config: RunConfig, path: str | None) -> Policy | None:
-    """Return the policy that computes the behavior logprobs, or None if they are given."""
-    if path is None:
-        return None
-    return load_policy(config.model.model_validate({**config.model.model_dump(), "path": path}))

@@ -46,7 +46,7 @@ def loss(
     """M2PO as its paper (arXiv 2510.01161) defines it: loss_t = -keep_t r_t A, without a clip.
 
     Equals GRPO with the interval [0, inf) if the limit is never exceeded. The released code does
-    something else, see `m2po_released`.
+    something else.
     """
     assert logprobs.shape == behavior_logprobs.shape == mask.shape == keep.shape
     ratio_BT = log_ratios(logprobs, behavior_logprobs).exp()

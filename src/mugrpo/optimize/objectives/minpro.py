@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from mugrpo.optimize.ratios import held, log_ratios, ppo_min
+from mugrpo.optimize.ratios import clamped, log_ratios, ppo_min
 
 METRICS = ("clipped_fraction",)
 
@@ -28,6 +28,6 @@ def loss(
     log_ratio_BT = log_ratios(logprobs, behavior_logprobs)
     least_BT = log_ratio_BT.detach().cummin(-1).values
     prefix_BT = torch.cat([torch.zeros_like(least_BT[:, :1]), least_BT[:, :-1]], -1)
-    ratio_BT = held(log_ratio_BT + prefix_BT).exp()
+    ratio_BT = clamped(log_ratio_BT + prefix_BT).exp()
     surrogate_BT, clipped_BT = ppo_min(ratio_BT, advantages[:, None], *ratio_clip)
     return -surrogate_BT, {"clipped_fraction": clipped_BT & mask}

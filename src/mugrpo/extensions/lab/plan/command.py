@@ -22,7 +22,7 @@ _LONG_TAIL = 0.2  # of generation
 _CHANGES = {
     "refresh": "make more updates after each refresh: raise --schedule.batches_per_stage",
     "generate": "more --engine.slots if memory has room, or a lower --rollouts.max_new_tokens",
-    "score": "score in more processes: raise --task.workers.count",
+    "score": "score in more processes: raise --workers.count",
     "logprobs": "choose an objective that needs no other policy's logprobs, or turn the KL term "
     "off (--reference.name off)",
     "optimize": "raise --optimizer.micro_batch_tokens if memory has room, or compute in bf16 "
