@@ -134,7 +134,7 @@ def test_a_received_run_names_its_code(folder: Path, kind: str):
     [
         {"backend": {"name": "ray", "address": "HERE"}},
         {"engine": {"name": "vllm_server", "urls": ["http://HERE"]}},
-        {"task": {"rewards": [{"name": "code", "sandbox": "sandboxfusion", "url": "http://HERE"}]}},
+        {"task": {"rewards": [{"name": "code", "url": "http://HERE"}]}},
         {"sinks": {"wandb": "theirs/HERE"}},
     ],
     ids=lambda named: next(iter(named)),
