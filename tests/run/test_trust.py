@@ -45,7 +45,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "task.rewards": {"task": {"rewards": ["FOLDER/their_code.py:judge"]}},
     "task.rewards = their_code:judge": {"task": {"rewards": ["their_code:judge"]}},
     "environment": {"environment": {"name": "FOLDER/their_code.py:Game"}},
-    "engine.python": {"engine": {"name": "vllm", "python": "FOLDER/their_code.sh", "restarts": 0}},
+    "engine.python": {"engine": {"name": "vllm", "python": "FOLDER/their_code.sh"}},
     "prompt.chat_template": {
         "prompt": {"form": "chat", "chat_template": "FOLDER/their_code.jinja"}
     },
