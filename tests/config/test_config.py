@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
@@ -348,12 +347,6 @@ def test_sizes_that_no_machine_can_hold_are_refused_before_anything_is_made_of_t
     """100,000 x 11 updates; 101 x 100,000 groups; 1,000 x 100,001 rollouts."""
     options = ["schedule.growth=1", *overrides.split()]
     assert word in refusal(*(f"--{option}" for option in options))
-
-
-def test_a_config_that_is_a_pipe_is_refused(tmp_path: Path):
-    os.mkfifo(tmp_path / "run.toml")
-    with pytest.raises(UsageError, match="pipe"):
-        load_config(tmp_path / "run.toml")
 
 
 @table(

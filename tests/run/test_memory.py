@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -12,9 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from mugrpo.config.load import build_config
 from mugrpo.disk.errors import UsageError
-from mugrpo.run.memory import GIB, fitted, need_of, require_memory
-from mugrpo.run.opening import _for_this_machine
-from mugrpo.run.progress import Progress
+from mugrpo.run.memory import GIB, need_of, require_memory
 from tests.cases import table
 from tests.runs import ROOT
 
@@ -54,35 +50,21 @@ def test_a_layer_keeps_what_autograd_saves(published: str, ratio: float):
     assert a_token / ((saved(3) - saved(1)) / 2 / 128) == pytest.approx(ratio, abs=0.02)
 
 
-def test_default_sizes_fit_a_cpus_memory_and_named_ones_stay(monkeypatch: pytest.MonkeyPatch):
+def test_what_does_not_fit_a_cpus_memory_is_refused_with_the_options_to_lower(
+    monkeypatch: pytest.MonkeyPatch,
+):
     """Half a billion parameters take 16 bytes each and 12 in a checkpoint: 13 of 24 GiB.
 
-    4,096 tokens keep 24 layers x 120,832 bytes each, and logits; three quarters of 24 are 18.
+    4,096 tokens keep 24 layers x 120,832 bytes each, and logits: 13 more. 128 slots of 512 tokens,
+    each with 24 layers of 256 numbers of keys and values, are 1.5 GiB.
     """
     monkeypatch.setattr("mugrpo.run.memory.host_memory", lambda: 24 * GIB)
-    plain = build_config({"model": HALF_A_BILLION}, "test")
-    need = need_of(plain)
+    config = build_config({"model": HALF_A_BILLION}, "test")
+    need = need_of(config)
     assert need.micro_batch == 4096 * 24 * 120_832 + 12 * 151_936 * 1024
     assert need.states + need.others == pytest.approx(28 * 494e6, rel=1e-3)
-    smaller, told = fitted(plain)
-    assert smaller.optimizer.micro_batch_tokens == 1024 and "1024" in told
-    # 128 slots of 512 tokens, each with 24 layers of 256 numbers of keys and values: 1.5 GiB.
-    assert smaller.engine == plain.engine
     assert need.cache == 128 * (512 * 24 * 256 * 4 + 16 * 151_936)
-    options = {"micro_batch_tokens": 4096}
-    named = build_config({"model": HALF_A_BILLION, "optimizer": options}, "test")
-    assert fitted(named) == (named, "")
-    with pytest.raises(UsageError, match="micro_batch_tokens"):
-        require_memory(named)
-    require_memory(smaller)
-
-
-def test_a_resumed_run_keeps_the_sizes_that_it_began_with():
-    sizes = {"optimizer": {"micro_batch_tokens": 512}, "engine": {"slots": 64}}
-    stored = {"config": {**sizes, "model": {"precision": "fp32"}}}
-    folder: Any = SimpleNamespace(read_config=lambda: stored)
-    resumed = _for_this_machine(folder, build_config({}, "test"), Progress())
-    assert resumed.optimizer.micro_batch_tokens == 512 and resumed.engine.slots == 64
-    named = build_config({"optimizer": {"micro_batch_tokens": 4096}}, "test")
-    changed = _for_this_machine(folder, named, Progress())
-    assert changed.optimizer.micro_batch_tokens == 4096  # which is then refused, as any change
+    with pytest.raises(UsageError, match=r"lower --optimizer.micro_batch_tokens \(now 4096\)"):
+        require_memory(config)
+    options = {"micro_batch_tokens": 1024}
+    require_memory(build_config({"model": HALF_A_BILLION, "optimizer": options}, "test"))

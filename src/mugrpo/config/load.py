@@ -25,7 +25,6 @@ from mugrpo.config.rewards import Reward
 from mugrpo.config.run import RunConfig
 from mugrpo.config.tasks import Source
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.publishing import regular
 
 Group = TypeVar("Group", bound=Options)
 
@@ -145,7 +144,7 @@ def on_resume(name: str) -> str:
 def read_toml(file: Path) -> dict[str, Any]:
     """Return the raw values of `file`. Raises UsageError if it cannot be read."""
     try:
-        return tomllib.loads(regular(file).read_text(encoding="utf-8"))
+        return tomllib.loads(file.read_text(encoding="utf-8"))
     except UsageError:
         raise
     except FileNotFoundError:

@@ -229,7 +229,7 @@ def without_sum(value: Any) -> dict[str, Any]:
 def read_summed(path: Path) -> dict[str, Any]:
     """Return the content of a JSON file `with_sum`. Raises RunStopped if it is damaged."""
     try:
-        return without_sum(json.loads(regular(path).read_bytes()))
+        return without_sum(json.loads(path.read_bytes()))
     except PermissionError:
         raise  # nothing may be wrong with it
     except (OSError, ValueError, RecursionError) as error:
@@ -248,18 +248,8 @@ def fsync(path: Path) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    with open(regular(path), "rb") as file:
+    with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def regular(path: Path) -> Path:
-    """Return `path`. Raises UsageError if it is a pipe or a device, whose reading may never end.
-
-    A directory, or nothing, is what opening it says.
-    """
-    if os.path.lexists(path) and not (path.is_file() or path.is_dir()) and path.exists():
-        raise UsageError(f"{path} is not a regular file but a pipe, socket or device; name a file")
-    return path
 
 
 @contextmanager

@@ -48,7 +48,6 @@ from mugrpo.disk.publishing import (
     full_disk_explained,
     passing,
     read_summed,
-    regular,
     remove_unfinished,
     with_sum,
 )
@@ -209,7 +208,7 @@ class RunDir:
             self._refuse_strangers()
             return None
         try:
-            version = json.loads(regular(self.config).read_bytes())["format"]
+            version = json.loads(self.config.read_bytes())["format"]
         except PermissionError as error:
             raise UsageError(f"{self.config} cannot be read ({error}); fix that") from None
         except (KeyError, TypeError):

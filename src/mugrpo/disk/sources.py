@@ -7,12 +7,10 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from mugrpo.disk.publishing import regular
-
 
 def load_file(name: str, file: Path) -> ModuleType:
     """Return the module in `file`, under `name`. Raises whatever running it raises."""
-    specification = importlib.util.spec_from_file_location(name, regular(file))
+    specification = importlib.util.spec_from_file_location(name, file)
     assert specification is not None and specification.loader is not None, file
     module = importlib.util.module_from_spec(specification)
     sys.modules[name] = module

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from mugrpo.config.run import PromptOptions
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.publishing import regular
 from mugrpo.disk.records import Message, Problem
 from mugrpo.tasks.cells import literal, present, shown
 
@@ -231,7 +230,7 @@ def _own_template(tokenizer: Any) -> str | None:
 
 def _read_template(file: str) -> str:
     try:
-        return regular(Path(file)).read_text(encoding="utf-8")
+        return Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"prompt.chat_template = {file!r} cannot be read: {error}") from None
 

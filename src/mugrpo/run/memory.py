@@ -1,8 +1,8 @@
 """Whether a run fits the memory of this machine: arithmetic on the model's sizes.
 
 A GPU that runs out of memory raises an error, and the micro-batch is computed again in halves. The
-host's memory has no such error: the system kills the process. So the default sizes are lowered on a
-CPU until they fit, and weights, gradients and moments must fit in any case.
+host's memory has no such error: the system kills the process. So on a CPU everything must fit, and
+on a GPU weights, gradients and moments.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from mugrpo.config.engines import ContinuousOptions, OwnEngineOptions, slots_for
+from mugrpo.config.engines import OwnEngineOptions
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.model.hardware import device, host_memory
@@ -21,7 +21,6 @@ from mugrpo.model.loading import model_config
 from mugrpo.optimize.forward import LOGPROB_CHUNK
 
 GIB = 1 << 30
-_DEFAULTS = 0.75  # of a host's memory, which the default sizes fill at most
 
 
 @dataclass(frozen=True)
@@ -68,43 +67,8 @@ def need_of(config: RunConfig) -> Need:
     return Need(states, ranks * (tokens * kept + logits), cache, others)
 
 
-def left_open(config: RunConfig) -> list[tuple[str, str]]:
-    """Return the sizes that the config leaves to the machine: (group, option)."""
-    open_ones, engine = [], config.engine
-    if "micro_batch_tokens" not in config.optimizer.model_fields_set:
-        open_ones.append(("optimizer", "micro_batch_tokens"))
-    longest = config.rollouts.max_new_tokens
-    if isinstance(engine, ContinuousOptions) and engine.slots == slots_for(longest):
-        open_ones.append(("engine", "slots"))
-    return open_ones
-
-
-def changed(config: RunConfig, group: str, option: str, value: Any) -> RunConfig:
-    """Return `config` with another value of an option."""
-    part = getattr(config, group).model_copy(update={option: value})
-    return config.model_copy(update={group: part})
-
-
-def fitted(config: RunConfig) -> tuple[RunConfig, str]:
-    """Return `config` with sizes that fit this CPU's memory, and a sentence on those lowered."""
-    sizes_open = left_open(config)
-    if device() != "cpu" or not sizes_open:
-        return config, ""
-    room, lowered = _DEFAULTS * host_memory(), {}
-    for group, option in sizes_open:
-        while (now := getattr(getattr(config, group), option)) > 16:
-            need = need_of(config)
-            turn = need.micro_batch if group == "optimizer" else need.cache
-            if need.states + need.others + turn <= room:
-                break
-            lowered[f"{group}.{option}"] = now // 2
-            config = changed(config, group, option, now // 2)
-    text = ", ".join(f"{name} = {value}" for name, value in lowered.items())
-    return config, text and f"{text}, as this machine has {host_memory() / GIB:.1f} GiB"
-
-
 def require_memory(config: RunConfig) -> None:
-    """Raise UsageError if the run cannot fit the memory of this machine, whatever is halved."""
+    """Raise UsageError if the run cannot fit the memory of this machine."""
     if config.backend.clustered:
         return  # its machines are others
     need = need_of(config)

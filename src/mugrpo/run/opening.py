@@ -30,7 +30,6 @@ from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.schedule import Schedule, schedule_of
 from mugrpo.rollouts.score import Scorer
 from mugrpo.rollouts.statistics import contradicted
-from mugrpo.run.memory import changed, fitted, left_open
 from mugrpo.run.progress import Progress
 from mugrpo.run.provenance import (
     judge_fingerprint,
@@ -224,27 +223,21 @@ def _common_update(folder: RunDir, total: int, ranks: Ranks, progress: Progress)
 
 
 def _for_this_machine(folder: RunDir, config: RunConfig, progress: Progress) -> RunConfig:
-    """Return `config` with what it leaves to the machine: as the run began with it, if so.
+    """Return `config` with the precision that "auto" stands for: as the run began with it, if so.
 
-    That is the precision that "auto" stands for, and sizes that fit the memory. Say if others use
-    the cores.
+    Say if others use the cores.
     """
     if device() == "cpu" and (busy := crowding(torch.get_num_threads())):
         progress.say(busy)
     stored = folder.read_config()
-    if stored is not None:
-        auto = [("model", "precision")] if config.model.precision == "auto" else []
-        for group, option in (*auto, *left_open(config)):
-            if option in (began_with := stored["config"][group]):
-                config = changed(config, group, option, began_with[option])
-        return config
+    if config.model.precision == "auto" and stored is not None:
+        precision = stored["config"]["model"]["precision"]
+        model = config.model.model_copy(update={"precision": precision})
+        return config.model_copy(update={"model": model})
     if config.model.precision == "auto":
         config = with_precision(config)
         if config.model.precision == "bf16":
             progress.say("precision: bf16; the GPU computes in it")
-    config, lowered = fitted(config)
-    if lowered:
-        progress.say(lowered)
     return config
 
 

@@ -16,7 +16,6 @@ import pyarrow.parquet as pq
 from huggingface_hub import constants
 
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.publishing import regular
 from mugrpo.model.loading import hub_answers
 
 Row = tuple[str, dict[str, Any]]  # (place such as "problems.jsonl, line 3", column -> value)
@@ -61,7 +60,7 @@ def is_local(data: str) -> bool:
 def _file_rows(path: Path) -> Iterator[Row]:
     readers = {".jsonl": _jsonl_rows, ".parquet": _parquet_rows, ".csv": _csv_rows}
     try:
-        yield from readers[path.suffix.lower()](regular(path))
+        yield from readers[path.suffix.lower()](path)
     except FileNotFoundError:
         raise UsageError(f"there is no data file {path.absolute()}") from None
     except UnicodeDecodeError as error:

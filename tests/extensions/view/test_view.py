@@ -80,9 +80,6 @@ def test_a_list_is_filtered_and_its_keys_are_in_the_footer(tmp_path: Path, size:
         lines = seen(app)
         assert [line.split()[0] for line in lines[2:4]] == ["1", "eval0"]
         assert lines[4] == "" and lines[-2] == "2 of 10 rollouts"
-        await filtered(app, pilot, "2+3")
-        assert seen(app)[2].split() == ["1", "0/1", "right", "1", "3+2="]
-        assert seen(app)[-2] == "1 of 10 rollouts"
         await filtered(app, pilot, "status:rong")
         assert "there is no status 'rong'; choose among right, wrong" in " ".join(seen(app)[-3:])
         await settled(app, pilot, "escape", "q")
@@ -136,7 +133,6 @@ def test_control_characters_are_shown_and_not_obeyed(tmp_path: Path):
     write_shard(run.stage(0), 0, [hostile], [RIGHT])
 
     async def look(app: Viewer, pilot: Pilot[None]) -> None:
-        await settled(app, pilot, "slash", "b", "enter")  # a search: the token "abc" has it
         await settled(app, pilot, "enter")
         for lines in ([*seen(app)], [line.plain for line in contents(app)]):
             assert all(c.isprintable() for line in lines for c in line.replace("\n", ""))

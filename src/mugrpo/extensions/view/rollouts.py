@@ -1,14 +1,12 @@
 """All rollouts of a run, to list, filter and open. Nothing here needs torch.
 
-Only small columns of the shards are read at first. Tokens are read when a rollout is opened, or row
-group by row group when texts are searched.
+Only small columns of the shards are read at first. Tokens are read when a rollout is opened.
 """
 
 from __future__ import annotations
 
 import operator
 import re
-import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -87,7 +85,8 @@ class Rollouts:
         }
         self.rows = list(self._rows())
         self._tokenizer = self._load_tokenizer()
-        self._reader = _readers()
+        # The readers of two folders' rollouts are remembered.
+        self._reader = lru_cache(2)(lambda f: RowReader(ShardSet(f / "rollouts", "rollouts")))
 
     @cached_property
     def references(self) -> dict[str, str]:
@@ -103,46 +102,15 @@ class Rollouts:
             return {}
         return {problem.id: problem.answer for problem in problems}
 
-    def matching(self, words: str) -> tuple[Numbers, str]:
-        """Return the rollouts that `words` allow, and the text that is still to be searched for.
+    def matching(self, words: str) -> Numbers:
+        """Return the rollouts that fit all `words`. Raises UsageError if one of them is wrong.
 
         The words are stage:0,eval8 (eval for all evaluations), problem:PART_OF_ID,
-        status:wrong,error and reward:>=0.5; what is left is the text. Raises UsageError if one of
-        them is wrong.
+        status:wrong,error and reward:>=0.5.
         """
-        try:
-            split = shlex.split(words)
-        except ValueError:
-            raise UsageError(
-                f"{words}: a quote is not closed; close it, or write \\' for an apostrophe"
-            ) from None
-        tests, text = list[Callable[[Row], bool]](), []
-        for word in split:
-            name, colon, value = word.partition(":")
-            if colon and name in ("stage", "problem", "status", "reward"):
-                tests.append(_test(name, value))
-            else:
-                text.append(word)
+        tests = [_test(*word.partition(":")[::2]) for word in words.split()]
         fits = [n for n, row in enumerate(self.rows) if all(test(row) for test in tests)]
-        return np.array(fits, np.int64), " ".join(text)
-
-    def search(self, numbers: Numbers, text: str) -> Iterator[bool]:
-        """Yield for each rollout whether its prompt or response contains `text`, in any case.
-
-        At most a few row groups are in memory at a time. This may run in a thread of its own. What
-        cannot be read contains nothing, and is noted.
-        """
-        reader, wanted, unreadable = _readers(), text.casefold(), dict[str, None]()
-        for number in numbers.tolist():
-            row = self.rows[number]
-            try:
-                stored = reader(row.folder).row(row.shard, row.row)
-                ids = (stored[f"{part}_ids"] for part in ("prompt", "response"))
-                yield any(wanted in "".join(self._texts(part)).casefold() for part in ids)
-            except UNREADABLE as error:
-                unreadable[f"texts are not searched: {error}"] = None
-                yield False
-        self.notes += unreadable
+        return np.array(fits, np.int64)
 
     def open(self, number: int) -> tuple[str, list[Token], float | None]:
         """Return a rollout's prompt, tokens and advantage. Raises one of UNREADABLE if damaged.
@@ -236,12 +204,9 @@ def _test(name: str, value: str) -> Callable[[Row], bool]:
                 f"there is no status {unknown[0]!r}; choose among {', '.join(_STATUSES)}"
             )
         return lambda row: row.status in values
-    if not (bound := _REWARD.fullmatch(value)):
-        raise UsageError(f"reward:{value} is no bound; write reward:>=0.5 or reward:1")
+    if name != "reward" or not (bound := _REWARD.fullmatch(value)):
+        raise UsageError(
+            f"{name}:{value} is no filter; write stage:0, problem:ID, status:wrong or reward:>=0.5"
+        )
     compare, limit = _COMPARED[bound[1]], float(bound[2])
     return lambda row: row.reward is not None and compare(row.reward, limit)
-
-
-def _readers() -> Callable[[Path], RowReader]:
-    """Return a function from a folder to the reader of its rollouts. It remembers two."""
-    return lru_cache(2)(lambda folder: RowReader(ShardSet(folder / "rollouts", "rollouts")))

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-import numpy as np
 from rich.cells import set_cell_size
 from rich.segment import Segment
 from rich.style import Style
@@ -30,7 +28,6 @@ try:
     from textual.scroll_view import ScrollView
     from textual.strip import Strip
     from textual.widgets import Footer, Input, Static
-    from textual.worker import Worker, get_current_worker
 except ModuleNotFoundError:
     raise UsageError("`mugrpo view` needs textual: pip install 'mugrpo[view]'") from None
 
@@ -38,7 +35,7 @@ _HUES = {"b": "#0069b4", "a": "#d65d0e", "p": "#d65d0e"}
 _SHARES = (0.0, 0.15, 0.27, 0.4, 0.55, 0.7, 0.9)  # of the hue, by the step of a shade
 _MARKS = {"clipped": Style(underline=True), "vetoed": Style(strike=True)}
 _HEAD = f"{'stage':<9}{'draw':<7}{'status':<11}{'reward':<8}{'ratios':<7}problem"
-_HINT = "stage:0,eval8 status:wrong reward:>=0.5 problem:ID words of the texts"
+_HINT = "stage:0,eval8 status:wrong reward:>=0.5 problem:ID"
 _MOVES = {"up": (-1, 0), "down": (1, 0), "pageup": (0, -1), "pagedown": (0, 1)}  # lines, pages
 _MOVES |= {"home": (-(10**9), 0), "end": (10**9, 0)}
 
@@ -58,7 +55,7 @@ class Listing(ScrollView, can_focus=True):
 
     def __init__(self, rollouts: Rollouts) -> None:
         super().__init__(id="list")
-        self.rollouts, self.cursor, self.numbers = rollouts, 0, rollouts.matching("")[0]
+        self.rollouts, self.cursor, self.numbers = rollouts, 0, rollouts.matching("")
 
     def show(self, numbers: Numbers) -> None:
         self.numbers, self.cursor = numbers, 0
@@ -181,40 +178,22 @@ class Viewer(App[None]):
         self.list_all(self.listing.numbers)
 
     def action_open(self) -> None:
-        self.workers.cancel_group(self, "search")
         if len(self.listing.numbers):
             self.push_screen(Reading(self.listing))
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        self.workers.cancel_group(self, "search")
         try:
-            numbers, text = self.rollouts.matching(event.value)
+            self.list_all(self.rollouts.matching(event.value))
         except UsageError as error:
             self.say(str(error))
             return
         self.listing.focus()
-        if text:
-            self.run_worker(partial(self._search, numbers, text), group="search", thread=True)
-        else:
-            self.list_all(numbers)
 
-    def list_all(self, numbers: Numbers, worker: Worker[None] | None = None) -> None:
-        """List these rollouts, unless the `worker` that found them was cancelled."""
-        if worker is None or not worker.is_cancelled:
-            self.listing.show(numbers)
-            self.say(f"{len(numbers):,} of {len(self.rollouts.rows):,} rollouts")
+    def list_all(self, numbers: Numbers) -> None:
+        self.listing.show(numbers)
+        self.say(f"{len(numbers):,} of {len(self.rollouts.rows):,} rollouts")
 
     def say(self, sentence: str) -> None:
         self.count.update(Text(visible(sentence)))
         self.notes.update(Text(visible("\n".join(self.rollouts.notes))))
         self.notes.display = bool(self.rollouts.notes)
-
-    def _search(self, numbers: Numbers, text: str) -> None:
-        worker, found = get_current_worker(), list[int]()
-        for done, contains in enumerate(self.rollouts.search(numbers, text)):
-            if worker.is_cancelled:
-                return
-            found += [int(numbers[done])] * contains
-            if done % 256 == 0:
-                self.call_from_thread(self.say, f"searching: {done:,} of {len(numbers):,} rollouts")
-        self.call_from_thread(self.list_all, np.array(found, np.int64), worker)
