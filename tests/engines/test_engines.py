@@ -65,13 +65,6 @@ def test_a_response_does_not_depend_on_the_batch_it_is_in(any_policy):
         np.testing.assert_allclose(mixed[place].logprobs, alone[i].logprobs, atol=1e-4)
 
 
-def test_completions_come_in_the_order_of_the_requests(embedded_policy):
-    # The embedded model copies the prompt's first term, so a response shows its prompt.
-    requests = [Request(encoded(embedded_policy, f"{d}+1-1+1-1+1-1+1="), d) for d in (1, 2, 3)]
-    completions = generated(embedded_policy, requests, batch_size=2, temperature=0.1)
-    assert [embedded_policy.tokenizer.decode(c.ids[:1]) for c in completions] == ["1", "2", "3"]
-
-
 def test_a_response_ends_at_its_first_stop_id_and_is_truncated_without_one(any_policy):
     requests = requests_of(any_policy, 40)
     completions = generated(any_policy, requests, max_new_tokens=LIMIT)
@@ -92,14 +85,6 @@ def test_every_end_of_sequence_id_of_the_generation_config_stops():
     ends = {int(c.ids[-1]) for c in completions if c.finish_reason is FinishReason.STOP}
     assert ends == {EOS, 5}
     assert not any(set(c.ids[:-1].tolist()) & {EOS, 5} for c in completions)
-
-
-def test_a_longer_limit_continues_the_same_response(any_policy):
-    requests = requests_of(any_policy, 12)
-    short = generated(any_policy, requests, max_new_tokens=5)
-    long = generated(any_policy, requests, max_new_tokens=30)
-    for few, many in zip(short, long, strict=True):
-        np.testing.assert_array_equal(few.ids, many.ids[:5])
 
 
 def test_seeds_decide_the_tokens(any_policy):
@@ -128,14 +113,6 @@ def test_first_tokens_are_drawn_from_the_models_next_token_distribution(any_poli
 
     assert p_value(0.7) > 1e-3
     assert p_value(0.85) < 1e-3  # the test can tell a slightly higher temperature apart
-
-
-@table("training", [True, False])
-def test_the_engine_leaves_the_models_mode_as_it_was(training):
-    policy = tiny_policy("llama")
-    policy.model.train(training)
-    generated(policy, requests_of(policy, 2), max_new_tokens=3)
-    assert policy.model.training is training
 
 
 @table("form", ["chain", "gpt2"])

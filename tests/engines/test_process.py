@@ -22,10 +22,8 @@ from mugrpo.engines import make_engines, process
 from mugrpo.engines.base import Completion, Request
 from mugrpo.engines.continuous import ContinuousEngine
 from mugrpo.engines.process import RemoteEngine
-from mugrpo.extensions.ray.actor import Relay
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.model.pretrained import EMBEDDED
-from mugrpo.processes.messages import to_json
 from mugrpo.processes.peer import Peer
 from tests.builders import PROMPTS, encoded
 from tests.waiting import alive, soon
@@ -116,19 +114,6 @@ def test_another_process_samples_the_same_bits(shared: Remote, requests, expecte
     assert_same(taken(shared.engine, requests), expected)
     assert_same(taken(shared.engine, requests), expected)  # the same process again
     assert shared.said == []
-
-
-@pytest.mark.long
-def test_it_samples_from_the_nucleus_of_the_call(
-    shared: Remote, embedded_policy: Policy, requests, expected
-):
-    sampling = {"temperature": 1.5, "top_p": 0.6}
-    in_process = ContinuousEngine(embedded_policy, ContinuousOptions(slots=1))
-    nucleus = taken(in_process, requests[:6], **sampling)
-    whole = taken(in_process, requests[:6], temperature=1.5)
-    assert [c.ids.tolist() for c in nucleus] != [c.ids.tolist() for c in whole]
-    assert_same(taken(shared.engine, requests[:6], **sampling), nucleus)
-    assert_same(taken(shared.engine, requests, temperature=1.0), expected)  # of that call alone
 
 
 @pytest.mark.long
@@ -226,25 +211,6 @@ def test_a_process_that_generates_ends_with_a_killed_run(
     assert soon(lambda: not alive(pid))
 
 
-def test_what_goes_wrong_under_an_actor_is_reported(embedded_policy: Policy, tmp_path: Path):
-    """The actor's own part, which needs no Ray."""
-    host = Remote(embedded_policy, tmp_path).engine._host
-    relay = Relay(replace(host, python="/no/such/python"))
-    assert relay.hear() == []
-    relay.send("{}")
-    (refused,) = relay.hear()
-    assert refused["failed"] == "refused" and "cannot be run" in refused["text"]
-    for silence, fault in ((60.0, "ended with SIGKILL"), (0.1, "has sent nothing for 0.1 s")):
-        relay = Relay(replace(host, silence=silence))
-        relay.send(to_json({"load": CHAIN, "update": 0}))
-        assert relay._peer is not None
-        if silence > 1:
-            os.kill(relay._peer.process.pid, signal.SIGKILL)
-        said = relay.hear()
-        assert said == relay.hear() == [{"lost": fault}]  # as often as it is asked
-        relay._peer.end()
-
-
 def test_an_interpreter_without_vllm_is_refused(embedded_policy: Policy, tmp_path: Path):
     """This interpreter has no vLLM. It is refused in a sentence, without a restart."""
     said: list[str] = []
@@ -322,19 +288,6 @@ def test_an_answer_that_cannot_be_right_stops_the_run(
     with pytest.raises(error, match=text):
         taken(lying.engine, requests[:3])
     lying.engine.close()
-
-
-def test_a_right_answer_of_the_same_process_is_accepted(
-    embedded_policy: Policy, requests, tmp_path: Path, monkeypatch
-):
-    """A control: it is their content for which the answers above are refused."""
-    lie(monkeypatch, tmp_path, answer())
-    honest = Remote(embedded_policy, tmp_path)
-    honest.engine.refresh(0, lambda: CHAIN)
-    completions = taken(honest.engine, requests[:3])
-    assert [c.ids.tolist() for c in completions] == [[2, 1]] * 3
-    assert [c.logprobs.tolist() for c in completions] == [[-0.5, -0.5]] * 3
-    honest.engine.close()
 
 
 SLEEPER = """

@@ -42,25 +42,6 @@ def test_uniforms_of_seed_42_never_change():
     assert uniforms([42], 5)[0].tolist() == golden
 
 
-def test_a_seeds_row_does_not_depend_on_the_other_seeds():
-    alone = uniforms([7], 20)[0]
-    np.testing.assert_array_equal(uniforms([3, 7, 2**63], 20)[1], alone)
-    np.testing.assert_array_equal(uniforms([7, 7], 20), np.stack([alone, alone]))
-
-
-def test_a_longer_row_begins_with_the_shorter_one():
-    np.testing.assert_array_equal(uniforms([5, 6], 100)[:, :33], uniforms([5, 6], 33))
-
-
-def test_uniforms_are_evenly_spread_within_zero_and_one():
-    drawn = uniforms(range(200), 100)
-    assert drawn.min() >= 0 and drawn.max() < 1
-    counts, _ = np.histogram(drawn, bins=20, range=(0, 1))
-    assert chisquare(counts).pvalue > 1e-3  # 20 bins of 1000
-    positions, _ = np.histogram(drawn[:, 0], bins=4, range=(0, 1))
-    assert chisquare(positions).pvalue > 1e-3  # the first position over seeds 0..199
-
-
 def drawn(logits: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """Return the sampled tokens, without logprobs, at temperature 1."""
     return sample(logits, 1.0, uniforms)[0]
@@ -112,11 +93,6 @@ def test_the_token_is_where_the_distribution_function_first_exceeds_the_uniform(
     # p = 1/4, 1/2, 1/8, 1/8, so F = 0.25, 0.75, 0.875, 1 without rounding
     logprobs = torch.tensor([[0.25, 0.5, 0.125, 0.125]], dtype=torch.float64).log()
     assert drawn(logprobs, torch.tensor([uniform], dtype=torch.float64)).tolist() == [token]
-
-
-def test_each_row_is_sampled_from_its_own_distribution():
-    logprobs = torch.tensor([[0.9, 0.1], [0.1, 0.9]]).log()
-    assert drawn(logprobs, torch.tensor([0.5, 0.5], dtype=torch.float64)).tolist() == [0, 1]
 
 
 def test_a_token_of_probability_zero_is_never_returned():
@@ -232,20 +208,6 @@ def test_nuclei_are_those_of_transformers(vocabulary, spread, top_p):
     differ = ((actual > 0) != (expected > 0)).any(-1)
     assert differ.sum() <= 1  # a sum that is top_p but for rounding
     torch.testing.assert_close(actual[~differ], expected[~differ], rtol=1e-5, atol=1e-7)
-
-
-def test_frequencies_and_logprobs_are_those_of_transformers_nucleus():
-    draws, top_p, temperature = 20_000, 0.8, 0.7
-    torch.manual_seed(3)
-    logits = torch.randn(1, 12)
-    warped = TopPLogitsWarper(top_p)(torch.zeros(1, 1), logits.double() / temperature)
-    expected = torch.log_softmax(warped, -1)[0]
-    numbers = torch.from_numpy(uniforms(range(draws // 20), 20).ravel())
-    tokens, logprobs = sample(logits.expand(draws, -1), temperature, numbers, top_p)
-    torch.testing.assert_close(logprobs.double(), expected[tokens], rtol=0, atol=1e-5)
-    counts, inside = np.bincount(tokens, minlength=12), expected.isfinite().numpy()
-    assert 3 <= inside.sum() < 12 and not counts[~inside].any()
-    assert chisquare(counts[inside], expected.exp().numpy()[inside] * draws).pvalue > 1e-3
 
 
 def test_a_row_without_a_distribution_has_no_nucleus_and_leaves_the_others_theirs():

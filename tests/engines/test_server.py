@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mugrpo.config.engines import ContinuousOptions, VLLMOptions, VLLMServerOptions
+from mugrpo.config.engines import ContinuousOptions, VLLMServerOptions
 from mugrpo.config.load import build_config
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.engines import server as server_module
@@ -270,24 +270,6 @@ def test_an_answer_that_cannot_be_right_stops_the_run(
     assert server.url in str(stopped.value) and str(stopped.value).isprintable()
 
 
-def test_the_longer_a_response_may_be_the_longer_its_server_may_be_silent(
-    server: Server, embedded_policy: Policy, requests, tmp_path: Path, monkeypatch
-):
-    """A tenth of a second for each of 32,768 tokens, beside the silence of any request."""
-    engine = engine_of(server, embedded_policy, tmp_path)
-    engine.refresh(0, lambda: "")
-    asked = []
-
-    def ask(*_: Any, seconds: float) -> None:
-        asked.append(seconds)
-        raise server_module.http.Refused("refused it")
-
-    monkeypatch.setattr(server_module.http, "ask", ask)
-    with pytest.raises(RunStopped, match="refused it"):
-        list(engine.generate(requests[:1], temperature=1.0, max_new_tokens=32768))
-    assert asked == [pytest.approx(600 + 3276.8)]
-
-
 # ---- what vLLM must not be given ----
 
 
@@ -296,14 +278,6 @@ def test_arguments_that_change_the_distribution_are_refused(name: str):
     raw = {"engine": {"name": "vllm", "arguments": {name: 1}}}
     with pytest.raises(UsageError, match=f"{name} changes the distribution"):
         build_config(raw, "a file")
-
-
-@table("name", ["logprobs_mode", "enable_lora", "max_loras", "max_lora_rank", "lora_dtype"])
-def test_arguments_that_the_run_sets_are_refused(name: str):
-    raw = {"engine": {"name": "vllm", "arguments": {name: 1}}}
-    with pytest.raises(UsageError, match=f"{name} is set by the run's other options"):
-        build_config(raw, "a file")
-    assert VLLMOptions(arguments={"max_model_len": 64}).arguments == {"max_model_len": 64}
 
 
 @table("temperature", [0.005, 2.5])

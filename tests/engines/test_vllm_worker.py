@@ -142,12 +142,6 @@ def test_on_a_cpu_it_stays_awake(calls: Calls):
     assert calls.asked == []
 
 
-def test_ones_own_arguments_win(calls: Calls):
-    calls.cpu = True
-    VLLM({**SETUP, "arguments": {"enable_chunked_prefill": True}}).load("/initial", 0)
-    assert calls.made[0]["enable_chunked_prefill"] is True
-
-
 def test_a_run_of_an_adapter_gives_its_processes_the_base_model_and_room_for_the_rank():
     """vLLM keeps room for certain ranks only. A run without an adapter hands over models."""
     vocabulary, options = load_policy(ModelOptions()).vocabulary, VLLMOptions(python="python")

@@ -133,10 +133,6 @@ class Unmade:
     def reset(self, **_): ...
 
 
-def made() -> Counter:
-    return Counter()
-
-
 def higher(messages, answer, limit=3):
     """Say whether the secret is higher, until it is guessed."""
     guess = messages[-1]["content"]
@@ -158,9 +154,6 @@ def double(number: int) -> int:
         number: The number.
     """
     return 2 * number
-
-
-NUMBER = 3
 
 
 def add(number: int) -> int:

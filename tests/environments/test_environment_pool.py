@@ -11,7 +11,7 @@ import pytest
 
 from mugrpo.config.base import WorkerOptions
 from mugrpo.config.rewards import EnvironmentOptions
-from mugrpo.disk.errors import BrokenReward, UsageError
+from mugrpo.disk.errors import BrokenReward
 from mugrpo.environments.base import Environments, Reply
 from mugrpo.environments.pool import EnvironmentPool
 from tests.cases import table
@@ -155,18 +155,6 @@ def test_random_numbers_depend_on_the_seed_and_the_call_alone():
             "tools/calls": 2,
             "tools/failures": 0,
         }
-
-
-@table(
-    ("name", "sentence"),
-    [
-        ("NUMBER", "has no function NUMBER"),
-        ("Undescribed", "a tool cannot be described to a model: "),
-    ],
-)
-def test_what_is_no_environment_is_refused(name: str, sentence: str):
-    with environments(name) as found, pytest.raises(UsageError, match=sentence):
-        assert found.tools is None
 
 
 @table("what", ["text", "nan"])

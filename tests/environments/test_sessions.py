@@ -201,3 +201,8 @@ def test_the_row_of_a_problem_has_its_columns_prompt_and_answer():
         "prompt": [{"role": "user", "content": "?"}],
         "answer": "12",
     }
+
+
+def test_a_tool_without_a_description_is_refused():
+    with pytest.raises(UsageError, match="a tool cannot be described to a model"):
+        held(games.Undescribed).host.schemas()

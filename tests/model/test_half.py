@@ -151,11 +151,6 @@ def test_a_small_first_update_does_not_move_weights_that_lie_halfway(
     assert all((norm != 1 + 2.0**-8).any() for norm in norms)  # the weights themselves have moved
 
 
-def test_in_fp32_the_model_itself_computes():
-    policy = load_policy(ModelOptions())
-    assert policy.working() is policy.model
-
-
 @table("first", ["engine", "trainer"])
 def test_whoever_computes_first_the_other_sees_the_weights_after_a_change(first):
     policy = tiny_policy("llama", precision="bf16")

@@ -64,15 +64,6 @@ def test_chunked_equals_dense(chunk, temperature, bias):
     )
 
 
-def test_a_uniform_distribution_has_logprob_minus_log_v_and_entropy_log_v():
-    hidden, weight = torch.zeros(3, H), torch.randn(V, H)
-    targets = torch.tensor([0, 7, 49])
-    logprobs, entropy = chunked_logprobs(hidden, weight, None, targets, temperature=0.5, chunk=2)
-    log_50 = 3.912023005
-    torch.testing.assert_close(logprobs, torch.full((3,), -log_50))
-    torch.testing.assert_close(entropy, torch.full((3,), log_50))
-
-
 def test_temperature_divides_the_logits():
     # logits 2 and 0 at temperature 2: p = e / (e + 1) = 0.731059, log p = -0.313262,
     # entropy = -(0.731059 log 0.731059 + 0.268941 log 0.268941) = 0.582203
@@ -161,17 +152,6 @@ def test_logits_of_the_last_chunk_are_computed_once_and_a_second_backward_pass_i
     assert torch.equal(*passes)
 
 
-@table("numbers", [1, 3 * V, 10**9])
-def test_the_size_of_a_block_changes_nothing(monkeypatch, numbers):
-    found = []
-    for size in (numbers, module._ON_CPU):
-        monkeypatch.setattr(module, "_ON_CPU", size)
-        head = make_head()
-        logprobs, entropy = chunked_logprobs(*head, temperature=0.7, chunk=7)
-        found.append([logprobs, entropy, *gradients(logprobs, head)])
-    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-6)
-
-
 def test_the_entropy_carries_no_gradient():
     head = make_head()
     logprobs, entropy = chunked_logprobs(*head, temperature=1.0, chunk=8)
@@ -236,19 +216,6 @@ def test_response_logprobs_are_the_plain_models_on_a_ragged_batch(any_policy, te
     for row, (prompt, response) in enumerate(pairs):
         expected = plain_logprobs(any_policy, prompt, response, temperature)
         torch.testing.assert_close(logprobs[row, : len(response)], expected, rtol=0, atol=2e-5)
-
-
-def test_what_stands_in_the_padding_changes_nothing(any_policy):
-    pairs, ids, mask = ragged_batch(any_policy)
-    prompt_lengths = torch.tensor([len(prompt) for prompt, _ in pairs])
-    other = ids.clone()
-    for row, (prompt, response) in enumerate(pairs):
-        other[row, len(prompt) + len(response) :] = 9
-    a, b = (
-        response_logprobs(any_policy.model, x, prompt_lengths, mask, temperature=1.0, chunk=64)
-        for x in (ids, other)
-    )
-    assert torch.equal(a[0], b[0]) and torch.equal(a[1], b[1])
 
 
 def test_gradients_of_response_logprobs_are_the_plain_models(any_policy):

@@ -167,11 +167,6 @@ def test_a_model_of_images_and_text_is_refused_as_such(model_folder):
         load_policy(ModelOptions(path=str(model_folder)))
 
 
-def test_every_eos_id_of_the_generation_config_stops_a_response(model_folder):
-    edit(model_folder / "generation_config.json", eos_token_id=[1, 15])
-    assert load_policy(ModelOptions(path=str(model_folder))).stop_ids == [1, 15]
-
-
 # --- Dropout --------------------------------------------------------------------------------------
 
 

@@ -117,9 +117,3 @@ def test_torchs_kernel_takes_these_arguments():
     ours = inspect.signature(reference).parameters
     theirs = inspect.signature(varlen_attn).parameters
     assert list(theirs)[:7] == list(ours)[:7] and set(ours) <= set(theirs)
-
-
-def test_no_padding_is_computed():
-    """Rows of 9, 4, 13, 21, 16, 16, 10 and 2 tokens; the last of each is not computed."""
-    packing = Packing(*rows(RAGGED)[:3], torch.arange(8))
-    assert len(packing.ids) == 9 + 4 + 13 + 21 + 16 + 16 + 10 + 2 - 8

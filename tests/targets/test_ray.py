@@ -156,7 +156,7 @@ def test_updates_whose_worker_is_killed_go_on(
     """The rank's own process is killed, or the process of Ray that holds it."""
     run_dir = tmp_path / "run"
     started = start_on_ray(run_dir, on_ray)
-    until(lambda: last_update(run_dir) >= 3)
+    until(lambda: last_update(run_dir) >= 3, 400)
     first = ranks(run_dir)
     os.kill(first[-1] if victim == "rank" else parent(first[-1]), signal.SIGKILL)
     ended = started.end(600)
@@ -170,7 +170,7 @@ def test_a_signal_saves_and_the_run_goes_on_without_ray(
 ):
     run_dir = tmp_path / "run"
     started = start_on_ray(run_dir, on_ray)
-    until(lambda: last_update(run_dir) >= 3)
+    until(lambda: last_update(run_dir) >= 3, 400)
     os.kill(started.pid, signal.SIGTERM)
     ended = started.end(600)
     stopped(ended, "stopped by SIGTERM")
@@ -188,7 +188,7 @@ def test_a_run_killed_with_all_its_processes_goes_on_without_ray(
 ):
     run_dir = tmp_path / "run"
     started = start_on_ray(run_dir, on_ray)
-    until(lambda: last_update(run_dir) >= 3)
+    until(lambda: last_update(run_dir) >= 3, 400)
     os.kill(started.pid, signal.SIGKILL)
     started.end()
     until(lambda: not ranks(run_dir))  # Ray ends them with the run

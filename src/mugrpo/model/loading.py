@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -20,9 +20,7 @@ from transformers.utils import logging as transformers_logging
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from mugrpo.config.run import ModelOptions
-from mugrpo.config.training import LoRAOptions
 from mugrpo.disk.errors import UsageError
-from mugrpo.model.adapter import put_adapter
 from mugrpo.model.files import tensors_of
 from mugrpo.model.pretrained import model_path, refuse_no_folder
 from mugrpo.processes.messages import printable
@@ -81,19 +79,6 @@ def model_sizes(options: ModelOptions) -> tuple[int, int | None]:
     """
     text = model_config(options).get_text_config()
     return text.vocab_size, getattr(text, "max_position_embeddings", None)
-
-
-def trained_parameters(options: ModelOptions, lora: LoRAOptions) -> int:
-    """Return the number of parameters that are trained, tied ones once, from the config alone.
-
-    Raises UsageError if the config cannot be read, or as `put_adapter` does.
-    """
-    config = model_config(options)
-    with _loading(f"the model {options.path}"), torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-        if lora.rank:
-            put_adapter(model, lora)
-    return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
 def load_vocabulary(options: ModelOptions, tokenizer: Any) -> Vocabulary:
@@ -175,14 +160,6 @@ def empty_model(path: str, names: set[str]) -> Any:
     if tensors_of(model).keys() != names:  # files may hold untied weights that the config ties
         model.tie_weights()
     return model
-
-
-def other_architecture(path: str | Path, reason: str) -> UsageError:
-    return UsageError(f"{path} holds a model of another architecture ({reason})")
-
-
-def shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Size]:
-    return {name: tensor.shape for name, tensor in tensors.items()}
 
 
 def first_line(error: Exception) -> str:

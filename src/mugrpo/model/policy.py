@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,8 +41,6 @@ from mugrpo.model.loading import (
     first_line,
     load_model,
     load_tokenizer,
-    other_architecture,
-    shapes,
     vocabulary_of,
 )
 from mugrpo.model.pretrained import model_path
@@ -181,11 +179,11 @@ class Policy:
             try:
                 self.model.load_state_dict(load_model(path).state_dict())
             except RuntimeError as error:
-                raise other_architecture(path, first_line(error)) from None
+                raise _other_architecture(path, first_line(error)) from None
         elif not read_rows(self.model, Path(path)):
             source = tensors_of(load_model(path)) if self.ranks.first else None
-            if source is not None and shapes(source) != shapes(tensors_of(self.model)):
-                raise other_architecture(path, "its weights have other names or shapes")
+            if source is not None and _shapes(source) != _shapes(tensors_of(self.model)):
+                raise _other_architecture(path, "its weights have other names or shapes")
             fill(self.model, source, self.ranks)
         self.update = update
         self.weights_changed()
@@ -221,6 +219,14 @@ class Policy:
         self._half = None
         if torch.cuda.is_available():
             torch.cuda.synchronize()
+
+
+def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in tensors.items()}
+
+
+def _other_architecture(path: str | Path, reason: str) -> UsageError:
+    return UsageError(f"{path} holds a model of another architecture ({reason})")
 
 
 def checkpoint_activations(model: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,7 @@ from mugrpo.disk.records import Rollout, Score
 from mugrpo.disk.shards import ShardSet, read_rollouts, score_from_row
 from mugrpo.extensions.exchange.rows import FIELDS
 from tests.extensions.exchange.imports import CONFIG, config_in, imported
-from tests.faults.harm import refused
-from tests.runs import Command, checkpoints
+from tests.runs import Command
 
 pytest_plugins = ["tests.run_fixtures"]
 
@@ -82,14 +80,3 @@ def test_the_card_names_the_files_and_every_column(exported: Path):
     assert "configs:\n- config_name: default\n  data_files:\n  - split: train\n" in head
     assert "    path: data/*.parquet\n" in head
     assert len(list((exported / "data").glob("*.parquet"))) == 6
-
-
-def test_a_run_without_scores_is_refused(run_dir: Path, tmp_path: Path, command: Command):
-    for manifest in run_dir.glob("stages/*/scores/manifest.json"):
-        stored = json.loads(manifest.read_text())
-        shards = ShardSet(manifest.parent, stored["kind"])
-        for shard in shards.numbers():
-            shards.forget(shard)
-    ended = command("export", run_dir, tmp_path / "set")
-    refused(ended, "has no scored rollouts", "`mugrpo score`")
-    assert not (tmp_path / "set").exists() and checkpoints(run_dir)
