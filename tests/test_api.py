@@ -162,7 +162,7 @@ def test_the_examples_of_the_page_do_what_it_says(
     printed = capsys.readouterr().out
     for line in evaluations:
         assert f"{line['update']} {line['accuracy']}\n" in printed
-    assert f"{drawn}\n" in printed and "\n| grpo | " in printed and "\n| mu-grpo | " in printed
+    assert f"{drawn}\n" in printed and "\n| grpo " in printed and "\n| mu-grpo " in printed
     arm = Path("runs/mine/bakeoff/stage-000/mu-grpo")  # the method of the run itself
     assert final_weights(arm, 2) == final_weights(reference, 2)
 

@@ -1,4 +1,4 @@
-"""Charts in Altair's grammar, as SVG and PNG without a browser, and as live charts of a page.
+"""Charts in Altair's grammar, as SVG without a browser, and as live charts of a page.
 
 Colors are the variables of colors.css, so that one chart suits a light page, a dark page and paper.
 None in a line is a gap, and so is a value that a logarithmic axis cannot show. A page holds each
@@ -257,7 +257,6 @@ THEME: dict[str, Any] = {
     },
 }
 
-_VARIABLE = re.compile(r"var\(--([\w-]+)\)")
 _POINT = re.compile(r"(\.\d)\d+")  # of a coordinate: a tenth of a pixel is enough
 _NOTHING = re.compile(
     r'<path class="(?:fore|back)ground"[^>]*/>| (?:class|pointer-events|aria-\w+|role)="[^"]*"'
@@ -295,15 +294,6 @@ def svg_file(chart: Chart) -> str:
     head, rest = svg(vega_lite(chart)).split(">", 1)
     paper = f'<rect width="100%" height="100%" fill="{color("page")}"/>'
     return f"{head}><style>{sheet('colors.css')}</style>{paper}{rest}\n"
-
-
-def png(chart: Chart, scale: float = 2.0) -> bytes:
-    """Return the chart as PNG, in light colors."""
-    light = dict(re.findall(r"--([\w-]+): ([^;]+);", sheet("colors.css").split("@media")[0]))
-    text = json.dumps({**vega_lite(chart), "background": light["page"]})
-    spec = _VARIABLE.sub(lambda match: light[match[1]], text)
-    image: bytes = vl_convert.vegalite_to_png(spec, scale=scale)
-    return image
 
 
 @cache
