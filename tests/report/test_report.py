@@ -187,7 +187,9 @@ def test_a_path_that_is_not_a_run_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("stages", "per_stage"), [(4, 1024), (1024, 4)])
+@pytest.mark.parametrize(
+    ("stages", "per_stage"), [pytest.param(4, 1024, marks=pytest.mark.long), (1024, 4)]
+)
 def test_4096_updates_make_a_file_of_reasonable_size(tmp_path, stages, per_stage):
     plausible_run(tmp_path / "run", stages=stages, per_stage=per_stage)
     page = report(tmp_path / "run")
@@ -209,6 +211,7 @@ def test_an_updates_numbers_are_those_of_its_line_and_gaps_stay_gaps(tmp_path):
     assert layer(charts["Entropy"], "refreshes_0") == [{"x": 0}]
 
 
+@pytest.mark.long
 def test_without_a_script_every_chart_is_a_picture(tmp_path):
     plausible_run(tmp_path / "run", stages=2, per_stage=8)
     page = report(tmp_path / "run")

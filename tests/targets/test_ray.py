@@ -272,7 +272,8 @@ def test_a_rank_that_is_killed_between_orders_is_started_again(
 def test_ray_is_started_for_a_run_if_there_is_no_cluster(tmp_path: Path):
     run_dir = tmp_path / "run"
     options = ("--backend.name", "ray", "--evaluation.every", "0")
-    finished(run_dir, *options)
+    ended = start_train(run_dir, *options).end(400)
+    assert ended.status == 0, ended
     finished(tmp_path / "plain", "--evaluation.every", "0")
     assert not differences(run_dir, tmp_path / "plain", 6)
 

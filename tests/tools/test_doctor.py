@@ -16,7 +16,7 @@ from mugrpo.cli import main
 from mugrpo.config.cores import cores
 from mugrpo.disk.errors import UsageError
 from mugrpo.engines.vllm import OLDEST
-from mugrpo.extensions.code import choosing
+from mugrpo.extensions.code import judging
 from mugrpo.extensions.code.sandbox import SandboxError
 from mugrpo.tools import doctor
 
@@ -122,7 +122,7 @@ def test_vllm_in_its_own_environment_is_found_without_running_its_interpreter(
     number = f"{version[0]}.{version[1]}.0"
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n")
     no_sandbox = SandboxError("none")  # one would run a program
-    machine.setattr(choosing, "_working", Mock(side_effect=no_sandbox))
+    machine.setattr(judging, "_working", Mock(side_effect=no_sandbox))
     machine.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("nothing is run"))
     told = lines()[1]["vLLM"]
     assert told.startswith(f"{number} in .venv-vllm/lib/python3.12/site-packages")
