@@ -196,7 +196,7 @@ def _of_cli(commands: Commands, name: str, text: str) -> argparse.ArgumentParser
 def resume_command(options: argparse.Namespace, overrides: Sequence[str], reason: str) -> str:
     """Return the command that resumes a run after it stopped for `reason`.
 
-    It is this command. It has --force only if the way out that `reason` names needs that.
+    It is this command. It has --force only if the remedy that `reason` names needs that.
     """
     actions = [a for a in commands(parser())[options.command]._actions if a.dest in options]
     words = ["mugrpo", options.command]

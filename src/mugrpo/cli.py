@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
         if error.filename is None:  # it is not about a file
             raise
-        _complain(f"{error.filename} cannot be used ({error.strerror}); mend it, and try again")
+        _complain(f"{error.filename} cannot be used ({error.strerror}); fix it and retry")
         return 2
 
 

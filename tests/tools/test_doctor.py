@@ -46,7 +46,7 @@ def lines() -> tuple[bool, dict[str, str]]:
     return able, {line[:11].strip(): line[11:] for line in said}
 
 
-def test_a_small_machine_can_run_the_demo_and_each_lack_has_a_way_out(tmp_path: Path):
+def test_a_small_machine_can_run_the_demo_and_each_lack_has_a_remedy(tmp_path: Path):
     able, told = lines()
     assert able
     assert list(told) == [
@@ -105,8 +105,8 @@ def test_without_a_place_for_runs_the_demo_cannot_run(
         (tmp_path / "runs").touch()
     able, told = lines()
     assert not able
-    way_out = "make room: " if lack == "room" else "which cannot be written to; work in another"
-    assert way_out in told["disk"]
+    remedy = "make room: " if lack == "room" else "which cannot be written to; work in another"
+    assert remedy in told["disk"]
 
 
 @pytest.mark.parametrize(

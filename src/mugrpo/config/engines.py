@@ -75,7 +75,7 @@ class ContinuousOptions(OwnEngineOptions):
 
 
 def slots_for(max_new_tokens: int) -> int:
-    """Return how many sequences of up to so many response tokens an engine decodes together.
+    """Return the sequences of up to `max_new_tokens` that an engine decodes together.
 
     With more of them, weights are read less often (docs/cost_model.md), but each has a cache.
     """

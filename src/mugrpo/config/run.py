@@ -224,7 +224,7 @@ class RunConfig(Options):
         return self
 
     def _faults(self) -> Iterator[str]:
-        """Yield a message for each combination of options that does not work, with the way out."""
+        """Yield a message for each combination of options that does not work, with the remedy."""
         yield from self.engine.faults(
             temperatures=(self.rollouts.temperature, self.evaluation.temperature),
             lora=self.lora,

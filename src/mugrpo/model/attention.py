@@ -60,7 +60,7 @@ class Sequences:
 
     @classmethod
     def of(cls, keys: torch.Tensor, queries_Z: torch.Tensor, keys_Z: torch.Tensor) -> Sequences:
-        """Return the sequences with so many queries and keys each."""
+        """Return the sequences with these numbers of queries and keys, [Z] each."""
 
         def starts(lengths_Z: torch.Tensor) -> torch.Tensor:
             return torch.nn.functional.pad(lengths_Z.cumsum(0), (1, 0)).to(torch.int32)
@@ -80,7 +80,7 @@ class Sequences:
     ) -> torch.Tensor:
         """Return the attention output [1, M, Q, D] for [1, heads, M, D] of packed tokens.
 
-        With a `window`, a token attends to so many tokens, itself included.
+        With a `window`, a token attends to `window` tokens, itself included.
         """
         query_MQD, key_MQD, value_MQD = (
             states[0].transpose(0, 1) for states in (query, key, value)

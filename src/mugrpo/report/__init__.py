@@ -14,7 +14,7 @@ def write_report(runs: Sequence[Path], out: Path | None = None, every: int | Non
     """Draw the runs at `runs` into one file, and return its path.
 
     The default is RUN/report.html for one run. Several runs share each chart, by default in
-    report.html in the working directory. A browser loads the page again `every` so many seconds.
+    report.html in the working directory. A browser reloads the page every `every` seconds.
     Raises UsageError if a path is not a run.
     """
     from mugrpo.report.page import page  # the charts' libraries take a second

@@ -59,7 +59,7 @@ def drawn(title: str, note: str, picture: Picture | None) -> Markup | None:
 def document(title: str, content: Sequence[Content], every: int | None = None) -> str:
     """Return a whole page. Its security policy allows only its own script and style.
 
-    A browser loads it again `every` so many seconds.
+    A browser reloads it every `every` seconds.
     """
     style = sheet("colors.css") + sheet("style.css")
     policy = (

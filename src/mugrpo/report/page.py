@@ -95,7 +95,7 @@ _OPTIMIZATION = (
 
 
 def page(runs: Sequence[RunData], every: int | None = None) -> str:
-    """Return the report as HTML. A browser loads it again `every` so many seconds."""
+    """Return the report as HTML. A browser reloads it every `every` seconds."""
     names = ", ".join(run.name for run in runs)
     return document(f"{names} · mugrpo report", _sections(runs), every)
 

@@ -17,9 +17,9 @@ from mugrpo.config.extensions import installed
 from mugrpo.disk.errors import UsageError
 from mugrpo.tools.vllm_env import BUILDS, FOLDER
 
-_DEMO_NEEDS = ("packages", "disk")  # if these have a way out, `mugrpo demo` cannot run
+_DEMO_NEEDS = ("packages", "disk")  # if these have a remedy, `mugrpo demo` cannot run
 _DEMO_BYTES = 50_000_000  # `mugrpo check` says that it takes 46 MB at most
-Finding = tuple[str, str]  # what is so, and the way out if something will not work, or ""
+Finding = tuple[str, str]  # what is so, and the remedy if something will not work, or ""
 
 
 def examine(say: Callable[[str], None]) -> None:
@@ -29,11 +29,11 @@ def examine(say: Callable[[str], None]) -> None:
     added = {subject: imported(place) for checks in extensions for subject, place in checks.items()}
     for subject, check in {**_CHECKS, **added}.items():
         try:
-            text, way_out = check()
+            text, remedy = check()
         except Exception as error:  # it hides no other line
-            text, way_out = f"{type(error).__name__}: {error}", "mend this, and try again"
-        say(f"{subject:<11}{text}{way_out and f'; {way_out}'}")
-        able &= not (way_out and subject in _DEMO_NEEDS)
+            text, remedy = f"{type(error).__name__}: {error}", "fix this and retry"
+        say(f"{subject:<11}{text}{remedy and f'; {remedy}'}")
+        able &= not (remedy and subject in _DEMO_NEEDS)
     if not able:
         raise UsageError("`mugrpo demo` cannot run here; the lines above say why")
 
@@ -80,8 +80,8 @@ def _disk() -> Finding:
 def _extras() -> Finding:
     missing = [name for name in extras() if unmet(name)]
     here = ", ".join(name for name in extras() if name not in missing) or "none"
-    way_out = f"pip install 'mugrpo[{','.join(missing)}]' adds the others" if missing else ""
-    return here, way_out
+    remedy = f"pip install 'mugrpo[{','.join(missing)}]' adds the others" if missing else ""
+    return here, remedy
 
 
 def _extensions() -> Finding:
@@ -92,16 +92,16 @@ def _vllm() -> Finding:
     from mugrpo.engines.vllm import OLDEST, new_enough
 
     if build := vllm_build():
-        way_out = f"it must be at least {OLDEST[0]}.{OLDEST[1]}: `mugrpo vllm-env` makes another"
-        return f"{build[0]} in {build[1]}", "" if new_enough(build[0]) else way_out
+        remedy = f"it must be at least {OLDEST[0]}.{OLDEST[1]}: `mugrpo vllm-env` makes another"
+        return f"{build[0]} in {build[1]}", "" if new_enough(build[0]) else remedy
     return "none", "`mugrpo vllm-env` adds it, for big models"
 
 
-def _folder(folder: Path, text: str, way_out: str) -> Finding:
-    """Return `text`. If `folder` cannot be made or written to, add that and the way out."""
+def _folder(folder: Path, text: str, remedy: str) -> Finding:
+    """Return `text`. If `folder` cannot be made or written to, add that and the remedy."""
     place = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
     fine = place.is_dir() and os.access(place, os.W_OK | os.X_OK)
-    return (text, "") if fine else (f"{text}, which cannot be written to", way_out)
+    return (text, "") if fine else (f"{text}, which cannot be written to", remedy)
 
 
 _CHECKS = {

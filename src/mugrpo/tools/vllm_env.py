@@ -50,7 +50,7 @@ def make_environment(
         check()
         if status:
             raise UsageError(
-                f"`{shlex.join(command)}` failed; mend what it says above, then run `mugrpo "
+                f"`{shlex.join(command)}` failed; fix what it says above, then run `mugrpo "
                 f"vllm-env {folder}` again, which makes the environment from the start"
             )
     (folder / "installed").touch()

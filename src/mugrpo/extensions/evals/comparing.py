@@ -122,7 +122,7 @@ def read_result(file: Path) -> Result:
 
 
 def damaged(file: Path, fault: str) -> UsageError:
-    """Return the error that says what is wrong with a result.json, and the way out."""
+    """Return the error that says what is wrong with a result.json, and the remedy."""
     return UsageError(
         f"{file} cannot be read ({fault}); remove it, and `mugrpo benchmark` makes it again "
         "from the stored responses"

@@ -68,7 +68,7 @@ class RayCluster:
         return has_gpus(self._address)
 
     def _reserved(self, ranks: int, engines: Sequence[int]) -> tuple[int, int]:
-        """Return the CPUs and GPUs that `ranks` and engines, with so many GPUs each, reserve."""
+        """Return the CPUs and GPUs that `ranks` and engines reserve."""
         return ranks + len(engines), ranks + sum(engines) if self._on_gpus else 0
 
 
