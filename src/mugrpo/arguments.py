@@ -93,7 +93,7 @@ def parser() -> argparse.ArgumentParser:
         description="Reinforcement learning of language models in a few large stages.",
     )
     root.add_argument("--version", action="version", version=f"mugrpo {version('mugrpo')}")
-    root.set_defaults(takes_overrides=False, again=False, until=None)
+    root.set_defaults(takes_overrides=False)
     commands = Commands(root)
     _add_phases(commands)
     _add_others(commands)

@@ -45,13 +45,13 @@ DATA: list[tuple[bytes, str, str, str]] = [
     (with_prompt(None), "p.jsonl", "", "line 28: the prompt is null"),
     (with_prompt(7), "p.jsonl", "", "line 28: the prompt is 7"),
     (with_prompt(""), "p.jsonl", "", "line 28: the prompt is empty"),
-    (with_prompt([{"role": "robot", "content": "1"}]), "p.jsonl", "", "has role 'robot'"),
+    (with_prompt([{"role": "robot", "content": "1"}]), "p.jsonl", "", "message 0 of the prompt is"),
     (with_prompt([{"role": "assistant", "content": "2"}]), "p.jsonl", "", "ends with the turn"),
     (with_prompt("1+\ud83d="), "p.jsonl", "", "half a surrogate pair ('\\ud83d')"),
     (FIRST + b'{"prompt": "\xe9"}\n', "p.jsonl", "", "line 2: byte 46 of the file (0xe9)"),
     (FIRST + b'{"prompt": }\n', "p.jsonl", "", "line 2 is not JSON at byte 45 of the file"),
     (FIRST + b"[]\n", "p.jsonl", "", "line 2 is a list"),
-    ("\ufeffprompt,answer\n".encode("utf-16-le"), "p.csv", "", "is UTF-16; save it as UTF-8"),
+    ("\ufeffprompt,answer\n".encode("utf-16-le"), "p.csv", "", "UTF-8"),
     (b"prompt,answer\n1+1=\n", "p.csv", "", "line 2 has 1 fields"),
     (b"prompt", "p.parquet", "", "cannot be read as parquet"),
     (GOOD, "p.jsonl", "--task.data absent.jsonl", "absent.jsonl"),
@@ -142,7 +142,7 @@ def test_a_config_json_that_is_none_is_refused(run_dir: Path, command: Command):
         ("[]", "is not the config.json of a run"),
         ('{"seed": 0}', "is not the config.json of a run"),
         (json.dumps({**stored, "format": stored["format"] + 1}), "run format"),
-        (json.dumps({"config": stored["config"], "format": stored["format"]}), "provenance"),
+        (json.dumps({"config": stored["config"], "format": stored["format"]}), "is not what"),
     ):
         config.write_text(text)
         accepted(run_dir)

@@ -41,7 +41,7 @@ class Extension:
     tasks: tuple[type[TaskOptions], ...] = ()
     backends: tuple[type[BackendOptions], ...] = ()
     environments: Mapping[str, EnvironmentKind] = field(default_factory=dict)
-    measures: str = ""  # what measures evaluation.suites (`stages.measures.Measures`)
+    measures: str = ""  # what measures evaluation.suites (`stages.evaluate.Measures`)
     sections: tuple[str, ...] = ()  # of the report: functions of runs -> (title, figures)
     commands: tuple[str, ...] = ()  # functions of `arguments.Commands`, in light modules
     checks: Mapping[str, str] = field(default_factory=dict)  # subject -> a check of `doctor`

@@ -15,7 +15,7 @@
       samples/update-000064.json          a few rollouts of an update (or evaluation-000064.json)
       nonfinite/update-000017.json        the loss and groups of an update that was not applied
       handed_over/update-000064/          weights for engines in other processes
-      logs/engine-0.log, rewards.log      output of such a process; of the judges, up to 8 MiB
+      logs/engine-0.log, rewards.log      output of such a process
       logs/ranks/                         output of the ranks
       ranks/order.json, done.json         what the ranks are to do, and what they have done
       ranks/models/update-000064/         weights for engines, or in `memory_folder`
@@ -53,6 +53,7 @@ from mugrpo.disk.publishing import (
 )
 
 FORMAT = 3
+_LINKS_OUT = ("handed_over", "wandb")  # into memory; wandb links to its own logs
 _SHM = Path("/dev/shm")  # Linux's file system in memory; other systems have none
 _WORTH = 1 << 28  # bytes: less takes any disk a second or two
 # The memory that must be free, as a multiple of what is written. After a model in bf16 has been
@@ -90,8 +91,8 @@ class Unsaved:
 class RunDir:
     """The paths of the run at `root`.
 
-    `pending` is a checkpoint that this run is still writing. `unsaved` are updates that no
-    checkpoint will hold. Both count as made.
+    `pending` is a checkpoint that this run is still writing. `unsaved` is a model that ranks have
+    written for engines, whether or not a checkpoint holds it. Updates of both count as made.
     """
 
     def __init__(self, root: Path) -> None:
@@ -199,14 +200,15 @@ class RunDir:
     def read_config(self) -> dict[str, Any] | None:
         """Return the stored config.json, or None if this is not a run yet.
 
-        Raises UsageError if the folder holds something else, or a format that this version does not
-        know; RunStopped if the file is not as the run wrote it.
+        Raises UsageError if the folder holds something else, a format that this version does not
+        know, or a link that leads out of it; RunStopped if the file is not as the run wrote it.
         """
         if self.root.exists() and not self.root.is_dir():
             raise UsageError(f"{self.root} is not a directory; name another --run-dir")
         if not os.path.lexists(self.config):
             self._refuse_strangers()
             return None
+        refuse_links_out(self.root)
         try:
             version = json.loads(self.config.read_bytes())["format"]
         except PermissionError as error:
@@ -233,7 +235,10 @@ class RunDir:
         """
         updates = self.checkpoint_updates()
         kept = self.sealed_config(updates[-1]) if updates else None
-        if kept is not None and kept["sha256"] not in [document["sha256"], *document["replaces"]]:
+        if kept is not None and kept["sha256"] not in [
+            document["sha256"],
+            *document.get("replaces", ()),
+        ]:
             raise RunStopped(
                 f"{self.config} is not what {self.checkpoint(updates[-1]).name} was written with; "
                 f"`mugrpo repair {self.root}` restores it"
@@ -314,6 +319,24 @@ def _not_a_link(path: str, flags: int) -> int:
 
 def _text(file: IO[bytes]) -> str:
     return file.read().decode(errors="replace").strip()
+
+
+def refuse_links_out(run: Path) -> None:
+    """Raise UsageError if the folder `run` has a link out of it, which a command could write to.
+
+    The runs of a bakeoff may link to the run that they are part of.
+    """
+    root = run.resolve()
+    whole = root.parents[2] if root.parent.parent.name == "bakeoff" else root
+    for folder, folders, files in os.walk(root):
+        for path in (Path(folder, name) for name in (*folders, *files)):
+            if path.is_symlink() and not path.resolve().is_relative_to(whole):
+                raise UsageError(
+                    f"{path} is a link out of the run; put what it leads to in its place, or "
+                    "remove it"
+                )
+        if Path(folder) == root:
+            folders[:] = [name for name in folders if name not in _LINKS_OUT]
 
 
 def memory_folder(root: Path) -> Path:

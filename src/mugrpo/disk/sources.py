@@ -14,5 +14,6 @@ def load_file(name: str, file: Path) -> ModuleType:
     assert specification is not None and specification.loader is not None, file
     module = importlib.util.module_from_spec(specification)
     sys.modules[name] = module
-    specification.loader.exec_module(module)
+    # Not `exec_module`: it would run a compiled copy beside the file, which may say something else.
+    exec(compile(file.read_bytes(), file, "exec"), module.__dict__)
     return module

@@ -46,7 +46,7 @@ class _Rollout(Job):
 class EnvironmentPool(WorkerPool):
     """The environments that `options` describe, in worker processes (see `base.Environments`).
 
-    What they print goes to `log`, up to a limit, or to stderr. `own_reward` says whether the
+    What they print goes to `log`, or to stderr. `own_reward` says whether the
     environment has to give a reward.
     """
 

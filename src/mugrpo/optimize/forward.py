@@ -60,7 +60,7 @@ def shares_prompts(policy: Policy) -> bool:
 def rounds_of(
     policy: Policy, rollouts: Sequence[Rollout], tokens: int, share: bool
 ) -> list[list[int]]:
-    """Return the micro-batches of the policy's ranks, see `balance.rounds`.
+    """Return the micro-batches of the policy's ranks, see `cut.rounds`.
 
     The first rank cuts for all, as many ranks on a machine would slow each other down. All ranks
     must call this.

@@ -131,7 +131,7 @@ def unmet(extra: str = "") -> list[str]:
 def extras() -> list[str]:
     """Return mugrpo's extras for users."""
     named = metadata.metadata("mugrpo").get_all("Provides-Extra") or ()
-    return sorted({*named} - {"test", "bench"})
+    return sorted({*named} - {"test", "bench", "site"})
 
 
 def vllm_build() -> tuple[str, Path] | None:

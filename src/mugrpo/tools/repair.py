@@ -19,7 +19,7 @@ from mugrpo.disk.publishing import (
     sealed_folder_fault,
     set_aside,
 )
-from mugrpo.disk.run_dir import RunDir
+from mugrpo.disk.run_dir import RunDir, refuse_links_out
 from mugrpo.disk.seal import confirmed, overruled, require_metrics, unsealed_lines
 from mugrpo.disk.shards import ShardSet
 from mugrpo.rollouts.statistics import contradicted
@@ -39,6 +39,7 @@ def repair(run_dir: RunDir, say: Say) -> int:
     """
     if not (run_dir.config.exists() or run_dir.checkpoint_updates()):
         raise UsageError(f"{run_dir.root} is not a run; name a run's directory")
+    refuse_links_out(run_dir.root)
     with run_dir.locked() as notices:
         for notice in notices:
             say(notice)

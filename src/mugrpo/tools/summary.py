@@ -9,7 +9,7 @@ from typing import Any
 
 from mugrpo.disk.metrics import PHASES, seconds_of
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.report.read import accuracy_text, number, refresh_parts
+from mugrpo.report.read import GRPO_UPDATES_PER_REFRESH, accuracy_text, number, refresh_parts
 from mugrpo.rollouts.statistics import truncation
 from mugrpo.run.progress import clock
 
@@ -17,7 +17,6 @@ LEARNED_NOTHING = 4  # exit status of `mugrpo train`
 _STANDSTILL = 0.25  # share of updates without effect from which a run is said to learn nothing
 _FEW = 16  # updates; the rewards of a few batches may be equal by chance
 _SOLVED = 0.05  # the share by which the reward of a solved task may vary from stage to stage
-_GRPO_UPDATES_PER_REFRESH = 4  # mu of the standard GRPO that Mu-GRPO is compared with
 
 
 def summarize(lines: list[dict[str, Any]], preset: str | None = None) -> str:
@@ -46,8 +45,8 @@ def summarize(lines: list[dict[str, Any]], preset: str | None = None) -> str:
         + "  ".join(f"{phase} {clock(spent)}" for phase, spent in phases.items())
         + f"  training (without evaluation) {clock(sum(phases.values()) - phases['evaluate'])}"
     )
-    grpo = math.ceil(len(updates) / _GRPO_UPDATES_PER_REFRESH)
-    of_grpo = f"; GRPO with mu={_GRPO_UPDATES_PER_REFRESH} would have made {grpo}"
+    grpo = math.ceil(len(updates) / GRPO_UPDATES_PER_REFRESH)
+    of_grpo = f"; GRPO with mu={GRPO_UPDATES_PER_REFRESH} would have made {grpo}"
     text.append(f"refreshes   {refreshes} made{'' if preset == 'grpo' else of_grpo}")
     parts = refresh_parts(of("refresh"))
     if len(parts) > 1:  # an engine in the trainer's process has nothing but the canary

@@ -1,4 +1,4 @@
-"""Benchmark suites that are measured during training: `stages.measures.Measures`."""
+"""Benchmark suites that are measured during training: `stages.evaluate.Measures`."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class VerifiersEnvironments:
     """The environment `verifiers:NAME` that `options` name (see `base.Environments`).
 
     A row needs the column "task", which `mugrpo problems` writes. What environments print goes to
-    `log`, up to a limit, or to stderr. With `own_reward`, a rollout without a reward breaks the
+    `log`, or to stderr. With `own_reward`, a rollout without a reward breaks the
     contract.
     """
 
