@@ -47,13 +47,12 @@ DATA: list[tuple[bytes, str, str, str]] = [
     (with_prompt(""), "p.jsonl", "", "line 28: the prompt is empty"),
     (with_prompt([{"role": "robot", "content": "1"}]), "p.jsonl", "", "message 0 of the prompt is"),
     (with_prompt([{"role": "assistant", "content": "2"}]), "p.jsonl", "", "ends with the turn"),
-    (with_prompt("1+\ud83d="), "p.jsonl", "", "half a surrogate pair ('\\ud83d')"),
-    (FIRST + b'{"prompt": "\xe9"}\n', "p.jsonl", "", "line 2: byte 46 of the file (0xe9)"),
-    (FIRST + b'{"prompt": }\n', "p.jsonl", "", "line 2 is not JSON at byte 45 of the file"),
-    (FIRST + b"[]\n", "p.jsonl", "", "line 2 is a list"),
+    (FIRST + b'{"prompt": "\xe9"}\n', "p.jsonl", "", "byte 46 is not UTF-8"),
+    (FIRST + b'{"prompt": }\n', "p.jsonl", "", "p.jsonl, line 2 is not JSON"),
+    (FIRST + b"[]\n", "p.jsonl", "", "line 2 is not an object"),
     ("\ufeffprompt,answer\n".encode("utf-16-le"), "p.csv", "", "UTF-8"),
     (b"prompt,answer\n1+1=\n", "p.csv", "", "line 2 has 1 fields"),
-    (b"prompt", "p.parquet", "", "cannot be read as parquet"),
+    (b"prompt", "p.parquet", "", "cannot be read: Parquet"),
     (GOOD, "p.jsonl", "--task.data absent.jsonl", "absent.jsonl"),
     (GOOD, "p.jsonl", "--task.split test", "is a local file, which has no split"),
     (GOOD, "p.jsonl", "--task.eval_data absent.jsonl", "absent.jsonl"),
@@ -61,7 +60,7 @@ DATA: list[tuple[bytes, str, str, str]] = [
     (TOO_LONG, "p.jsonl", "--task.eval_share 0.0", "longer than the 504 tokens"),
     (CONVERSATIONS, "p.jsonl", "--prompt.form plain --prompt.chat_template none", "chat"),
     (GOOD, "p.jsonl", "--prompt.chat_template absent.jinja", "absent.jinja"),
-    (GOOD, "p.jsonl", "--task.rewards absent.py:judge", "there is no file"),
+    (GOOD, "p.jsonl", "--task.rewards absent.py:judge", "No such file"),
     (GOOD, "p.jsonl", "--model.path absent", "there is no model directory absent"),
     (GOOD, "p.jsonl", "--run-dir /proc/nowhere/run", "name another --run-dir"),
 ]
@@ -142,7 +141,10 @@ def test_a_config_json_that_is_none_is_refused(run_dir: Path, command: Command):
         ("[]", "is not the config.json of a run"),
         ('{"seed": 0}', "is not the config.json of a run"),
         (json.dumps({**stored, "format": stored["format"] + 1}), "run format"),
-        (json.dumps({"config": stored["config"], "format": stored["format"]}), "is not what"),
+        (
+            json.dumps({"config": stored["config"], "format": stored["format"]}),
+            "approve it with --trust",
+        ),
     ):
         config.write_text(text)
         accepted(run_dir)

@@ -2,8 +2,9 @@
 
 Every line has a `kind` ("refresh", "update", "evaluation", "suite/NAME", "repair") and `update`,
 the number of updates made so far, including the update that a line of kind "update" describes. Of
-several lines of a kind and an update, the last one counts. Keys that begin with `time/` are in seconds. They are
-the only values that differ between an uninterrupted run and the same run killed and resumed.
+several lines of a kind and an update, the last one counts. Keys that begin with `time/` are in
+seconds. They are the only values that differ between an uninterrupted run and the same run killed
+and resumed.
 
 The file only grows, so a checkpoint can seal what it has (see `seal`). Each line carries its own
 sha256, as nothing seals the lines after the newest checkpoint. Of these, a resumed run makes those

@@ -235,10 +235,8 @@ class RunDir:
         """
         updates = self.checkpoint_updates()
         kept = self.sealed_config(updates[-1]) if updates else None
-        if kept is not None and kept["sha256"] not in [
-            document["sha256"],
-            *document.get("replaces", ()),
-        ]:
+        known = [document["sha256"], *document.get("replaces", ())]
+        if kept is not None and kept["sha256"] not in known:
             raise RunStopped(
                 f"{self.config} is not what {self.checkpoint(updates[-1]).name} was written with; "
                 f"`mugrpo repair {self.root}` restores it"

@@ -40,6 +40,7 @@ def generated_beside(
             "--rollouts.shard_rollouts in a new run"
         )
     rollouts, scores = stage.shards("rollouts"), stage.shards("scores")
+    # Another ShardSet of the same folder: only the one that publishes knows the new shards.
     generated = generation.rollouts if generation else rollouts
     scorer = run.scorer(run.problems, stage.number)
 

@@ -61,6 +61,8 @@ def _file_rows(path: Path) -> Iterator[Row]:
     readers = {".jsonl": _jsonl_rows, ".parquet": _parquet_rows, ".csv": _csv_rows}
     try:
         yield from readers[path.suffix.lower()](path)
+    except UsageError:  # a ValueError, which names its line already
+        raise
     except FileNotFoundError:
         raise UsageError(f"there is no data file {path.absolute()}") from None
     except UnicodeDecodeError as error:
