@@ -60,7 +60,6 @@ DATA: list[tuple[bytes, str, str, str]] = [
     (TOO_LONG, "p.jsonl", "--task.eval_share 0.0", "longer than the 504 tokens"),
     (CONVERSATIONS, "p.jsonl", "--prompt.form plain --prompt.chat_template none", "chat"),
     (GOOD, "p.jsonl", "--prompt.chat_template absent.jinja", "absent.jinja"),
-    (GOOD, "p.jsonl", "--task.rewards absent.py:judge", "No such file"),
     (GOOD, "p.jsonl", "--model.path absent", "there is no model directory absent"),
     (GOOD, "p.jsonl", "--run-dir /proc/nowhere/run", "name another --run-dir"),
 ]
