@@ -68,7 +68,9 @@ def make_rollouts(folder: Path) -> None:
     """Sample and score the groups of all five updates into one shard each."""
     shutil.rmtree(folder, ignore_errors=True)
     policy, task = load_policy(MODEL), make_task(CONFIG.task)
-    problems = task.train_problems()[: CONFIG.schedule.groups_per_stage]
+    schedule = CONFIG.schedule
+    groups = schedule.batches_per_stage * schedule.problems_per_update
+    problems = task.train_problems()[:groups]
     sampler = Sampler(
         make_engine(policy, CONFIG.engine),
         PromptEncoder(policy.tokenizer, policy.vocab_size, CONFIG.prompt),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mugrpo.arguments import parser, resume_command
 from mugrpo.config.base import imported
-from mugrpo.disk.errors import RunStopped, Unapproved, UsageError
+from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.processes.lifetime import DRIVER, stop_on_signals
 from mugrpo.processes.messages import visible
@@ -35,9 +35,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with stop_on_signals(patient=DRIVER in os.environ) as stop:
             options.stop, options.say = stop, _say
             return imported(options.run)(options) or 0
-    except Unapproved as error:
-        print(visible(f"mugrpo: {error}"), file=sys.stderr)
-        return 2
     except UsageError as error:
         _complain(error)
         return 2

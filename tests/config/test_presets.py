@@ -180,8 +180,6 @@ def test_batches_and_passes_of_a_stage_are_those_of_the_literature(name, batches
     assert (schedule.batches_per_stage, schedule.passes_per_batch) == (batches, passes)
     assert schedule.updates_per_stage == batches * passes
     assert schedule.total_updates == 3 * batches * passes
-    # sample reuse generates one batch for ten updates, off-policy GRPO ten for ten
-    assert schedule.rollouts_per_stage == batches * schedule.rollouts_per_update
 
 
 def test_an_unknown_preset_is_refused_with_the_choices(refusal):

@@ -77,17 +77,15 @@ def test_a_rank_ends_with_its_driver():
 @pytest.mark.parametrize(
     ("given", "grow"),
     [
-        ({"WORLD_SIZE": "2"}, True),
-        ({"WORLD_SIZE": "1", DRIVER: "1 1"}, True),  # alone on a cluster
-        ({"WORLD_SIZE": "1"}, False),  # it may start an engine, which would inherit it
-        ({}, False),
-        ({"WORLD_SIZE": "2", "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128"}, False),
+        ({DRIVER: "1 1"}, True),
+        ({}, False),  # it may start an engine, which would inherit it
+        ({DRIVER: "1 1", "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128"}, False),
     ],
 )
 def test_only_ranks_let_their_segments_grow_and_the_users_setting_wins(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, str], grow: bool
 ):
-    for name in ("WORLD_SIZE", DRIVER, "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+    for name in (DRIVER, "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         monkeypatch.delenv(name, raising=False)
     for name, value in given.items():
         monkeypatch.setenv(name, value)

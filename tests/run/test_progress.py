@@ -102,13 +102,12 @@ def test_without_a_terminal_a_line_is_printed_after_ten_seconds_and_at_the_end(c
     for seconds, rollouts, tokens in ((11, 8, 110), (5, 8, 0), (6, 24, 0)):
         clock.now += seconds
         progress.advance(rollouts, tokens)
-    progress.behavior_reward, progress.accuracy = 0.5, 0.25
+    progress.accuracy = 0.25
     progress.end()
     progress.say("a sentence")
     assert out.getvalue().splitlines() == [
         "stage 0 (of 0 to 3)  generate  8/40 rollouts  10 tokens/s  0:44 left",
-        "stage 0 (of 0 to 3)  generate  40/40 rollouts  5 tokens/s  0:22  behavior reward 0.500  "
-        "accuracy 0.250",
+        "stage 0 (of 0 to 3)  generate  40/40 rollouts  5 tokens/s  0:22  accuracy 0.250",
         "a sentence",
     ]
 

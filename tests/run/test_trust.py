@@ -13,7 +13,7 @@ import pytest
 
 import mugrpo
 from mugrpo.config.load import load_config
-from mugrpo.disk.errors import Unapproved
+from mugrpo.disk.errors import UsageError
 from mugrpo.run.target import named_by, read_target
 from tests.faults.case import CONFIG, GOOD
 from tests.faults.harm import accepted, refused, summed
@@ -105,7 +105,7 @@ def received(folder: Path, kind: str | dict[str, Any]) -> Path:
 
 def names_what_it_runs(run_dir: Path, *words: str) -> None:
     """Assert that the run is refused with all of `words`, before its code is imported."""
-    with pytest.raises(Unapproved) as refusal:
+    with pytest.raises(UsageError) as refusal:
         read_target(run_dir)
     text = str(refusal.value)
     assert f"{run_dir} {UNKNOWN}" in text and text.endswith("approve it with --trust")

@@ -110,14 +110,6 @@ class ScheduleOptions(Options):
         return self.first_update(self.stages)
 
     @property
-    def groups_per_stage(self) -> int:
-        return self.batches_per_stage * self.problems_per_update
-
-    @property
-    def rollouts_per_stage(self) -> int:
-        return self.groups_per_stage * self.group_size
-
-    @property
     def rollouts_per_update(self) -> int:
         return self.problems_per_update * self.group_size
 

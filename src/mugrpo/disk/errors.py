@@ -7,10 +7,6 @@ class UsageError(ValueError):
     """Invalid input. The message says where the fault is and how to fix it. Exit status 2."""
 
 
-class Unapproved(UsageError):
-    """Code or addresses that a user must look at. Nothing of the message is hidden from them."""
-
-
 class RunStopped(Exception):
     """The stop of a run that can be resumed. Exit status 3, with the command that resumes it."""
 

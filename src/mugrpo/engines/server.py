@@ -94,8 +94,8 @@ class ServerEngine:
 
         Raises RunStopped if the server refuses, does not answer, or returns malformed completions.
         """
-        sampling = {"temperature": temperature, "max_tokens": max_new_tokens, "top_p": top_p}
-        asked = _Asked(lambda request: self._completed(request, sampling), self._slots)
+        sampling = {"temperature": temperature, "top_p": top_p}
+        asked = _Asked(lambda r: self._completed(r, sampling, max_new_tokens), self._slots)
         try:
             asked.add(requests)
             while asked.unfinished or more:
@@ -109,8 +109,8 @@ class ServerEngine:
         finally:
             asked.stop()
 
-    def _completed(self, request: Request, sampling: dict[str, Any]) -> Completion:
-        longest = request.max_new_tokens or sampling["max_tokens"]
+    def _completed(self, request: Request, sampling: dict[str, float], limit: int) -> Completion:
+        longest = request.max_new_tokens or limit
         body = {
             "model": self._model,
             "prompt": request.prompt_ids.tolist(),

@@ -110,7 +110,8 @@ def give_back_if_tight() -> None:
     Generation and updates free blocks of different sizes, and `keep_freed_memory` keeps both. A
     process that has room goes on to keep them, because getting pages again takes time.
     """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    linux = sys.platform.startswith("linux")
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if linux else None
     if trim is not None and _resident() > host_memory() / 2:
         gc.collect()
         trim(0)

@@ -72,8 +72,7 @@ class Policy:
         self.ranks: Ranks = ALONE  # the ranks that split the weights
         self.compute: nn.Module | None = None  # from ids to logprobs, if ranks split the model
         self.files = 1  # that a saved model has
-        # This rank's shard of the weights and their number; None if an earlier rank has the same.
-        self.shard: tuple[int, int] | None = (0, 1)
+        self.shard = (0, 1)  # this rank's shard of the weights, and the number of shards
         size: int = model.get_input_embeddings().weight.shape[0]
         generation_config = getattr(model, "generation_config", None)
         self.vocabulary = vocabulary_of(size, tokenizer, generation_config, options)
@@ -133,7 +132,7 @@ class Policy:
 
     def weights(self, *, copied: bool, dtype: torch.dtype | None = None) -> Weights:
         """Return the weights that this rank writes, see `files.weights_in_memory`."""
-        own = self.shard and self.shard[0]
+        own: int | None = self.shard[0]
         if self.files == 1:
             own = 0 if self.ranks.first else None
         tensors = self.adapter.tensors() if self.adapter else saved_tensors(self.model)

@@ -227,6 +227,12 @@ def _gathered(states_MHD: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     return chosen.view(*indices.shape, *chosen.shape[1:]).transpose(1, 2)
 
 
+def rotates_by_length(model: Any) -> bool:
+    """Return whether the model's rotary embeddings depend on the sequence's length."""
+    rope = str(getattr(model.config, "rope_parameters", None))
+    return "dynamic" in rope or "longrope" in rope
+
+
 def can_share_prompts(model: Any) -> bool:
     """Return whether `shared_hidden` equals `plain_hidden`, tested on tiny rows in fp32.
 
@@ -234,8 +240,7 @@ def can_share_prompts(model: Any) -> bool:
     supported. Rotary embeddings that depend on the sequence's length are refused without a test:
     they would differ only beyond the tested length.
     """
-    rope = str(getattr(model.config, "rope_parameters", None))
-    if "dynamic" in rope or "longrope" in rope:
+    if rotates_by_length(model):
         return False
     device = model.device
     ids_BL = torch.arange(3 * 8, device=device).view(3, 8) % 7 + 1

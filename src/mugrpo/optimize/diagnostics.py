@@ -168,7 +168,7 @@ class SampleCollector:
     def chosen(
         self, rollouts: Sequence[Rollout], scores: Sequence[Score], count: int, tokenizer: Any
     ) -> list[dict[str, Any]]:
-        """Return at most `count` of the update's first rollouts, which are `rollouts`, in order.
+        """Return at most `count` of the update's `rollouts`, in order.
 
         Up to half of them have A < 0, the others A > 0.
 
@@ -194,7 +194,7 @@ class SampleCollector:
 
     def _first_of_groups(self, rollouts: Sequence[Rollout], sign: float) -> list[int]:
         first: dict[GroupKey, int] = {}
-        for row in sorted(row for row in self._seen if row < len(rollouts)):
+        for row in sorted(self._seen):
             if self._seen[row].advantage * sign > 0:
                 first.setdefault(rollouts[row].group, row)
         return list(first.values())

@@ -20,7 +20,7 @@ from mugrpo.model.files import local
 from mugrpo.model.loading import first_line
 from mugrpo.model.logprobs import response_logprobs
 from mugrpo.model.policy import Policy
-from mugrpo.model.shared_prompts import can_share_prompts
+from mugrpo.model.shared_prompts import can_share_prompts, rotates_by_length
 from mugrpo.optimize.cut import Price, rounds
 from mugrpo.optimize.experience import MicroBatch, Responses, TokenBudget, collate, computing
 from mugrpo.optimize.fsdp import release
@@ -37,8 +37,7 @@ def batch_logprobs(
     Both are in nats, of softmax(logits / temperature) with the config's temperature, and 0 where
     the batch's mask is false. Only logprobs have a gradient.
     """
-    compute = policy.compute or partial(response_logprobs, policy.working())
-    return compute(
+    return _compute(policy)(
         batch.ids,
         batch.prompt_lengths,
         batch.mask,
@@ -48,6 +47,11 @@ def batch_logprobs(
         kernel=policy.kernel,
         steps_BT=batch.steps,
     )
+
+
+def _compute(policy: Policy) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    """Return what computes logprobs and entropy under `policy`, see `response_logprobs`."""
+    return policy.compute or partial(response_logprobs, policy.working())
 
 
 def shares_prompts(policy: Policy) -> bool:
@@ -148,8 +152,7 @@ def kernel_fault(policy: Policy, kernel: Kernel) -> str | None:
     on the sequence's length are refused without a test: they would differ only beyond the tested
     length. All ranks must call this.
     """
-    rope = str(getattr(policy.model.config, "rope_parameters", None))
-    if "dynamic" in rope or "longrope" in rope:
+    if rotates_by_length(policy.model):
         return "the model's rotary embeddings depend on the sequence's length"
     fault = ""
     try:
@@ -178,13 +181,12 @@ def _computed(policy: Policy, kernel: Kernel | None, *, shared: bool) -> dict[st
     prompt_lengths_B = torch.tensor([40, 40, 70], device=device)
     mask_BT = torch.arange(56, device=device) < torch.tensor([[56], [1], [20]], device=device)
     prompts_B = torch.tensor([0, 0, 1], device=device) if shared else None
-    compute = policy.compute or partial(response_logprobs, policy.working())
     hidden: list[torch.Tensor] = []
     how: dict[str, Any] = {"temperature": 1.0, "chunk": 16, "kernel": kernel}
     first = next(p for p in policy.model.parameters() if p.requires_grad)
     first.grad = None
     with torch.enable_grad():
-        logprobs_BT, _ = compute(
+        logprobs_BT, _ = _compute(policy)(
             ids_BL, prompt_lengths_B, mask_BT, prompts_B, watch=hidden.append, **how
         )
     weights_BT = torch.linspace(-1, 2, logprobs_BT.numel(), device=device).view_as(logprobs_BT)

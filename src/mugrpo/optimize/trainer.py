@@ -133,15 +133,14 @@ class Trainer:
         Later updates do not change it. If the trainer `rests`, it sleeps afterwards. What is asleep
         is not copied: waking leaves it.
         """
-        policy, moments = self.policy, {}
+        policy = self.policy
         # Ranks exchange the rows of weights, which takes less time between GPUs.
         weights = policy.weights(copied=True) if policy.ranks.size > 1 else None
         if rests:
             self.sleep()
         copied = not (policy.asleep and self._moments_asleep)
-        if policy.shard is not None:
-            names = {p: name for name, p in policy.model.named_parameters()}
-            moments = optimizer_in_memory(self.optimizer, names, policy.ranks, copied=copied)
+        names = {p: name for name, p in policy.model.named_parameters()}
+        moments = optimizer_in_memory(self.optimizer, names, policy.ranks, copied=copied)
         return Snapshot(
             policy,
             weights or policy.weights(copied=copied),
@@ -308,14 +307,12 @@ def optimizer_in_memory(
 
 
 def write_optimizer(
-    folder: Path, tensors: dict[str, torch.Tensor], shard: tuple[int, int] | None
+    folder: Path, tensors: dict[str, torch.Tensor], shard: tuple[int, int]
 ) -> dict[str, str]:
-    """Write this rank's part of the state: its `shard`, unless another rank has the same.
+    """Write this rank's part of the state: its `shard`.
 
     Return the file's checksum under its name. No rank waits for another.
     """
-    if shard is None:
-        return {}
     name = _name(*shard)
     return {name: write_tensors(folder / name, tensors)}
 

@@ -54,8 +54,7 @@ def let_segments_grow() -> None:
     Each micro-batch has another shape, and segments of fixed sizes leave gaps that none fits into.
     torch reads the setting when it is imported. Only ranks get it: vLLM's sleep mode refuses it.
     """
-    rank = DRIVER in os.environ or os.environ.get("WORLD_SIZE", "1") != "1"
-    if rank and not any(name in os.environ for name in _ALLOCATORS):
+    if DRIVER in os.environ and not any(name in os.environ for name in _ALLOCATORS):
         os.environ[_ALLOCATORS[0]] = "expandable_segments:True"
 
 

@@ -44,7 +44,7 @@ class Ranks:
     @property
     def alone(self) -> bool:
         """Whether this process is the run itself, rather than a rank that a run started."""
-        return self.size == 1 and not self.driven
+        return not self.driven
 
     def all(self, value: T) -> list[T]:
         """Return the values of all ranks, in rank order. They must be picklable."""

@@ -16,13 +16,11 @@ from numpy.typing import NDArray
 
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Problem, text_of
-from mugrpo.rollouts.prompts import PromptEncoder
+from mugrpo.rollouts.prompts import ASKED, SAID, PromptEncoder
 
 Message = Mapping[str, Any]  # {"role": ..., "content": ...}, with "tool_calls" or "name"
 Ids = NDArray[np.int32]
 
-_ASKED: Message = {"role": "user", "content": "dummy"}
-_SAID = "mugrpo-said-this"  # stands for a message of the model in what a template writes
 _LONGEST = 200  # characters of an error that the model is told
 
 # The form that Qwen and others use: <tool_call>{"name": ..., "arguments": {...}}</tool_call>.
@@ -127,15 +125,15 @@ class MessageEncoder:
     def _after(self, stop: str, messages: Sequence[Message]) -> str:
         """Return what the template writes after a turn that ends with the text `stop`."""
         called = next((m.get("name", "tool") for m in messages if m["role"] == "tool"), None)
-        turn: dict[str, Any] = {"role": "assistant", "content": _SAID}
+        turn: dict[str, Any] = {"role": "assistant", "content": SAID}
         if called is not None:  # a template may derive the answer's form from the call
             function = {"name": called, "arguments": {}}
             turn["tool_calls"] = [{"type": "function", "function": function}]
         if called not in self._answers:
-            written = self._prompts.rendered([_ASKED, turn], prompting=False)
+            written = self._prompts.rendered([ASKED, turn], prompting=False)
             self._answers[called] = written.removesuffix(self._end)
         before = self._answers[called]
-        whole = self._prompts.rendered([_ASKED, turn, *messages], prompting=True)
+        whole = self._prompts.rendered([ASKED, turn, *messages], prompting=True)
         if not whole.startswith(before):
             raise UsageError(
                 "the chat template writes earlier messages differently once later ones follow, so "
@@ -148,8 +146,8 @@ class MessageEncoder:
     @cached_property
     def _end(self) -> str:
         """What the template puts after a message of the model."""
-        turn = {"role": "assistant", "content": _SAID}
-        return self._prompts.rendered([_ASKED, turn], prompting=False).rpartition(_SAID)[2]
+        turn = {"role": "assistant", "content": SAID}
+        return self._prompts.rendered([ASKED, turn], prompting=False).rpartition(SAID)[2]
 
     @cached_property
     def _responses(self) -> dict[str, Any]:
@@ -158,13 +156,13 @@ class MessageEncoder:
         if own is not None:
             return own
         without, prompting = (
-            self._prompts.rendered([_ASKED], prompting=prompting) for prompting in (False, True)
+            self._prompts.rendered([ASKED], prompting=prompting) for prompting in (False, True)
         )
         return {**_TOOL_CALLS, "start_anchor": prompting.removeprefix(without)}
 
     def _require_tools(self) -> None:
         names = [tool["function"]["name"] for tool in self._prompts.tools]
-        written = self._prompts.rendered([_ASKED], prompting=True)
+        written = self._prompts.rendered([ASKED], prompting=True)
         if missing := [name for name in names if name not in written]:
             raise UsageError(
                 f"the chat template does not tell the model about tools such as {missing[0]}; name "

@@ -238,24 +238,18 @@ def _read_template(file: str) -> str:
 # What a tokenizer and a chat template do wrong without failing, before the first rollout.
 
 
-_ASKED: Message = {"role": "user", "content": "mugrpo-asks-this"}
-_SAID = "mugrpo-said-this"
+ASKED: Message = {"role": "user", "content": "mugrpo-asks-this"}
+SAID = "mugrpo-said-this"  # stands for a message of the model in what a template writes
 
 
 def notices(
     encode: PromptEncoder, stop_ids: Collection[int], problems: Sequence[Problem]
-) -> list[str]:
-    """Return sentences on prompts that no model was trained on, and on turns without an end.
+) -> Iterator[str]:
+    """Yield sentences on prompts that no model was trained on, and on turns without an end.
 
     A response ends at one of `stop_ids`. Raises UsageError if the template ends turns with a token
     outside the model's vocabulary.
     """
-    return list(_notices(encode, stop_ids, problems))
-
-
-def _notices(
-    encode: PromptEncoder, stop_ids: Collection[int], problems: Sequence[Problem]
-) -> Iterator[str]:
     if problems:
         yield from _ends(encode(problems[0]).tolist(), encode, stop_ids)
     if encode.options.form == "chat":
@@ -279,13 +273,13 @@ def _ends(ids: list[int], encode: PromptEncoder, stop_ids: Collection[int]) -> I
 
 def _turns(encode: PromptEncoder, stop_ids: Collection[int]) -> Iterator[str]:
     """Yield what is wrong with how the template begins and ends a turn of the model."""
-    said: Message = {"role": "assistant", "content": _SAID}
+    said: Message = {"role": "assistant", "content": SAID}
     try:
-        closed, opened = (encode.rendered([_ASKED], prompting=p) for p in (False, True))
-        whole = encode.rendered([_ASKED, said], prompting=False)
+        closed, opened = (encode.rendered([ASKED], prompting=p) for p in (False, True))
+        whole = encode.rendered([ASKED, said], prompting=False)
     except UsageError:  # it takes no such conversation, and the prompts of the data may be others
         return
-    before, written, end = whole.rpartition(_SAID)
+    before, written, end = whole.rpartition(SAID)
     if not written:
         return
     begin = before.removeprefix(closed).strip() if before.startswith(closed) else ""

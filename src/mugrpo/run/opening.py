@@ -95,7 +95,7 @@ class OpenRun:
         if self.ranks.alone:
             self.stop.check()
             return
-        asks = self.ranks.driven and self.ranks.first  # one look at a shared folder is enough
+        asks = self.ranks.first  # one look at a shared folder is enough
         requested = asks and self.folder.stop_request.exists()
         if self.ranks.any(requested or self.stop.signal_name is not None):
             raise Interrupted("stopped with the other ranks")
@@ -121,7 +121,7 @@ def open_run(
     A config file starts a new run if the run's directory does not exist yet. The directory is
     `run_dir`, or runs/NAME for a config file NAME.toml; it is locked while the block lasts, and a
     checkpoint is complete when it ends. `overrides` are words of a command line. `stop` can
-    end the work early. The first of `ranks` locks and checks it.
+    end the work early. The run locks and checks it; ranks that it drives do neither.
 
     Raises UsageError if the folder is not a run, is locked, or was started with another config,
     data, model or code (unless `force`), if a run's directory names code and was not begun here
@@ -139,7 +139,7 @@ def open_run(
     newest = _common_update(folder, config.schedule.total_updates, ranks, progress)
     schedule_of(config, problems)  # raises if there are too few
     with ExitStack() as stack:
-        if ranks.first and not ranks.driven:
+        if not ranks.driven:
             for notice in stack.enter_context(folder.locked()):
                 progress.say(notice)
             provenance = provenance_of(config, problems, eval_problems)

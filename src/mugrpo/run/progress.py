@@ -55,7 +55,6 @@ class Progress:
         self.console = console or Console(
             file=sys.stdout, highlight=False, soft_wrap=True, quiet=not shown
         )
-        self.behavior_reward: float | None = None
         self.accuracy: float | None = None
         self._display: Display | None = None
         self._phase, self._printed = _Phase(), time.monotonic()
@@ -106,10 +105,8 @@ class Progress:
         self.console.print(Text(visible(sentence)))
 
     def line(self) -> str:
-        """Return the current phase in one line: count, tokens/s, time left, reward, accuracy."""
+        """Return the current phase in one line: count, tokens/s, time left, accuracy."""
         parts = [self._phase.heading, self._phase.pace()]
-        if self.behavior_reward is not None:
-            parts.append(f"behavior reward {self.behavior_reward:.3f}")
         if self.accuracy is not None:
             parts.append(f"accuracy {self.accuracy:.3f}")
         return "  ".join(parts)

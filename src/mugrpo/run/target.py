@@ -27,7 +27,7 @@ from mugrpo.config.load import apply_overrides, build_config, load_config
 from mugrpo.config.rewards import FunctionOptions
 from mugrpo.config.run import RunConfig
 from mugrpo.config.tasks import datasets_in
-from mugrpo.disk.errors import Unapproved, UsageError
+from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Problem
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.model.pretrained import model_path, refuse_no_folder
@@ -101,7 +101,7 @@ def _folder_and_config(
             raise UsageError(f"{target} is an empty directory, not a run; name a config file")
         own = stored["config"]
         raw = apply_overrides(own, overrides)
-        if raw.get("preset") != (preset := stored["config"].get("preset")):
+        if raw.get("preset") != (preset := own.get("preset")):
             raise UsageError(
                 f"{target} was started with preset {preset}, whose options are already part of its "
                 "config; change single options, or start another run from a config file with "
@@ -124,7 +124,7 @@ Named = tuple[str, str]  # an option, and what it names
 def require_known(
     stored: Mapping[str, Any], config: RunConfig, root: object, *, trust: bool
 ) -> None:
-    """Raise Unapproved if the run at `root` names something and is not known here.
+    """Raise UsageError if the run at `root` names something and is not known here.
 
     `stored` is its config.json, `config` the config in it. `trust` makes it known.
     """
@@ -132,7 +132,7 @@ def require_known(
         remember(stored, config)
     elif (named := named_by(config)) and not _record(stored, named).exists():
         listed = "; ".join(f"{option} = {text}" for option, text in named)
-        raise Unapproved(
+        raise UsageError(
             f"{root} was not begun by you on this machine, and names what runs or is connected "
             f"to: {listed}. Look at it, then approve it with --trust"
         )

@@ -50,8 +50,8 @@ class Weights:
         check: Check,
     ) -> None:
         self.policy: Policy | None = None
-        ask = partial(ask_for_less, folder if ranks.driven else None)
-        self.budget = TokenBudget(config.optimizer, notify, ask if ranks.size > 1 else None)
+        ask = partial(ask_for_less, folder) if ranks.size > 1 else None
+        self.budget = TokenBudget(config.optimizer, notify, ask)
         self._frozen: Policy | None = None
         self._folder = folder
         self._config = config
@@ -139,11 +139,10 @@ class Weights:
         return self._frozen
 
 
-def ask_for_less(folder: RunDir | None, tokens: int) -> None:
+def ask_for_less(folder: RunDir, tokens: int) -> None:
     """Ask the run that started this rank for a budget of `tokens` on all ranks."""
-    if folder is not None:
-        with fleeting():
-            publish_json(_less(folder), tokens)
+    with fleeting():
+        publish_json(_less(folder), tokens)
 
 
 def asked_for_less(folder: RunDir) -> int:

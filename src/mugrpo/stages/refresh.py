@@ -95,13 +95,12 @@ class Refresh:
 
     def _compare(self, rollouts: Sequence[Rollout]) -> None:
         config = self._run.config
-        if rollouts:
-            passing("canary")
-            logprobs = self._sampling.trainer_logprobs(self._update, rollouts)
-            self._gap = logprob_gap(logprobs, rollouts, config.model.precision)
-            notice = verdict(self._gap, config.model.precision, config.canary_tolerance)
-            if notice:
-                self._run.progress.say(notice)
+        passing("canary")
+        logprobs = self._sampling.trainer_logprobs(self._update, rollouts)
+        self._gap = logprob_gap(logprobs, rollouts, config.model.precision)
+        notice = verdict(self._gap, config.model.precision, config.canary_tolerance)
+        if notice:
+            self._run.progress.say(notice)
 
 
 def verdict(gap: float, precision: str, tolerance: float) -> str | None:

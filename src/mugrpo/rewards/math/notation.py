@@ -29,16 +29,12 @@ def _rule(
     return Rule(re.compile(pattern, re.DOTALL), replacement, written, becomes)
 
 
-def _words(text: str) -> list[str]:
-    return text.split()
-
-
 _CURRENCIES = {"\u20ac": "euro", "\u00a3": "pound", "\u00a5": "yen", "\u20b9": "rupee"}
 _SIGNS = "".join(_CURRENCIES)
 _CURRENCIES |= {"EUR": "euro", "euro": "euro", "GBP": "pound", "pounds": "pound", "Rs": "rupee"}
-_NUMBERS = _words(
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
-    "sixteen seventeen eighteen nineteen twenty"
+_NUMBERS = (
+    "zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|thirteen|fourteen|fifteen|"
+    "sixteen|seventeen|eighteen|nineteen|twenty"
 )
 
 
@@ -168,7 +164,7 @@ RULES = [
     _rule(rf"^(.*[0-9}}])(\s*[{_SIGNS}])()$", _money, "5 \u20ac", r"5\text{euro}"),
     _rule(r"(?<=[0-9])\s*(?:\\text\{)?\s*(?:[Rr]|rem\.?|remainder)\s*\}?\s*(?=[0-9])", r"\\text{remainder}", r"3\text{ R }2", r"3\text{remainder}2"),
     _rule(rf"(?<![0-9}})/] )(?<![0-9}})/])\\text\{{\s*([A-Za-z])\s*\}}|\\text\{{\s*(?![{_UNIT_LETTERS}]\s*\}})([A-Za-z])\s*\}}", r" \1\2 ", r"7\mathrm{x}", "7x"),
-    _rule(rf"\\text\{{\s*({'|'.join(_NUMBERS)})\s*\}}|^({'|'.join(_NUMBERS)})$", lambda m: str(_NUMBERS.index((m[1] or m[2]).lower())), r"\text{seven}", "7"),
+    _rule(rf"\\text\{{\s*({_NUMBERS})\s*\}}|^({_NUMBERS})$", lambda m: str(_NUMBERS.split("|").index((m[1] or m[2]).lower())), r"\text{seven}", "7"),
     _rule(r"^\\text\{\s*(?:exactly|only)\s*\}", "", r"\text{exactly }7", "7"),
     _rule(r"^(?:\\text\{)?\s*(?:[Tt]he\s+)?(?:[Ff]inal\s+|[Cc]orrect\s+)?[Aa]nswer(?:\s+is|\s*[:=])[\s:}]*", "", r"\text{The answer is } 7", "7"),
     _rule(r",?\s*\\text\{\s*,?\s*(?:and|or)\s*,?\s*\}\s*,?|,?\s+(?:and|or)\s+(?![^{}]*\})", _connected, r"1 \text{ or } 2", "1,2"),
