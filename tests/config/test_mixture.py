@@ -74,6 +74,7 @@ def test_a_bad_mixture_is_refused_in_one_sentence(sources, sentence):
     with pytest.raises(UsageError) as refused:
         mixture(*sources)
     assert sentence in str(refused.value) and "\n" not in str(refused.value)
+    assert not sources or "tuple should have" not in str(refused.value)
 
 
 def test_a_stored_config_gives_the_same_mixture():

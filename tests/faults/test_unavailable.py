@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 from huggingface_hub import constants
 
-from mugrpo.model import loading
+from mugrpo.model import loading, pretrained
 from tests.faults.case import Case
 
 pytest_plugins = ["tests.run_fixtures"]
@@ -40,19 +40,19 @@ def test_a_hub_id_with_an_adapter_is_refused_even_if_there_is_a_model_too(
 
 def test_the_hub_is_not_asked_if_its_machine_does_not_answer(monkeypatch: pytest.MonkeyPatch):
     """A machine that listens answers, another does not, and a proxy may know the way."""
-    answers = loading.hub_answers.__wrapped__
-    monkeypatch.setattr(loading, "getproxies", dict)
+    answers = pretrained.hub_answers.__wrapped__
+    monkeypatch.setattr(pretrained, "getproxies", dict)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        monkeypatch.setattr(loading, "ENDPOINT", f"http://127.0.0.1:{port}")
+        monkeypatch.setattr(pretrained, "ENDPOINT", f"http://127.0.0.1:{port}")
         assert answers()
     assert not answers()
-    monkeypatch.setattr(loading, "getproxies", lambda: {"no": "localhost"})
+    monkeypatch.setattr(pretrained, "getproxies", lambda: {"no": "localhost"})
     assert not answers()
-    monkeypatch.setattr(loading, "getproxies", lambda: {"https": "http://127.0.0.1:1"})
+    monkeypatch.setattr(pretrained, "getproxies", lambda: {"https": "http://127.0.0.1:1"})
     assert answers()
     with monkeypatch.context() as patch:
-        patch.setattr(loading, "is_offline_mode", lambda: True)
+        patch.setattr(pretrained, "is_offline_mode", lambda: True)
         assert not answers()
     monkeypatch.setattr(loading, "hub_answers", lambda: False)
     assert loading._how("nobody/nothing")["local_files_only"]

@@ -219,3 +219,16 @@ def test_a_peer_that_is_still_starting_dies_with_its_parent():
     run.kill()
     run.communicate()
     assert soon(lambda: not any(map(alive, known)))
+
+
+def test_memory_is_limited_below_the_hard_limit_that_the_process_has():
+    code = """
+from resource import RLIMIT_DATA, getrlimit, setrlimit
+from mugrpo.processes.child import limit_memory
+setrlimit(RLIMIT_DATA, (1 << 30, 1 << 30))
+for megabytes in (0, 4096, 512):
+    limit_memory(megabytes)
+    print(getrlimit(RLIMIT_DATA)[0] >> 20)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.stdout.split() == ["1024", "1024", "512"], ended.stderr

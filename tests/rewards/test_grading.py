@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,6 +26,8 @@ from mugrpo.config.rewards import (
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status, TrainerState
 from mugrpo.rewards.grading import Grader
+from mugrpo.rewards.verdict import Verdict
+from mugrpo.rewards.worker import _note
 from tests.cases import table
 from tests.rewards.hostile import HOSTILE, LIKE_OTHERS, TRULY_12
 
@@ -122,6 +125,13 @@ def test_both_readings_are_kept_and_weight_0_changes_nothing_else():
     assert none == Score(Status.NO_ANSWER, 0.0, {**none.parts, "numeric": 0.0})
     assert "answer" not in none.parts and none.parts["answer/exact"] == "x + 3"
     assert number.parts == {"numeric": 1.0, "exact": 1.0, "answer": "12", "answer/exact": "12"}
+
+
+def test_the_details_of_several_verifiers_are_kept():
+    result: dict[str, Any] = {"values": {}, "answers": {}}
+    for label in ("first", "second"):
+        _note(result, label, Verdict(Status.WRONG, detail=f"why {label}"))
+    assert result["extra"] == {"first": "why first", "second": "why second"}
 
 
 def test_references_that_are_not_equal_to_themselves_are_found():
@@ -298,7 +308,11 @@ def nothing_taken():
     [
         ("f = 3", "f", "rewards.py has no function f"),
         ("def f(:", "f", "rewards.py cannot be imported: SyntaxError: invalid syntax"),
-        ("import os; os._exit(4)", "f", "a reward worker died while it was loading (status 4)"),
+        (
+            "import os; os._exit(4)",
+            "f",
+            "a worker of the reward died while it was loading (status 4)",
+        ),
     ],
 )
 def test_a_function_that_cannot_be_loaded_is_refused_before_any_answer(

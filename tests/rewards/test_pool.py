@@ -16,6 +16,7 @@ import pytest
 from mugrpo.config.base import WorkerOptions
 from mugrpo.config.rewards import ExactOptions, FunctionOptions
 from mugrpo.disk.errors import RunStopped
+from mugrpo.extensions.code import CodeOptions
 from mugrpo.processes.messages import to_json
 from mugrpo.processes.workers import Limits
 from mugrpo.rewards import grading
@@ -23,7 +24,7 @@ from mugrpo.rewards.grading import Pool
 from tests.waiting import alive, soon
 
 HERE = Path(__file__).parent
-OBEYS = FunctionOptions(function=f"{HERE / 'misbehaving.py'}:obeys").model_dump()
+OBEYS = FunctionOptions(function=f"{HERE / 'misbehaving.py'}:obeys")
 
 
 def pool(
@@ -96,11 +97,10 @@ def test_only_computing_counts_as_time_so_a_busy_machine_changes_no_score():
     workers.close()
 
 
-def test_only_reward_functions_wait_so_verifiers_have_no_deadline_but_of_computing():
-    judging, waiting = (
-        Pool([one], WorkerOptions(timeout=2.0)) for one in (ExactOptions().model_dump(), OBEYS)
-    )
-    assert (judging._limits.seconds, waiting._limits.seconds) == (0, 24.0)
+def test_rewards_that_do_not_wait_have_no_deadline_but_of_computing():
+    options = (ExactOptions(), OBEYS, CodeOptions())
+    pools = [Pool([one], WorkerOptions(timeout=2.0)) for one in options]
+    assert [made._limits.seconds for made in pools] == [0, 24.0, 24.0]
 
 
 def test_a_call_that_fails_says_why_and_the_pool_goes_on():

@@ -128,4 +128,5 @@ def test_a_local_file_has_no_split(jsonl):
     data = jsonl(row("1="), row("2="))
     for option in ("split", "eval_split", "subset", "revision"):
         text = refusal(data, **{option: "test"})
-        assert text.startswith(f"{data} is a local file, which has no split") and "'test'" in text
+        assert text.startswith(f"{data} is a local file, which has no split")
+        assert f"leave out task.{option} = 'test', and" in text

@@ -87,6 +87,7 @@ class RewardOption(MadeOptions):
     Its factory returns a `rewards.verdict.Verifier`, a function of (text, reference).
     """
 
+    waits: ClassVar[bool] = False  # for more than computing, so it has a deadline by the clock
     weight: float = Field(1.0, ge=-1e6, le=1e6)
     """This reward's factor in the sum."""
 
@@ -136,8 +137,8 @@ class WorkerOptions(Options):
     """Worker processes. 0 starts one per core."""
     timeout: float = Field(5.0, ge=0)
     """Kill a worker process that computes for this many seconds on a call, summed over its threads.
-    Functions, programs and environments may wait: they have 12 times as long by the clock. 0 sets
-    no limit, nor one for loading functions."""
+    Functions, programs and environments may wait: they have 12 times as long by the clock.
+    Environments have only that limit. 0 sets no limit, nor one for loading."""
     memory_mb: int = Field(2048, ge=0)
     """Private memory in MiB that a process, and each that it starts, may take. 0 sets no limit, as
     CUDA needs it."""

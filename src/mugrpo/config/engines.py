@@ -64,6 +64,10 @@ class OwnEngineOptions(EngineOptions):
     """Engine processes that share a stage's shards, each with a copy of the model. 0 runs the
     engine in the trainer's process, with the trainer's model."""
 
+    @property
+    def loading_remedy(self) -> str:
+        return super().loading_remedy if self.processes else self.memory_remedy
+
 
 class ContinuousOptions(OwnEngineOptions):
     """Continuous batching of a Hugging Face model."""
@@ -154,13 +158,16 @@ class VLLMOptions(AnyVLLMOptions):
 class VLLMServerOptions(AnyVLLMOptions):
     """A running vLLM server, asked over HTTP for token ids and their logprobs."""
 
-    loading_option = "slots"
     name: Literal["vllm_server"] = "vllm_server"
     urls: tuple[str, ...] = Field(("http://localhost:8000",), min_length=1)
     """The servers' URLs. Several servers share a stage's shards. A user with a password in a URL is
     sent to the server; config.json has them too."""
     slots: int = Field(256, ge=1, le=LISTED)
     """Requests in flight at once, per server."""
+
+    @property
+    def loading_remedy(self) -> str:
+        return self.memory_remedy
 
 
 Engine = Annotated[

@@ -75,12 +75,17 @@ def validated(
         return group.model_validate(raw)
     except ValidationError as error:
         faults: dict[str, list[str]] = {}
-        for fault in error.errors():
+        found = error.errors()
+        places = [fault["loc"] for fault in found]
+        for fault in found:
+            loc = fault["loc"]
+            if any(place != loc and place[: len(loc)] == loc for place in places):
+                continue  # it only follows from a fault inside
             name = _dotted(fault["loc"], group)
             place = "on the command line" if _is_typed(name, typed) else source
             faults.setdefault(place, []).append(_sentence(fault, group))
-        places = (f"{place}: {'; '.join(sentences)}" for place, sentences in faults.items())
-        raise UsageError("; ".join(places)) from None
+        told = (f"{place}: {'; '.join(sentences)}" for place, sentences in faults.items())
+        raise UsageError("; ".join(told)) from None
 
 
 def _is_typed(name: str, typed: Iterable[str]) -> bool:

@@ -90,6 +90,7 @@ class FunctionOptions(RewardOption):
     (docs/rewards.md says what differs). An argument that the function does not take is not passed.
     """
 
+    waits = True
     name: Literal["function"] = "function"
     function: Code
     """Where to find the function: "module:function" or "path/to/file.py:function"."""

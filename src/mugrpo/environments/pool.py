@@ -24,7 +24,7 @@ from mugrpo.disk.records import Problem
 from mugrpo.environments.base import Environments, Reply
 from mugrpo.processes.messages import to_json
 from mugrpo.processes.peer import TICK, PeerLost
-from mugrpo.processes.workers import Job, Limits, Worker, WorkerPool
+from mugrpo.processes.workers import STARTING_SECONDS, Job, Limits, Worker, WorkerPool
 
 # What is sent at once, less than a socket holds: a worker that sends does not read.
 _CALLS, _BYTES = 32, 1 << 15
@@ -61,9 +61,11 @@ class EnvironmentPool(WorkerPool):
         super().__init__(
             "mugrpo.environments.worker",
             {"environment": options.model_dump(), "own_reward": own_reward},
+            # No limit on computing: threads that other rollouts left would count, too.
             Limits(workers.waiting, 0.0, workers.memory_mb),
             workers.processes,
             what="environment",
+            starting=STARTING_SECONDS if workers.timeout else None,
             log=log,
         )
         self._rollouts: dict[int, _Rollout] = {}

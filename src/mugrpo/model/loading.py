@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 import torch
-from huggingface_hub import is_offline_mode
-from huggingface_hub.constants import ENDPOINT
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 from transformers.utils.peft_utils import find_adapter_config_file
@@ -22,7 +16,7 @@ from transformers.utils.peft_utils import find_adapter_config_file
 from mugrpo.config.run import ModelOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.model.files import tensors_of
-from mugrpo.model.pretrained import model_path, refuse_no_folder
+from mugrpo.model.pretrained import hub_answers, model_path, refuse_no_folder
 from mugrpo.processes.messages import printable
 
 _REMEDY = (
@@ -210,19 +204,3 @@ def _refuse_absent(path: str) -> None:
             f"{path} holds an adapter, not a model; make one with `mugrpo merge {path} DIRECTORY` "
             "if a run has made it, else with peft's merge_and_unload"
         )
-
-
-@cache
-def hub_answers() -> bool:
-    """Return whether the hub can be reached. Libraries would try for half a minute."""
-    if is_offline_mode():
-        return False
-    if getproxies().keys() - {"no"}:
-        return True  # they may know the way
-    hub = urlsplit(ENDPOINT)
-    try:
-        port = hub.port or (443 if hub.scheme == "https" else 80)
-        socket.create_connection((hub.hostname, port), timeout=3).close()
-    except OSError:
-        return False
-    return True

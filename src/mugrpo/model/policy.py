@@ -47,8 +47,6 @@ from mugrpo.model.pretrained import model_path
 from mugrpo.model.shared_prompts import can_share_prompts
 from mugrpo.processes.ranks import ALONE, Ranks
 
-WAKES_BESIDE = "lower --engine.gpu_memory_utilization, which decides what engines leave of it"
-
 
 class Policy:
     """A model and its tokenizer in memory.
@@ -88,6 +86,7 @@ class Policy:
         if options.gradient_checkpointing:
             checkpoint_activations(self.model)
         self.model.train(options.gradient_checkpointing)
+        self.waking_remedy = "free GPU memory"  # what to do if it cannot wake
         self.asleep = False  # whether the weights are in host memory, to leave the GPU to engines
         self._half: HalfCopy | None = None
         self._changed = False  # since `_half` was made
@@ -198,14 +197,14 @@ class Policy:
             self.move(torch.device("cpu"))
             self.asleep = True
 
-    @out_of_memory_explained("moving the weights back to the GPU", WAKES_BESIDE)
     def wake(self) -> None:
         """Move the weights back to the GPU, before a forward pass. Raises RunStopped if it is full.
 
         Host memory that something else still holds, such as a `Snapshot`, stays as it is.
         """
         if self.asleep:
-            self.move(self.device)
+            with out_of_memory_explained("moving the weights back to the GPU", self.waking_remedy):
+                self.move(self.device)
             self.asleep = False
 
     def move(self, device: torch.device) -> None:

@@ -21,7 +21,7 @@ from mugrpo.disk.records import Status
 from mugrpo.model.files import Weights, full, like, local, moved, rows_of, write_tensors
 from mugrpo.model.half import begin_in_bf16
 from mugrpo.model.hardware import give_back_if_tight, give_back_memory, out_of_memory_explained
-from mugrpo.model.policy import WAKES_BESIDE, Policy
+from mugrpo.model.policy import Policy
 from mugrpo.optimize.experience import Experience, Responses, TokenBudget, cost, with_advantages
 from mugrpo.optimize.forward import choose_kernel, shares_prompts
 from mugrpo.optimize.gradient import Gradient, Watch, leave_gradient
@@ -173,12 +173,13 @@ class Trainer:
         else:
             give_back_if_tight()
 
-    @out_of_memory_explained("moving the optimizer's state back to the GPU", WAKES_BESIDE)
     def wake(self) -> None:
         """Move weights and moments back to the GPU. Raises RunStopped if it is full."""
         self.policy.wake()
         if self._moments_asleep:
-            self.move_moments(self.policy.device)
+            work, remedy = "moving the optimizer's state back", self.config.engine.loading_remedy
+            with out_of_memory_explained(f"{work} to the GPU", remedy):
+                self.move_moments(self.policy.device)
             self._moments_asleep = False
 
     def move_moments(self, device: torch.device) -> None:

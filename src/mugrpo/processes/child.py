@@ -79,7 +79,11 @@ class Channel:
 
 def limit_memory(megabytes: int) -> None:
     """Limit the private writable memory of this process, and of each that it starts; 0 does not."""
-    limit = megabytes << 20 if megabytes else resource.RLIM_INFINITY
+    if not megabytes:
+        return
+    limit, hard = megabytes << 20, resource.getrlimit(resource.RLIMIT_DATA)[1]
+    if hard != resource.RLIM_INFINITY:
+        limit = min(limit, hard)  # a hard limit cannot be raised
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 

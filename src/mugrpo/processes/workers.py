@@ -153,7 +153,7 @@ class WorkerPool(ABC):
             self._workers.append(self._new_worker())
 
     def _new_worker(self, **setup: Any) -> Worker:
-        kind = f"{self._what} worker"
+        kind = f"worker of the {self._what}"
         options = {**self._setup, **setup}
         return Worker(
             self._module, options, self._limits, kind=kind, starting=self._starting, log=self.log

@@ -17,7 +17,6 @@ from mugrpo.disk.records import Answer, Score, Status
 from mugrpo.processes.messages import printable, to_json
 from mugrpo.processes.workers import STARTING_SECONDS, Job, Limits, Worker, WorkerPool
 
-_WAITING = ("function", "code")  # rewards that may wait for something
 _RIGHT_AT = 1.0  # the reward from which a response counts as right if only functions judge
 LOOK_AHEAD = 512  # most calls held at once: waiting, in progress, or done but not yet yielded
 
@@ -49,16 +48,16 @@ class Call(Job):
 
 # Not threads with timeouts: sympy can compute for hours, and only the end of a process stops it.
 class Pool(WorkerPool):
-    """Workers that judge items by `rewards`, given by their options as JSON values.
+    """Workers that judge items by `rewards`.
 
-    Verifiers other than "code" wait for nothing, and have only the deadline of computing.
+    If none of them waits, they have only the deadline of computing.
     """
 
-    def __init__(self, rewards: Sequence[dict[str, Any]], options: WorkerOptions) -> None:
-        waits = any(reward["name"] in _WAITING for reward in rewards)
+    def __init__(self, rewards: Sequence[RewardOption], options: WorkerOptions) -> None:
+        waits = any(reward.waits for reward in rewards)
         super().__init__(
             "mugrpo.rewards.worker",
-            {"rewards": list(rewards)},
+            {"rewards": [reward.model_dump() for reward in rewards]},
             Limits(options.waiting if waits else 0.0, options.timeout, options.memory_mb),
             options.processes,
             what="reward",
@@ -150,7 +149,7 @@ class Grader:
         self._rewards, self._workers = rewards, workers
         self._weights = {reward.label: reward.weight for reward in rewards}
         self._with_prompts = any(isinstance(reward, FunctionOptions) for reward in rewards)
-        self._pool = Pool([reward.model_dump() for reward in rewards], workers)
+        self._pool = Pool(rewards, workers)
 
     def start(self, log: Path | None = None) -> list[str]:
         """Load the rewards now rather than at the first answer, to learn early if that fails.
@@ -173,7 +172,7 @@ class Grader:
         if asked is None:
             return {}
         reasons = {}
-        options = [asked.model_copy(update={"weight": 1.0}).model_dump()]
+        options = [asked.model_copy(update={"weight": 1.0})]
         distinct = list(dict.fromkeys(references))
         calls = ([to_json({"text": asked.written(r), "answer": r})] for r in distinct)
         alone = len(self._rewards) == 1  # then its workers do: loading sympy takes seconds

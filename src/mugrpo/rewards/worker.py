@@ -86,7 +86,7 @@ def _note(result: dict[str, Any], label: str, verdict: Verdict) -> None:
     if verdict.answer is not None:
         result["answers"][part] = printable(verdict.answer)
     if verdict.detail is not None:
-        result["extra"] = {label: printable(verdict.detail)}
+        result.setdefault("extra", {})[label] = printable(verdict.detail)
 
 
 if __name__ == "__main__":

@@ -125,7 +125,9 @@ class Weights:
     def _loaded(self, *how: Any) -> Policy:
         """Return the initial policy, from the model's files."""
         config = self._config
-        return load_policy(config.model, *how, lora=config.lora, seed=config.seed)
+        policy = load_policy(config.model, *how, lora=config.lora, seed=config.seed)
+        policy.waking_remedy = config.engine.loading_remedy
+        return policy
 
     def _frozen_at(self, update: int) -> Policy:
         """Return a policy with the weights after `update` updates. Do not train it."""

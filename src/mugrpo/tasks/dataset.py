@@ -102,7 +102,7 @@ class Dataset(GradedTask):
             data, split = options.eval_data or options.data, options.eval_split
             if split is None and not is_local(data):
                 split = options.split
-            held_out, train = self._problems(data, split), pairs
+            held_out, train = self._problems(data, split, "eval_split"), pairs
         else:
             cut = int(options.eval_share * 2**64)
             if cut:  # even a small data set holds out at least one
@@ -117,17 +117,23 @@ class Dataset(GradedTask):
                 f"(the first: {overlap[0].id!r}); choose another task.eval_data or task.eval_split"
             )
         if not train:
-            raise UsageError(f"{options.data}: no problem is left to train on; lower eval_share")
+            raise UsageError(
+                f"{options.data}: no problem is left to train on; lower task.eval_share"
+            )
         return [problem for _, problem in train], [problem for _, problem in held_out]
 
-    def _problems(self, data: str, split: str | None) -> list[tuple[int, Problem]]:
+    def _problems(
+        self, data: str, split: str | None, option: str = "split"
+    ) -> list[tuple[int, Problem]]:
         """Return (hash of the prompt in its original form, problem) of each row, in order."""
         options = self.options
         subset, revision = options.subset, options.revision
         if is_local(data) and not (is_local(options.data) and is_local(options.eval_data or data)):
             subset = revision = None  # they are for the other source
         problems: dict[str, tuple[int, Problem]] = {}
-        for place, row in read_rows(data, split=split, subset=subset, revision=revision):
+        for place, row in read_rows(
+            data, split=split, subset=subset, revision=revision, split_option=option
+        ):
             prompt = prompt_of(cell(place, row, options.prompt_column, "prompt_column"), place)
             answer = self._answer(place, row)
             identity = hashlib.sha256(canonical([prompt, answer])).hexdigest()[:16]

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from huggingface_hub import constants
 
 from mugrpo.disk.errors import UsageError
-from mugrpo.model.loading import hub_answers
+from mugrpo.model.pretrained import hub_answers
 
 Row = tuple[str, dict[str, Any]]  # (place such as "problems.jsonl, line 3", column -> value)
 
@@ -29,21 +29,23 @@ def read_rows(
     split: str | None = None,
     subset: str | None = None,
     revision: str | None = None,
+    split_option: str = "split",
 ) -> list[Row]:
     """Return the rows of a local file (.jsonl, .parquet, .csv) or of a data set on the hub.
 
     Raises UsageError if the data cannot be read or has no rows. The error names file and line if a
-    row is at fault.
+    row is at fault. `split_option` is the option of the task that names the split.
     """
     path = Path(data)
+    named = {split_option: split, "subset": subset, "revision": revision}
     if not is_local(data):
         rows = list(_hub_rows(data, split or "train", subset, revision))
     elif path.suffix.lower() not in _FORMATS:
         raise UsageError(f"{data} is no file of problems; name one ({', '.join(_FORMATS)})")
-    elif option := next(filter(None, (split, subset, revision)), None):
+    elif options := [f"task.{name} = {value!r}" for name, value in named.items() if value]:
         raise UsageError(
-            f"{data} is a local file, which has no split, subset or revision; leave {option!r} "
-            "out, and name held-out problems of your own with task.eval_data"
+            f"{data} is a local file, which has no split, subset or revision; leave out "
+            f"{options[0]}, and name held-out problems of your own with task.eval_data"
         )
     else:
         rows = list(_file_rows(path))

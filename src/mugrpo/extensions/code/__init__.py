@@ -22,6 +22,7 @@ class CodeOptions(RewardOption):
     one, the run does not begin.
     """
 
+    waits = True
     name: Literal["code"] = "code"
     factory: ClassVar[str] = "mugrpo.extensions.code.judging:Code"
     partial: bool = False
