@@ -47,6 +47,7 @@ DATA: list[tuple[bytes, str, str, str]] = [
     (with_prompt(""), "p.jsonl", "", "line 28: the prompt is empty"),
     (with_prompt([{"role": "robot", "content": "1"}]), "p.jsonl", "", "message 0 of the prompt is"),
     (with_prompt([{"role": "assistant", "content": "2"}]), "p.jsonl", "", "ends with the turn"),
+    (with_prompt("1+\ud83d="), "p.jsonl", "", "half a surrogate pair"),
     (FIRST + b'{"prompt": "\xe9"}\n', "p.jsonl", "", "byte 46 is not UTF-8"),
     (FIRST + b'{"prompt": }\n', "p.jsonl", "", "p.jsonl, line 2 is not JSON"),
     (FIRST + b"[]\n", "p.jsonl", "", "line 2 is not an object"),

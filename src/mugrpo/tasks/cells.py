@@ -144,6 +144,8 @@ def prompt_of(value: Any, where: str) -> str | list[Message]:
         if not _converses(stored):
             if not value.strip():
                 raise UsageError(f"{where}: the prompt is empty")
+            if any("\ud800" <= character <= "\udfff" for character in value):
+                raise UsageError(f"{where}: the prompt has half a surrogate pair; remove it")
             return value
         value = stored
     if not isinstance(value, list | tuple) or not value:
