@@ -96,6 +96,7 @@ def test_updates_and_evaluations_count_what_was_sampled(trained: Path):
     assert evaluations and all(0 < line["entropy"] < 3 for line in evaluations)
 
 
+@pytest.mark.long
 def test_an_export_is_imported_with_its_turns(config: Path, trained: Path, tmp_path: Path):
     ended = mugrpo("export", trained, tmp_path / "set", "--stage", 0, "--trust")
     assert ended.status == 0, ended

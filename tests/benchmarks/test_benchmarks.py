@@ -49,6 +49,7 @@ def test_both_sides_of_generation_count_the_same_tokens(embedded_policy):
     assert len(set(theirs)) > 1 and slots > sum(theirs)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", [[generation, "chain"], [optimization_floor]])
 def test_a_row_is_stored_with_every_repetition(command, tmp_path, capsys):
     module, *words = command

@@ -99,6 +99,7 @@ def test_the_checkpoint_that_the_stage_began_from_is_needed(run: Path, command: 
     assert not (run / "bakeoff").exists()
 
 
+@pytest.mark.long
 def test_a_method_with_other_options_than_before_is_refused(
     compared: Path, command: Command, method: Path
 ):
