@@ -89,9 +89,9 @@ addition: smollm2  ## a real model learns one-digit addition (about ten minutes)
 	$(BIN)/mugrpo train configs/smollm2_addition.toml
 	$(BIN)/mugrpo report runs/smollm2_addition
 
-picture: .venv/installed  ## docs/report.png, the report of the addition run (needs Chromium)
-	$(BIN)/mugrpo report docs/results/smollm2_addition --out build/report.html
-	$(BIN)/python scripts/report_screenshot.py build/report.html docs/report.png --height 1960
+picture: demo  ## docs/report.png, the report of the demo (needs Chromium)
+	$(BIN)/mugrpo report runs/demo --out build/report.html
+	$(BIN)/python scripts/report_screenshot.py build/report.html docs/report.png --height 840
 
 study-%: .venv/installed  ## studies/%.toml: `make study-dilemma` (about half an hour each)
 	$(BIN)/mugrpo study run studies/$*.toml

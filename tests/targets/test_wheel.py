@@ -150,13 +150,14 @@ USES: dict[str, list[str] | str] = {
     "smollm2": "import accelerate, gguf",
     "tensorboard": ["demo", *TINY, "--sinks.tensorboard=true"],
     "trackio": ["demo", *TINY, "--sinks.trackio=test"],
+    "trl": "import mugrpo.extensions.trl",
     "view": "import textual.app",
     "wandb": ["demo", *TINY, "--sinks.wandb=test"],
 }
 
 
 def test_every_extra_is_used():
-    assert USES.keys() == EXTRAS.keys()
+    assert USES.keys() == EXTRAS
 
 
 @pytest.mark.parametrize("extra", USES)
