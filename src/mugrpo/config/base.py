@@ -36,7 +36,7 @@ Template = Annotated[str, AfterValidator(_has_a_place)]
 class MadeOptions(NamedOptions):
     """Options with a factory: "module:function", a function of the options.
 
-    It is imported at its first call, so that options load nothing heavy.
+    The function is imported when it is first called, so defining options imports nothing heavy.
     """
 
     factory: ClassVar[str]

@@ -1,4 +1,4 @@
-"""The registry of extensions. The core finds them here and imports none of them by name.
+"""The registry of extensions: the core looks them up here and never imports one by name.
 
 A package of your own adds to mugrpo by an entry point (examples/extension):
 

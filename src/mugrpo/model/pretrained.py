@@ -24,7 +24,7 @@ EMBEDDED = {
 
 
 def model_path(options: ModelOptions) -> str:
-    """Return the model's directory or hub id. Raises UsageError if it must first be made."""
+    """Return the model's directory or hub id. Raises UsageError if it is not made yet."""
     if options.path not in CACHED:
         return str(EMBEDDED.get(options.path, options.path))
     folder = cached(options.path)

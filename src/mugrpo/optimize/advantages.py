@@ -26,8 +26,8 @@ def group(
     2505.22257), A = (R - mean) / sqrt(variance + 1e-4), where the variance divides by the number of
     responses. With std "none", A = R - mean, as in Dr. GRPO (arXiv 2503.20783). All advantages of a
     group are 0 if its valid rewards are all equal, compared exactly, or if it has fewer than two.
-    `rewards_PG` has P groups of G rewards;
-    those where `valid_PG` (bool) is false count in nothing, and their advantages are 0.
+    `rewards_PG` has P groups of G rewards; those where `valid_PG` (bool) is false count in nothing,
+    and their advantages are 0.
     """
     advantages_PG = _centered(rewards_PG, valid_PG)
     if std == "none":

@@ -183,7 +183,7 @@ class _Importer:
             yield Imported(problem, row, self._rollout(problem, row), self._score(row))
 
     def _keys(self, problem: Problem) -> set[bytes]:
-        """Return what a known problem may be found by: its prompt, or what the model gets."""
+        """Return the key of a known problem: its prompt, or the prompt that the model gets."""
         texts: list[Any] = [problem.prompt, self._encode.text(problem)]
         texts.append(self._encode.tokenizer.decode(self._encode(problem), skip_special_tokens=True))
         if self._encode.options.form == "chat":  # text is a turn of the user

@@ -37,7 +37,7 @@ class Update:
 
 @dataclass(frozen=True)
 class UpdatePrices:
-    """What updates cost with a model of `shape`, made by `ranks` ranks."""
+    """The cost of updates of a model of `shape` on `ranks` ranks."""
 
     shape: Shape
     machine: Machine
