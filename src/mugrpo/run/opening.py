@@ -61,7 +61,7 @@ class OpenRun:
     ranks: Ranks = ALONE
 
     @cached_property
-    def schedule(self) -> Schedule:
+    def draws(self) -> Schedule:
         """The groups that each stage draws."""
         return schedule_of(self.config, self.problems)
 

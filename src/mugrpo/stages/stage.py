@@ -33,14 +33,14 @@ class Stage:
     """A stage: its number, the schedule it is part of, and its shards on disk."""
 
     number: int
-    schedule: Schedule
+    draws: Schedule
     folder: RunDir
     config: RunConfig
     judge: str  # fingerprint of everything that decides a score now
 
     @classmethod
     def of(cls, run: OpenRun, number: int) -> Stage:
-        return cls(number, run.schedule, run.folder, run.config, run.judge)
+        return cls(number, run.draws, run.folder, run.config, run.judge)
 
     @property
     def first_update(self) -> int:
@@ -107,7 +107,7 @@ def stage_shards(stage: Stage) -> list[ShardGroups]:
     Until the stage is planned, more shards may follow once all of these are scored.
     """
     if plan := _valid_plan(stage):
-        stream = stage.schedule.stream(stage.number)
+        stream = stage.draws.stream(stage.number)
         return [list(islice(stream, groups)) for groups in plan.entry(0)["groups"]]
     return [shard for shard, _ in _sampled(stage)]
 
@@ -234,7 +234,7 @@ def _sampled(stage: Stage) -> Iterator[tuple[ShardGroups, list[bool]]]:
     """Yield each shard's groups, and whether each may be trained on ([] if not scored yet)."""
     options, schedule = stage.config.sampling, stage.config.schedule
     per_shard = math.ceil(stage.config.rollouts.shard_rollouts / schedule.group_size)
-    stream = stage.schedule.stream(stage.number)
+    stream = stage.draws.stream(stage.number)
     own = list(islice(stream, stage.groups))
     shards = [own[start : start + per_shard] for start in range(0, len(own), per_shard)]
     if not isinstance(options, DynamicSampling):
