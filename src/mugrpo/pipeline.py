@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Self
 
-from mugrpo.config.stages import SinkOptions
+from mugrpo.config.training import SinkOptions
 from mugrpo.disk.errors import Interrupted
 from mugrpo.disk.metrics import MetricsLog, read_metrics
 from mugrpo.disk.publishing import remove_unfinished

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import mugrpo
-from mugrpo.config.extensions import installed
+from mugrpo.config.base import installed
 from tests.runs import read_metrics, write_config
 
 SOURCE = Path(mugrpo.__file__).parent
@@ -22,7 +22,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "extension"
 PROGRAM = """
 import sys
 import mugrpo.arguments
-from mugrpo.config.extensions import installed
+from mugrpo.config.base import installed
 from mugrpo.config.run import RunConfig
 from mugrpo.__main__ import main
 print(sorted(installed()), sorted(RunConfig.choices()))

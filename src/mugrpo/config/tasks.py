@@ -7,9 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Union
 
 from pydantic import BeforeValidator, Field, create_model, field_validator, model_validator
 
-from mugrpo.config.base import GeneratedOptions, TaskOptions, TextOptions
-from mugrpo.config.extensions import one_of
-from mugrpo.config.options import ByStage, Options, PathOrName, at_stage, choices
+from mugrpo.config.base import (
+    ByStage,
+    GeneratedOptions,
+    Options,
+    PathOrName,
+    TaskOptions,
+    TextOptions,
+    at_stage,
+    choices,
+    one_of,
+)
 from mugrpo.config.rewards import EnvironmentReward, MathOptions, Rewards
 
 

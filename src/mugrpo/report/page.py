@@ -8,8 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from mugrpo.config.base import imported
-from mugrpo.config.extensions import installed
+from mugrpo.config.base import imported, installed
 from mugrpo.disk.metrics import PHASES
 from mugrpo.report.charts import Axis, hue
 from mugrpo.report.figures import (

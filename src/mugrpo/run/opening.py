@@ -10,9 +10,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from mugrpo.config.cores import crowding
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import Interrupted, RunStopped, UsageError
 from mugrpo.disk.publishing import publish_json, set_aside, with_sum
@@ -22,7 +19,7 @@ from mugrpo.disk.seal import changed_shards, require_metrics, unsealed_lines
 from mugrpo.environments.base import Environments
 from mugrpo.environments.pool import environments_of, tools_of
 from mugrpo.model.adapter import require_packages
-from mugrpo.model.hardware import device, with_precision
+from mugrpo.model.hardware import with_precision
 from mugrpo.model.loading import Vocabulary, load_tokenizer, load_vocabulary, model_sizes
 from mugrpo.processes.lifetime import StopFlag
 from mugrpo.processes.ranks import ALONE, Ranks
@@ -223,12 +220,7 @@ def _common_update(folder: RunDir, total: int, ranks: Ranks, progress: Progress)
 
 
 def _for_this_machine(folder: RunDir, config: RunConfig, progress: Progress) -> RunConfig:
-    """Return `config` with the precision that "auto" stands for: as the run began with it, if so.
-
-    Say if others use the cores.
-    """
-    if device() == "cpu" and (busy := crowding(torch.get_num_threads())):
-        progress.say(busy)
+    """Return `config` with the precision of "auto": what the run began with, if it has begun."""
     stored = folder.read_config()
     if config.model.precision == "auto" and stored is not None:
         precision = stored["config"]["model"]["precision"]

@@ -15,9 +15,8 @@ from uuid import uuid4
 
 import torch
 
-from mugrpo.config.base import TaskOptions
+from mugrpo.config.base import NamedOptions, TaskOptions
 from mugrpo.config.load import changes, on_resume, with_newer_options
-from mugrpo.config.options import NamedOptions
 from mugrpo.config.rewards import FunctionOptions
 from mugrpo.config.run import RunConfig
 from mugrpo.config.tasks import MixtureOptions, datasets_in, parts_of
@@ -170,7 +169,7 @@ def _file_of(name: str) -> Path | None:
     if name.endswith(".py"):
         return Path(name) if Path(name).is_file() else None
     # Workers look into the working directory first, too.
-    places = [Path(place, *name.split(".")) for place in (Path.cwd(), *sys.path)]
+    places = [Path(place, *name.split(".")) for place in (".", *sys.path)]
     files = (f for place in places for f in (place.with_suffix(".py"), place / "__init__.py"))
     return next((file for file in files if file.is_file()), None)
 

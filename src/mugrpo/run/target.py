@@ -107,7 +107,7 @@ def _folder_and_config(
                 "config; change single options, or start another run from a config file with "
                 "--run-dir"
             )
-        config = build_config(raw, str(folder.config), overrides)
+        config = build_config(raw, " ".join([str(folder.config), *overrides]))
         theirs = build_config(own, str(folder.config)) if overrides else config
         return folder, config, (stored, theirs)
     config = load_config(target, overrides)
@@ -155,7 +155,7 @@ def named_by(config: RunConfig) -> list[Named]:
 def _named(config: RunConfig) -> Iterator[Named]:
     """Yield code and commands, then whom a run sends something.
 
-    Ray also executes what it gets; vLLM imports classes that its arguments name.
+    vLLM imports classes that its arguments name.
     """
     engine, environment = config.engine, config.environment
     named: list[tuple[str, Any]] = [
@@ -176,11 +176,10 @@ def _named(config: RunConfig) -> Iterator[Named]:
         ("environment.python", environment.python),
         ("environment.name", environment.kind and environment.name),
         ("environment.kwargs", environment.kwargs),
-        *((f"backend.{name}", to) for name, to in config.backend.addresses.items()),
     ]
     if isinstance(engine, VLLMServerOptions):
         named += [("engine.urls", url) for url in engine.urls]
-    named += [(f"sinks.{name}", getattr(config.sinks, name)) for name in ("trackio", "wandb")]
+    named.append(("sinks.wandb", config.sinks.wandb))
     yield from ((option, _words(value)) for option, value in named if value)
 
 

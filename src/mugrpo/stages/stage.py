@@ -15,7 +15,7 @@ from itertools import islice
 
 from mugrpo.config.rewards import RewardOptions
 from mugrpo.config.run import RunConfig
-from mugrpo.config.stages import DynamicSampling
+from mugrpo.config.training import OVERSAMPLING, DynamicSampling
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.records import Status
 from mugrpo.disk.run_dir import RunDir
@@ -158,7 +158,7 @@ def plan_stage(stage: Stage, say: Callable[[str], None]) -> None:
             f"and wrong responses, enough for {len(full)} of {stage.batches} batches"
         )
         if len(full) < stage.batches:
-            raise _short(stage, summary, options)
+            raise _short(stage, summary)
         say(summary)
     write_plan(
         stage.shards("plan"),
@@ -242,7 +242,7 @@ def _sampled(stage: Stage) -> Iterator[tuple[ShardGroups, list[bool]]]:
         return
     rollouts, scores = stage.shards("rollouts"), stage.shards("scores")
     kept, sampled, unscored = list[Group](), 0, False
-    limit = math.floor(options.max_oversampling * len(own))
+    limit = OVERSAMPLING * len(own)
     for number, shard in enumerate(shards):  # the loop may append a shard
         varies = _varies(stage, rollouts, scores, number)
         yield shard, varies
@@ -275,12 +275,11 @@ def _varies(stage: Stage, rollouts: ShardSet, scores: ShardSet, number: int) -> 
     return [correctness_varies(group, stage.config.rewards) for group in groups]
 
 
-def _short(stage: Stage, summary: str, options: DynamicSampling) -> RunStopped:
+def _short(stage: Stage, summary: str) -> RunStopped:
     measured = refresh_metrics(stage.shards("rollouts"), stage.shards("scores"))
     cut = truncation(measured, stage.config.rollouts.max_new_tokens)
     return RunStopped(
-        f"{summary} (sampling.max_oversampling = {options.max_oversampling:g}). "
-        f"{cut or 'The problems are too hard or too easy for the model'}. You can also raise "
-        "--sampling.max_oversampling, or train on every group (--sampling.name every), each with "
-        "--force"
+        f"{summary}, {OVERSAMPLING} times as many as its updates need. "
+        f"{cut or 'The problems are too hard or too easy for the model'}. You can also train "
+        "on every group (--sampling.name every --force)"
     )

@@ -11,9 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
 
-from mugrpo.config.base import imported
+from mugrpo.config.base import imported, installed
 from mugrpo.config.cores import cores
-from mugrpo.config.extensions import installed
 from mugrpo.disk.errors import UsageError
 from mugrpo.tools.vllm_env import BUILDS, FOLDER
 

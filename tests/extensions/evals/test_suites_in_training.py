@@ -10,7 +10,7 @@ import pytest
 
 from mugrpo.config.load import build_config
 from mugrpo.config.run import RunConfig
-from mugrpo.config.stages import EvaluationOptions, SuiteUse
+from mugrpo.config.training import EvaluationOptions, SuiteUse
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.metrics import read_metrics
 from mugrpo.report import write_report

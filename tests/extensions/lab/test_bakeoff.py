@@ -204,7 +204,7 @@ def test_stored_logprobs_are_made_by_the_first_method_and_read_by_the_others(
     methods = []
     for cap in (1, 2):
         methods.append(tmp_path / f"cap{cap}.toml")
-        options = f'preset = "grpo"\n[correction]\nname = "truncated"\ncap = {cap}.0\n'
+        options = f'preset = "grpo"\n[correction]\nname = "truncated"\ninterval = [0.0, {cap}.0]\n'
         methods[-1].write_text(options)
     made = run / "stages/000/trainer_behavior_logprobs"
     assert command("bakeoff", run, "--objectives", methods[0]).status == 0

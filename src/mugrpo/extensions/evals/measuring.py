@@ -75,7 +75,7 @@ def measure(
     """
     found = _target(target, out)
     raw = apply_overrides(found.raw, overrides)
-    base = with_precision(build_config(raw, target, overrides))
+    base = with_precision(build_config(raw, target))
     require_packages(base.lora)
     require_engines(base)
     model_sizes(base.model)  # a model that is not there is refused before anything is written
@@ -136,7 +136,7 @@ def _with_data(suite: Suite, data: Mapping[str, Path]) -> Suite:
 def _config(base: RunConfig, suite: Suite, overrides: Sequence[str]) -> RunConfig:
     """Return the suite's config. The command line's options stand above the suite's."""
     raw = suite_config(base, suite).model_dump(mode="json")
-    config = build_config(apply_overrides(raw, overrides), f"the suite {suite.name}", overrides)
+    config = build_config(apply_overrides(raw, overrides), f"the suite {suite.name}")
     return with_precision(config)
 
 

@@ -8,9 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from mugrpo.config.load import build_config, load_config
-from mugrpo.config.run import PRESETS, UPDATE_PARTS, RunConfig
+from mugrpo.config.run import PRESETS, RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.run.opening import OpenRun
+
+# The options that turn scored rollouts into the loss and the step of an update.
+_UPDATE_PARTS = {
+    "advantage",
+    "objective",
+    "veto",
+    "sequence_mask",
+    "correction",
+    "reference",
+    "reduction",
+}
 
 
 def configs_of(run: OpenRun, methods: Sequence[str]) -> dict[str, RunConfig]:
@@ -57,4 +68,4 @@ def _distinct(configs: dict[str, RunConfig]) -> dict[str, RunConfig]:
 
 def _parts(config: RunConfig) -> dict[str, Any]:
     """Return the options of the parts of the update."""
-    return config.model_dump(mode="json", include=set(UPDATE_PARTS))
+    return config.model_dump(mode="json", include=_UPDATE_PARTS)

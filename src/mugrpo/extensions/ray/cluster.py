@@ -27,7 +27,7 @@ class RayCluster:
     """See `processes.cluster.Cluster`."""
 
     def __init__(self, options: RayBackend) -> None:
-        address = options.address or os.environ.get("RAY_ADDRESS")
+        address = os.environ.get("RAY_ADDRESS")
         self._here = address is None
         self._address = address or "local"
 
@@ -38,7 +38,7 @@ class RayCluster:
             raise UsageError(
                 f"engines and updates need {cpus} CPUs and {gpus} GPUs at once, which this "
                 "machine's Ray does not have; lower --engine.processes or "
-                "--distributed.processes, or name a cluster with --backend.address"
+                "--distributed.processes, or name a cluster in RAY_ADDRESS"
             )
 
     def has_room(self, ranks: int, engines: Sequence[int]) -> bool:
@@ -128,8 +128,8 @@ def _require_listener(address: str) -> None:
 
 def _no_answer(address: str, reason: str) -> UsageError:
     return UsageError(
-        f"no Ray cluster answers at {address} ({reason}); name one with "
-        "--backend.address, or start one with `ray start --head`"
+        f"no Ray cluster answers at {address} ({reason}); name one in "
+        "RAY_ADDRESS, or start one with `ray start --head`"
     )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from mugrpo.config.engines import ContinuousOptions, VLLMOptions, VLLMServerOptions
 from mugrpo.config.run import RunConfig
-from mugrpo.config.stages import DynamicSampling
+from mugrpo.config.training import OVERSAMPLING, DynamicSampling
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import FinishReason, Rollout
 from mugrpo.extensions.lab.plan.counts import FLOAT, Shape
@@ -254,11 +254,11 @@ class Planner:
 
         The stage makes `updates` updates.
         """
-        schedule, options = self.config.schedule, self.config.sampling
+        schedule = self.config.schedule
         groups = -(-updates // schedule.passes_per_batch) * schedule.problems_per_update
-        if not isinstance(options, DynamicSampling):
+        if not isinstance(self.config.sampling, DynamicSampling):
             return groups
-        return int(groups / max(self.varied, 1 / options.max_oversampling))
+        return int(groups / max(self.varied, 1 / OVERSAMPLING))
 
     def state_bytes(self) -> float:
         """Return the bytes of weights, gradients and moments: a frozen model has only weights."""
