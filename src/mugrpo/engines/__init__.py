@@ -28,6 +28,7 @@ from mugrpo.engines.vllm import vllm_host
 from mugrpo.model.loading import Vocabulary
 from mugrpo.model.policy import Policy
 from mugrpo.processes.cluster import cluster_of
+from mugrpo.processes.peer import Peer
 
 
 def make_engine(
@@ -79,7 +80,7 @@ def make_engines(
     ]
     if cluster := cluster_of(config.backend):
         cluster.require_room(0, reserved_gpus(config))
-        starts = [partial(cluster.start_engine, host) for host in hosts]
+        starts: list[Callable[[], Peer]] = [partial(cluster.start_engine, host) for host in hosts]
     else:
         starts = [
             replace(host, environment=host.environment | _own_gpus(config, number)).start
