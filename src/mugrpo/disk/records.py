@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Message = dict[str, Any]  # {"role": "user", "content": "..."}, perhaps with "tool_calls" or others
+Message = Mapping[str, Any]  # {"role": "user", "content": "..."}, perhaps with "tool_calls"
+    str, Any
+]  # {"role": "user", "content": "..."}, perhaps with "tool_calls" or others
 
 
 @dataclass(frozen=True, slots=True)
