@@ -15,8 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 Message = Mapping[str, Any]  # {"role": "user", "content": "..."}, perhaps with "tool_calls"
-    str, Any
-]  # {"role": "user", "content": "..."}, perhaps with "tool_calls" or others
 
 
 @dataclass(frozen=True, slots=True)
