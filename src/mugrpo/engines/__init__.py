@@ -27,6 +27,7 @@ from mugrpo.engines.server import ServerEngine
 from mugrpo.engines.vllm import vllm_host
 from mugrpo.model.loading import Vocabulary
 from mugrpo.model.policy import Policy
+from mugrpo.processes.peer import Peer
 
 
 def make_engine(
@@ -78,7 +79,7 @@ def make_engines(
     ]
     if cluster := config.backend.cluster():
         cluster.require_room(0, reserved_gpus(config))
-        starts = [partial(cluster.start_engine, host) for host in hosts]
+        starts: list[Callable[[], Peer]] = [partial(cluster.start_engine, host) for host in hosts]
     else:
         starts = [
             replace(host, environment=host.environment | _own_gpus(config, number)).start

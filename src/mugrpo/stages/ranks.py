@@ -147,7 +147,7 @@ class RankProcesses:
         config = self._run.config
         if (cluster := config.backend.cluster()) is None:
             return True
-        return cluster.has_room(config.distributed.processes, reserved_gpus(config))
+        return bool(cluster.has_room(config.distributed.processes, reserved_gpus(config)))
 
     def start(self) -> None:
         """Start the ranks, unless they run. They load the newest checkpoint at once."""

@@ -34,6 +34,7 @@ class RayCluster:
 
     def require_room(self, ranks: int, engines: Sequence[int]) -> None:
         """Raise UsageError if the cluster can never provide what they reserve at once."""
+        connected(self._address)  # in this thread, with which a Ray that is started here ends
         # A cluster may grow, so on a cluster Ray waits until there is room.
         if self._here and not self.has_room(ranks, engines):
             cpus, gpus = self._reserved(ranks, engines)
