@@ -116,7 +116,9 @@ def test_unknown_options_are_refused_with_the_nearest_name(refusal, name, near):
 
 
 def test_a_name_like_no_other_of_its_section_is_answered_with_the_section(refusal):
-    assert refusal("--optimizer.clip=1").endswith("optimizer.max_grad_norm, optimizer.micro_batch_tokens")
+    assert refusal("--optimizer.clip=1").endswith(
+        "optimizer.max_grad_norm, optimizer.micro_batch_tokens"
+    )
     assert "task.name" not in refusal("--model.nme=x")
 
 

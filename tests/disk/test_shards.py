@@ -172,11 +172,12 @@ def test_scores_on_disk_are_plain_parquet_with_null_for_no_reward(tmp_path):
     }
 
 
-def test_rows_come_in_the_order_asked_for_across_shards_and_row_groups(rollouts):
+def test_rows_come_in_the_order_asked_for_across_shards_and_row_groups(rollouts, monkeypatch):
     places = [(1, 299), (0, 0), (0, 599), (1, 0), (0, 255), (0, 256), (1, 299), (0, 1)]
     numbers = [1299, 0, 599, 1000, 255, 256, 1299, 1]
     for cached in (1, 2, 10):
-        back = [rollout_from_row(r) for r in RowReader(rollouts, cached).rows(places)]
+        monkeypatch.setattr("mugrpo.disk.shards._CACHED", cached)
+        back = [rollout_from_row(r) for r in RowReader(rollouts).rows(places)]
         for rollout, number in zip(back, numbers, strict=True):
             assert_same(rollout, made(number))
 
@@ -219,7 +220,8 @@ def test_a_reader_keeps_no_more_row_groups_than_its_limit(rollouts, monkeypatch,
         return original(self, number, **kwargs)
 
     monkeypatch.setattr(pq.ParquetFile, "read_row_group", counting)
-    reader = RowReader(rollouts, limit)
+    monkeypatch.setattr("mugrpo.disk.shards._CACHED", limit)
+    reader = RowReader(rollouts)
     for place in [(0, 0), (0, 9), (0, 256), (0, 3), (1, 0), (0, 300), (0, 1)]:
         list(reader.rows([place]))
     assert len(counted) == reads
