@@ -21,8 +21,8 @@ def require_memory(config: RunConfig) -> None:
     On a CPU the system would kill the process without a word. Activations are not counted: an
     update that runs out of memory is computed again in smaller parts.
     """
-    if config.backend.clustered or config.distributed.cpu_offload:
-        return  # they are on other machines, or in another memory
+    if config.backend.clustered:
+        return  # its machines are others
     sizes: Any = model_config(config.model).get_text_config()
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(sizes, trust_remote_code=False)
@@ -39,5 +39,5 @@ def require_memory(config: RunConfig) -> None:
         raise UsageError(
             f"weights, gradients and moments take {share / GIB:.1f} GiB of {what}, which has "
             f"{room / GIB:.1f}: use a smaller model, more --distributed.processes with a GPU each, "
-            "--distributed.cpu_offload true, or train an adapter (--lora.rank 16)"
+            "or train an adapter (--lora.rank 16)"
         )

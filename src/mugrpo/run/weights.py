@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ from numpy.typing import NDArray
 
 from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.disk.errors import RunStopped, UsageError
-from mugrpo.disk.publishing import fleeting, publish_folder, publish_json, sealed_folder_fault
+from mugrpo.disk.publishing import fleeting, publish_folder, sealed_folder_fault
 from mugrpo.disk.records import Rollout
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.model.hardware import give_back_memory
@@ -50,8 +48,7 @@ class Weights:
         check: Check,
     ) -> None:
         self.policy: Policy | None = None
-        ask = partial(ask_for_less, folder) if ranks.size > 1 else None
-        self.budget = TokenBudget(config.optimizer, notify, ask)
+        self.budget = TokenBudget(config.optimizer, notify, ranks.size)
         self._frozen: Policy | None = None
         self._folder = folder
         self._config = config
@@ -67,7 +64,7 @@ class Weights:
         if self.policy is None:
             policy = self._loaded(self._notify, self._ranks)
             if self._ranks.size > 1:
-                distribute(policy, self._config.distributed)
+                distribute(policy)
             found = self._ranks.all(policy.nonfinite_parameter())
             if name := next(filter(None, found), None):
                 path = model_path(self._config.model)
@@ -110,7 +107,7 @@ class Weights:
 
     def sleep(self) -> None:
         """Move all models to host memory, if the config lets them leave the GPU to engines."""
-        for policy in (self.policy, self._frozen) if self._config.trainer_sleeps else ():
+        for policy in (self.policy, self._frozen) if self._config.shares_gpus else ():
             if policy is not None:
                 policy.sleep()
 
@@ -134,21 +131,6 @@ class Weights:
         if self._frozen.update != update:
             self._frozen.load_weights(self.path(update), update)
         return self._frozen
-
-
-def ask_for_less(folder: RunDir, tokens: int) -> None:
-    """Ask the run that started this rank for a budget of `tokens` on all ranks."""
-    with fleeting():
-        publish_json(_less(folder), tokens)
-
-
-def asked_for_less(folder: RunDir) -> int:
-    """Return the budget that a rank has asked for before it ended, or 0."""
-    return int(json.loads(_less(folder).read_text())) if _less(folder).exists() else 0
-
-
-def _less(folder: RunDir) -> Path:
-    return folder.ranks / "micro_batch_tokens.json"
 
 
 def weights_at(folder: RunDir, model: ModelOptions, update: int, ranks: Ranks = ALONE) -> str:
