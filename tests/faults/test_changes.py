@@ -77,17 +77,6 @@ def test_another_number_of_threads_or_version_is_reported_and_goes_on(
 
 
 @pytest.mark.long
-def test_forcing_more_stages_continues_where_the_run_ended(
-    run_dir: Path, command: Command, reference: Path
-):
-    assert command("train", run_dir).status == 0
-    ended = command("train", run_dir, "--schedule.stages", "3", "--force")
-    assert ended.status == 0
-    assert checkpoints(run_dir) == [2, 4, 6, 8, 9]
-    assert final_weights(run_dir) == final_weights(reference)  # update 6 is as it was
-
-
-@pytest.mark.long
 def test_a_forced_change_that_is_killed_and_resumed_gives_the_bits_of_one_that_is_not(
     tmp_path: Path, command: Command
 ):

@@ -220,13 +220,13 @@ class RunDir:
                 f"{self.config} is missing; `mugrpo repair {self.root}` restores it from a "
                 "checkpoint"
             )
-        found = sorted(p.name for p in self.root.glob("*"))
-        own = (self._lock.name, self.config.name)  # a killed process may have left it unfinished
-        if strangers := [name for name in found if name.partition(".tmp.")[0] not in own]:
-            raise UsageError(
-                f"{self.root} is not a run (it has no config.json) but holds "
-                f"{strangers[0]}; name an empty or new directory with --run-dir"
-            )
+        own = ("lock", "config.json")  # a killed process may have left it unfinished
+        for path in sorted(self.root.glob("*")):
+            if path.name.partition(".tmp.")[0] not in own:
+                raise UsageError(
+                    f"{self.root} is not a run (it has no config.json) but holds {path.name}; "
+                    "name an empty or new directory with --run-dir"
+                )
 
     def is_untouched(self) -> bool:
         """Return whether the run has no results yet. Its config may change until it has some."""
