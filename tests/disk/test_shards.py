@@ -289,7 +289,7 @@ def test_a_shard_is_listed_only_after_its_file_is_there(tmp_path, monkeypatch):
         write_rollouts(ShardSet(tmp_path, "rollouts"), 0, [made(0), made(1)])
     assert there == [2]  # the file was whole when the manifest was about to be written
     after = ShardSet(tmp_path, "rollouts")
-
+    assert 0 not in after
     monkeypatch.setattr(shards_module, "publish_json", original)
     write_rollouts(after, 0, [made(5)])  # a shard that is not listed is written again
     assert [r.sample for r in read_rollouts(ShardSet(tmp_path, "rollouts"), 0)] == [5]
