@@ -18,21 +18,9 @@ from tests.runs import (
     final_weights,
     killed,
     mugrpo,
-    read_metrics,
 )
 
 pytest_plugins = ["tests.run_fixtures"]
-
-
-@pytest.mark.long
-def test_a_forced_change_is_reported_stored_and_used(run_dir: Path, command: Command):
-    ended = command("train", run_dir, "--optimizer.lr", "2e-3", "--force")
-    assert ended.status == 0
-    assert "changed since the run began: optimizer.lr: 0.001 -> 0.002\n" in ended.out
-    rates = [line["lr"] for line in read_metrics(run_dir) if line["kind"] == "update"]
-    # They fall linearly to 0: by 3/6 at the fourth update, 4/6 and 5/6 at the last two.
-    assert rates[3:] == pytest.approx([1e-3 * 3 / 6, 2e-3 * 2 / 6, 2e-3 * 1 / 6])
-    assert json.loads((run_dir / "config.json").read_text())["config"]["optimizer"]["lr"] == 2e-3
 
 
 @pytest.mark.long
