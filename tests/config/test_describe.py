@@ -12,7 +12,6 @@ from mugrpo.config.rewards import Reward
 from mugrpo.config.run import RunConfig
 from mugrpo.config.tasks import SourceOptions
 from mugrpo.config.training import SuiteUse
-from tests.cases import table
 
 CHOICES = RunConfig.choices()
 
@@ -55,21 +54,6 @@ def test_every_option_is_listed_once_for_each_choice_that_has_it(required):
     for name in [f"{group}.name" for group in (*CHOICES, *lists)]:
         expected[name] = Counter([""])  # the choice itself is listed once for the group
     assert owners_by_name() == expected
-
-
-@table(
-    ("name", "owners"),
-    [
-        ("engine.slots", ["continuous", "hf", "vllm", "vllm_server"]),
-        ("objective.ratio_clip", ["grpo", "cispo", "decoupled_ppo", "minpro"]),
-        ("correction.level", ["truncated", "masked"]),
-        ("engine.processes", ["continuous", "hf", "vllm"]),
-        ("task.system_prompt", ["dataset", "reasoning-gym"]),
-        ("seed", [""]),
-    ],
-)
-def test_owners_by_hand(name, owners):
-    assert owners_by_name()[name] == Counter(owners)
 
 
 def test_a_default_that_differs_between_choices_is_shown_for_each():

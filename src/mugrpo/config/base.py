@@ -359,13 +359,10 @@ def installed() -> dict[str, Extension]:
 def one_of(kind: str, *own: type[Any]) -> Any:
     """Return the union of the core's options and those that extensions add, chosen by name.
 
-    `kind` is a field of `Extension`. Raises UsageError if two have the same name.
+    `kind` is a field of `Extension`.
     """
     added = [options for one in installed().values() for options in getattr(one, kind)]
-    names = [options.model_fields["name"].default for options in (*own, *added)]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise UsageError(f"two of the installed {kind} are called {min(twice)!r}; uninstall one")
-    if len(names) == 1:
+    if not added and len(own) == 1:
         return own[0]
     return Annotated[Union[(*own, *added)], Field(discriminator="name")]
 

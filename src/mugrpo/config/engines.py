@@ -72,8 +72,8 @@ class ContinuousOptions(OwnEngineOptions):
 
     name: Literal["continuous"] = "continuous"
     slots: int = Field(128, ge=1)
-    """Sequences decoded together. When one ends, the next takes its slot at once. If a config has
-    none, as many as hold 65,536 response tokens, but at least 128 and at most 512."""
+    """Sequences decoded together, or requests in flight per server. A config without it has, with
+    "continuous", as many as hold 65,536 response tokens, but at least 128 and at most 512."""
 
 
 def slots_for(max_new_tokens: int) -> int:
@@ -89,7 +89,8 @@ class HFOptions(OwnEngineOptions):
 
     name: Literal["hf"] = "hf"
     slots: int = Field(128, ge=1)
-    """Sequences decoded together."""
+    """Sequences decoded together, or requests in flight per server. A config without it has, with
+    "continuous", as many as hold 65,536 response tokens, but at least 128 and at most 512."""
 
 
 class AnyVLLMOptions(EngineOptions):
@@ -116,7 +117,8 @@ class VLLMOptions(AnyVLLMOptions):
     tensor_parallel: int = Field(1, ge=1, json_schema_extra=HARMLESS)
     """GPUs that the model is split over."""
     slots: int = Field(256, ge=1)
-    """Sequences decoded together."""
+    """Sequences decoded together, or requests in flight per server. A config without it has, with
+    "continuous", as many as hold 65,536 response tokens, but at least 128 and at most 512."""
     gpu_memory_utilization: float = Field(0.85, gt=0, le=1, json_schema_extra=HARMLESS)
     """Share of a GPU's memory that the engine takes. The trainer's model stays beside it. On a CPU,
     it is a share of the machine's memory: choose 0.25 or so, which leaves room for training."""
@@ -156,7 +158,8 @@ class VLLMServerOptions(AnyVLLMOptions):
     """The servers' URLs. Several servers share a stage's shards. A user with a password in a URL is
     sent to the server; config.json has them too."""
     slots: int = Field(256, ge=1)
-    """Requests in flight at once, per server."""
+    """Sequences decoded together, or requests in flight per server. A config without it has, with
+    "continuous", as many as hold 65,536 response tokens, but at least 128 and at most 512."""
 
     @property
     def loading_remedy(self) -> str:

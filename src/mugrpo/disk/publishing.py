@@ -144,15 +144,10 @@ def seal_folder(folder: Path, known: Mapping[str, str] = MappingProxyType({})) -
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     names = [str(file.relative_to(folder)) for file in files]
     unknown = [name for name in names if name not in known]
-    found = dict(zip(unknown, _sums([folder / name for name in unknown]), strict=True))
-    sums = {name: known.get(name) or found[name] for name in names}
+    found = {**known, **_sums(folder, unknown)}
+    sums = {name: found[name] for name in names}
     (folder / SUMS).write_text(json.dumps(sums, indent=1) + "\n")
     _intact.append(_state([*files, folder / SUMS]))
-
-
-def checksums(folder: Path, names: Sequence[str]) -> dict[str, str]:
-    """Return the checksums of the files of `folder` called `names`."""
-    return dict(zip(names, _sums([folder / name for name in names]), strict=True))
 
 
 def sealed_folder_fault(folder: Path, part: int = 0, parts: int = 1) -> str | None:
@@ -165,10 +160,8 @@ def sealed_folder_fault(folder: Path, part: int = 0, parts: int = 1) -> str | No
         sums = dict(json.loads((folder / SUMS).read_text()))
     except PermissionError:
         raise  # nothing may be wrong with it
-    except (OSError, ValueError, TypeError, RecursionError):
+    except (OSError, ValueError, TypeError):
         return f"has no readable {SUMS}"
-    if not sums:
-        return f"has a {SUMS} that lists nothing"
     files = [folder / name for name in sums]
     for name, file in zip(sums, files, strict=True):
         if not file.is_file():
@@ -177,7 +170,7 @@ def sealed_folder_fault(folder: Path, part: int = 0, parts: int = 1) -> str | No
     if state in _intact:
         return None
     names = list(sums)[part::parts]
-    for name, found in checksums(folder, names).items():
+    for name, found in _sums(folder, names).items():
         if found != sums[name]:
             return f"has a {name} that does not match its checksum"
     _intact.append(state)
@@ -194,10 +187,10 @@ def _state(files: Iterable[Path]) -> tuple[tuple[int, ...], ...]:
     return tuple((s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns) for s in stats)
 
 
-def _sums(files: Sequence[Path]) -> list[str]:
-    """Return the files' checksums, computed side by side."""
+def _sums(folder: Path, names: Sequence[str]) -> dict[str, str]:
+    """Return name -> checksum of files in `folder`, computed side by side."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(sha256_of, files))
+        return dict(zip(names, pool.map(lambda name: sha256_of(folder / name), names), strict=True))
 
 
 def publish_json(path: Path, value: Any) -> None:

@@ -90,6 +90,8 @@ class RunDir:
         self.checkpoints = root / "checkpoints"
         self.benchmarks = root / "benchmarks"  # results of suites
         self.ranks = root / "ranks"  # where the run and its ranks exchange orders and answers
+        self.stop_request = self.ranks / "stop"  # exists while the ranks are asked to stop
+        self.rank_logs = root / "logs" / "ranks"
         self.origin = root / "origin.json"  # of a run on another run's rollouts, see `bakeoff`
         self.pending: Pending | None = None
         self.handover: Handover | None = None
@@ -112,15 +114,6 @@ class RunDir:
     def log(self, name: str) -> Path:
         """Return the log file of the process called `name`."""
         return self.root / "logs" / f"{name}.log"
-
-    def rank_logs(self) -> Path:
-        """Return the log folder of the ranks."""
-        return self.root / "logs" / "ranks"
-
-    @property
-    def stop_request(self) -> Path:
-        """A file that exists while the ranks are asked to stop."""
-        return self.ranks / "stop"
 
     def checkpoint_updates(self) -> list[int]:
         """Return the updates with a published checkpoint, ascending. The folders' names decide."""
@@ -163,7 +156,7 @@ class RunDir:
         """
         try:
             return dict(json.loads((self.checkpoint(update) / "stages.json").read_bytes()))
-        except (OSError, ValueError, TypeError, RecursionError):
+        except (OSError, ValueError, TypeError):
             return {}
 
     def sealed_config(self, update: int) -> dict[str, Any] | None:
@@ -197,22 +190,12 @@ class RunDir:
             self._refuse_strangers()
             return None
         refuse_links_out(self.root)
-        try:
-            version = json.loads(self.config.read_bytes())["format"]
-        except PermissionError as error:
-            raise UsageError(f"{self.config} cannot be read ({error}); fix that") from None
-        except (KeyError, TypeError):
-            raise UsageError(
-                f"{self.config} is not the config.json of a run; name another --run-dir"
-            ) from None
-        except (OSError, ValueError, RecursionError):
-            version = FORMAT  # a damaged one
-        if version != FORMAT:
-            raise UsageError(
-                f"{self.root} has run format {version}, but this version of mugrpo reads "
-                f"format {FORMAT}; use the version that wrote it, or name another --run-dir"
-            )
         stored = read_summed(self.config)
+        if stored.get("format") != FORMAT:
+            raise UsageError(
+                f"{self.root} has run format {stored.get('format')}, but this version of mugrpo "
+                f"reads format {FORMAT}; use the version that wrote it, or name another --run-dir"
+            )
         self._require_as_sealed(with_sum(stored))
         return stored
 
@@ -237,13 +220,13 @@ class RunDir:
                 f"{self.config} is missing; `mugrpo repair {self.root}` restores it from a "
                 "checkpoint"
             )
-        found = sorted(p.name for p in self.root.glob("*"))
-        own = (self._lock.name, self.config.name)  # a killed process may have left it unfinished
-        if strangers := [name for name in found if name.partition(".tmp.")[0] not in own]:
-            raise UsageError(
-                f"{self.root} is not a run (it has no config.json) but holds "
-                f"{strangers[0]}; name an empty or new directory with --run-dir"
-            )
+        own = ("lock", "config.json")  # a killed process may have left it unfinished
+        for path in sorted(self.root.glob("*")):
+            if path.name.partition(".tmp.")[0] not in own:
+                raise UsageError(
+                    f"{self.root} is not a run (it has no config.json) but holds {path.name}; "
+                    "name an empty or new directory with --run-dir"
+                )
 
     def is_untouched(self) -> bool:
         """Return whether the run has no results yet. Its config may change until it has some."""

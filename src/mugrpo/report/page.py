@@ -45,7 +45,7 @@ _ESSENTIAL = (
     *("schedule.growth", "schedule.passes_per_batch", "schedule.problems_per_update"),
     *("schedule.group_size", "rollouts.temperature", "rollouts.max_new_tokens", "seed"),
 )
-_VERSIONS = ("mugrpo", "torch", "transformers", "numpy", "git_revision")
+_VERSIONS = ("mugrpo", "torch", "transformers", "numpy")
 
 _RATIOS = tuple(
     Panel(

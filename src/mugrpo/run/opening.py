@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -98,9 +97,6 @@ class OpenRun:
             raise Interrupted("stopped with the other ranks")
 
 
-_PATIENCE = 90  # seconds to wait until all machines see what one of them has written
-
-
 @contextmanager
 def open_run(
     target: Path | str | Target,
@@ -133,7 +129,7 @@ def open_run(
     require_packages(config.lora)
     prompts = prompt_encoder(config)
     problems, eval_problems = (_fitting(prompts, side, progress) for side in target.problems)
-    newest = _common_update(folder, config.schedule.total_updates, ranks, progress)
+    newest = _common_update(folder, config.schedule.total_updates, ranks)
     schedule_of(config, problems)  # raises if there are too few
     with ExitStack() as stack:
         if not ranks.driven:
@@ -195,28 +191,23 @@ def _settle(
     remember(document or folder.read_config() or {}, config)
 
 
-def _common_update(folder: RunDir, total: int, ranks: Ranks, progress: Progress) -> int:
-    """Return the update of the newest checkpoint, once all ranks see the same one.
+def _common_update(folder: RunDir, total: int, ranks: Ranks) -> int:
+    """Return the update of the newest checkpoint.
 
-    Shared storage may show a checkpoint to some ranks later than to others. Raises UsageError if
-    the ranks still disagree after `_PATIENCE` seconds, or if it is above the schedule's `total`.
+    Raises UsageError if ranks see different ones, or if it is above the schedule's `total`.
     """
-    for second in range(_PATIENCE):
-        updates = ranks.all(folder.newest_update())
-        if len(set(updates)) == 1 and (newest := updates[0]) <= total:
-            return newest
-        if len(set(updates)) == 1:
-            raise UsageError(
-                f"{folder.root} already has {newest} updates, more than the {total} of its "
-                "schedule; raise schedule.stages, or choose a new --run-dir"
-            )
-        if second == 5:
-            progress.say(f"waiting until all ranks see the same checkpoints in {folder.root}")
-        time.sleep(1)
-    raise UsageError(
-        f"{folder.root} is not the same for all ranks: their newest checkpoints are of updates "
-        f"{', '.join(map(str, updates))}; it must be on storage that all machines share"
-    )
+    updates = ranks.all(folder.newest_update())
+    if len(set(updates)) > 1:
+        raise UsageError(
+            f"{folder.root} is not the same for all ranks: their newest checkpoints are of updates "
+            f"{', '.join(map(str, updates))}; it must be on storage that all machines share"
+        )
+    if updates[0] > total:
+        raise UsageError(
+            f"{folder.root} already has {updates[0]} updates, more than the {total} of its "
+            "schedule; raise schedule.stages, or choose a new --run-dir"
+        )
+    return updates[0]
 
 
 def _for_this_machine(folder: RunDir, config: RunConfig, progress: Progress) -> RunConfig:

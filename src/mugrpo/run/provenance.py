@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from mugrpo.disk.records import Problem
 from mugrpo.disk.run_dir import FORMAT, RunDir
 from mugrpo.model.hardware import arithmetic
 from mugrpo.model.pretrained import model_fingerprint
-from mugrpo.processes.lifetime import passed_on
 from mugrpo.run.progress import Progress
 
 _MUST_AGREE = {
@@ -73,7 +71,7 @@ def settled_config(
         raise UsageError(f"{folder.root} was started differently: {'; '.join(refused)}. {remedy}")
     for text in texts.values():
         progress.say(f"changed since the run began: {text}")
-    for name in sorted(provenance.keys() - _MUST_AGREE.keys() - {"git_revision"}):
+    for name in sorted(provenance.keys() - _MUST_AGREE.keys()):
         if (old := stored["provenance"].get(name)) != provenance[name]:
             progress.say(
                 f"{name} was {old}, is now {provenance[name]}: the resumed run may differ in the "
@@ -126,7 +124,6 @@ def provenance_of(config: RunConfig, *problem_sets: Sequence[Problem]) -> dict[s
         **{name: metadata.version(name) for name in packages},
         "threads": torch.get_num_threads(),
         "arithmetic": arithmetic(),
-        "git_revision": _git_revision(HOME),
     }
 
 
@@ -194,15 +191,3 @@ def _judging(task: NamedOptions) -> dict[str, Any]:
     """Return the options of `task` that decide a score."""
     options = task.model_dump(mode="json")
     return {"task": options["name"], "rewards": options.get("rewards")}
-
-
-def _git_revision(folder: Path) -> str | None:
-    """Return the commit that `folder` is checked out at, or None if git does not track it."""
-    # `ls-files` fails in a virtual environment inside of somebody's own project.
-    asked = ["ls-files", "--error-unmatch", "__init__.py"], ["rev-parse", "HEAD"]
-    run = partial(subprocess.run, env=passed_on(), capture_output=True, text=True, check=True)
-    try:
-        _, process = [run(["git", "-C", str(folder), *words]) for words in asked]
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return str(process.stdout.strip())

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -148,12 +148,7 @@ def remember(stored: Mapping[str, Any], config: RunConfig) -> None:
 
 
 def named_by(config: RunConfig) -> list[Named]:
-    """Return the code, commands and addresses that `config` names, each with its option."""
-    return list(dict.fromkeys(_named(config)))
-
-
-def _named(config: RunConfig) -> Iterator[Named]:
-    """Yield code and commands, then whom a run sends something.
+    """Return the code, commands and addresses that `config` names, each with its option.
 
     vLLM imports classes that its arguments name.
     """
@@ -180,7 +175,7 @@ def _named(config: RunConfig) -> Iterator[Named]:
     if isinstance(engine, VLLMServerOptions):
         named += [("engine.urls", url) for url in engine.urls]
     named.append(("sinks.wandb", config.sinks.wandb))
-    yield from ((option, _words(value)) for option, value in named if value)
+    return list(dict.fromkeys((option, _words(value)) for option, value in named if value))
 
 
 def _words(value: Any) -> str:

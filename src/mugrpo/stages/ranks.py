@@ -151,7 +151,7 @@ class RankProcesses:
         if self._job is not None:
             return
         run, folder = self._run, self._run.folder
-        logs = folder.rank_logs().absolute()
+        logs = folder.rank_logs.absolute()
         for old in (logs, folder.ranks):
             shutil.rmtree(old, ignore_errors=True)
             old.mkdir(parents=True)
@@ -265,7 +265,7 @@ class RankProcesses:
         if not run.config.backend.clustered or sampling is None:
             return
         if run.folder.stop_request.exists():
-            if not any(run.folder.rank_logs().glob("rank-*.log")):  # no rank can read the request
+            if not any(run.folder.rank_logs.glob("rank-*.log")):  # no rank can read the request
                 run.stop.check()
                 sampling.busy()
         elif not self.beside_engines and not sampling.busy():
@@ -321,5 +321,5 @@ def optimize_in_ranks(
         with left_to_ranks():
             ranks.optimize(stage.number, next(due, end))
         if run.folder.newest_update() <= start:
-            logs = run.folder.rank_logs()
+            logs = run.folder.rank_logs
             raise RunStopped(f"the ranks made no update after {start}; see {logs}")
