@@ -93,9 +93,6 @@ class EveryGroup(NamedOptions):
     name: Literal["every"] = "every"
 
 
-OVERSAMPLING = 10  # times the groups that its updates need, which a stage samples at most
-
-
 class DynamicSampling(NamedOptions):
     """Groups with both right and wrong responses; others are replaced by further samples (DAPO)."""
 

@@ -15,7 +15,7 @@ from itertools import islice
 
 from mugrpo.config.rewards import RewardOptions
 from mugrpo.config.run import RunConfig
-from mugrpo.config.training import OVERSAMPLING, DynamicSampling
+from mugrpo.config.training import DynamicSampling
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.records import Status
 from mugrpo.disk.run_dir import RunDir
@@ -25,6 +25,7 @@ from mugrpo.rollouts.score import scored
 from mugrpo.rollouts.statistics import refresh_metrics, truncation
 from mugrpo.run.opening import OpenRun
 
+OVERSAMPLING = 10  # times the groups that its updates need, which a stage samples at most
 _SPARE = 1.1  # factor on the expected need: another round costs more than a few spare groups
 
 
