@@ -3,8 +3,10 @@ SUITS := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
 PYTHON ?= $(shell for one in python3.11 python3.12 python3.13 python3; do \
   $$one $(SUITS) 2>/dev/null && echo $$one && break; done)
 BIN := .venv/bin
-# Bytecode is compiled at first use: to compile all of the packages takes a minute.
+# To compile every module of every package takes a minute, and a run uses a sixth of them: they are
+# compiled at first use, and kept.
 export PIP_COMPILE := 0
+unexport PYTHONDONTWRITEBYTECODE
 
 # The rows of docs/cost_model.md's table, a target each: `make bench-update_smollm2`.
 ROWS := bench-update_smollm2 bench-optimization_floor
