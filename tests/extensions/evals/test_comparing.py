@@ -172,9 +172,7 @@ def test_data_is_a_path_unless_it_begins_with_a_suite(text: str, names: str, fil
 
 
 def test_data_of_an_unknown_suite_is_refused():
-    with pytest.raises(
-        UsageError, match=r"'c' is none of the suites; write .* among a, b"
-    ):
+    with pytest.raises(UsageError, match=r"'c' is none of the suites; write .* among a, b"):
         _data("c=x", ["a", "b"])
 
 

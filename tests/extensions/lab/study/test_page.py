@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from mugrpo.disk.errors import UsageError
-from mugrpo.extensions.lab.study.command import show_study
 from mugrpo.extensions.lab.study.outcome import outcome
 from mugrpo.extensions.lab.study.page import compared, draw, table, write_page
+from mugrpo.extensions.lab.study.running import show_study
 from mugrpo.extensions.lab.study.spec import load_study
 from mugrpo.report.charts import svg_file, vega_lite
 from mugrpo.report.readable import TIMES
@@ -76,17 +76,6 @@ def test_equivalence_has_a_column_of_p_values(file, finished):
     assert line.endswith(f"| {0.5 - math.atan(3) / math.pi:.3f} |")
     *_, line = compared(tested, finished[:4]).splitlines()  # one pair
     assert line.endswith("|  |")
-
-
-def test_a_rank_correlation_is_a_sentence_of_the_page(file, finished):
-    study, _ = load_study(file)
-    told = study.model_copy(update={"correlate": (("accuracy", "training_seconds"),)})
-    text = write_page(told, file, finished, 6).read_text()
-    # accuracies .5 .6 .7 .9 .9, seconds 10 10 10 20 5
-    assert (
-        "rank correlation of accuracy on held-out problems with seconds of training over 5" in text
-    )
-    assert "Spearman" not in write_page(study, file, finished, 6).read_text()
 
 
 def test_a_column_of_ratios_has_a_geometric_mean(file):

@@ -17,10 +17,9 @@ from mugrpo.cli import main
 from mugrpo.disk.errors import Interrupted, UsageError
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.extensions.lab.study import command as command_module
-from mugrpo.extensions.lab.study.command import run_study, show_study
 from mugrpo.extensions.lab.study.outcome import Results
 from mugrpo.extensions.lab.study.page import RESULTS, folder_of
-from mugrpo.extensions.lab.study.running import Cells
+from mugrpo.extensions.lab.study.running import Cells, run_study, show_study
 from mugrpo.extensions.lab.study.spec import load_study
 from mugrpo.model.hardware import with_precision
 from mugrpo.processes.lifetime import StopFlag

@@ -13,7 +13,7 @@ from typing import Any
 import altair as alt
 
 from mugrpo.disk.publishing import publish_file
-from mugrpo.extensions.lab.study.intervals import equivalence, estimate, geometric, rank_correlation
+from mugrpo.extensions.lab.study.intervals import equivalence, estimate, geometric
 from mugrpo.extensions.lab.study.outcome import Row, quantity, rows_of
 from mugrpo.extensions.lab.study.spec import Figure, Study, arms
 from mugrpo.report.charts import (
@@ -27,7 +27,7 @@ from mugrpo.report.charts import (
     svg_file,
     words,
 )
-from mugrpo.report.readable import MINUS, duration, plain
+from mugrpo.report.readable import MINUS, duration, markdown, plain
 
 NAMES = {
     "accuracy": "accuracy on held-out problems",
@@ -189,7 +189,7 @@ def table(study: Study, rows: Sequence[Row]) -> str:
             _mean(column, [quantity(row, column) for row in arm_rows]) for column in study.columns
         )
         body.append([*arm.values(), f"{len(arm_rows)}", *cells])
-    return _markdown(head, body)
+    return markdown(head, body)
 
 
 def compared(study: Study, rows: Sequence[Row]) -> str:
@@ -216,7 +216,7 @@ def compared(study: Study, rows: Sequence[Row]) -> str:
         if margin is not None:
             cells.append(_equivalence(pairs, margin))
         body.append([*arm.values(), f"{len(pairs)}", *cells])
-    return _markdown(head, body)
+    return markdown(head, body)
 
 
 def write_page(study: Study, file: Path, rows: Sequence[Row], cells: int) -> Path:
@@ -234,14 +234,13 @@ def write_page(study: Study, file: Path, rows: Sequence[Row], cells: int) -> Pat
         "## Setting",
         study.setting.strip(),
         f"{len(rows)} of {cells} runs, seeds {', '.join(map(str, study.seeds))}, "
-        f"{_threads(study)} each; all runs together took {duration(spent)}, evaluations "
+        f"threads of each: {study.threads}; all runs together took {duration(spent)}, evaluations "
         f"included. Made by `mugrpo study run {file}`; every row of [{RESULTS}]({RESULTS}) holds "
         "its whole config. "
         "Intervals are 95 %, by Student's t distribution over seeds.",
         "## Result",
         table(study, rows),
         *images,
-        *(_correlation(pair, rows) for pair in study.correlate),
     ]
     if study.baseline:
         name = ", ".join(study.baseline.values())
@@ -250,10 +249,6 @@ def write_page(study: Study, file: Path, rows: Sequence[Row], cells: int) -> Pat
     with publish_file(folder / PAGE) as out:
         out.write(("\n\n".join(part for part in parts if part) + "\n").encode())
     return folder / PAGE
-
-
-def _threads(study: Study) -> str:
-    return "one thread" if study.threads == 1 else f"{study.threads} threads"
 
 
 def _mean(column: str, values: Sequence[float | None]) -> str:
@@ -300,26 +295,9 @@ def _equivalence(pairs: Sequence[tuple[Row, Row]], margin: float) -> str:
     return "below 0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def _correlation(columns: tuple[str, str], rows: Sequence[Row]) -> str:
-    """Return a sentence on the rank correlation of two columns over all cells."""
-    first, second = columns
-    found = rank_correlation([(quantity(row, first), quantity(row, second)) for row in rows])
-    if found is None:
-        return ""
-    return (
-        f"Spearman's rank correlation of {named(first)} with {named(second)} over {found.count} "
-        f"runs: {found.mean:.2f} ± {found.half_width:.2f}."
-    )
-
-
 def _spans_decades(column: str) -> bool:
     return column.startswith("ratio/")
 
 
 def _number(column: str, value: float) -> str:
     return f"{value:.3f}" if column in _SHARES or column.startswith("pass@") else plain(value)
-
-
-def _markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *body]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
