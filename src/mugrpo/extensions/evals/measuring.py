@@ -13,7 +13,6 @@ from mugrpo.config.load import apply_overrides, build_config
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.engines import require_engines
 from mugrpo.engines.base import Engine
 from mugrpo.extensions.evals.comparing import is_run
 from mugrpo.extensions.evals.options import Suite
@@ -72,7 +71,6 @@ def measure(
     raw = apply_overrides(found.raw, overrides)
     base = with_precision(build_config(raw, target, overrides))
     require_packages(base.lora)
-    require_engines(base)
     model_sizes(base.model)  # a model that is not there is refused before anything is written
     at = _updates(found, updates)
     chosen = {**found.own, **chosen}

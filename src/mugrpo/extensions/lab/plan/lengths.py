@@ -74,7 +74,8 @@ def from_run(root: Path, limit: int) -> Lengths:
     """
     folder = RunDir(root)
     for stage in reversed(folder.stages()):
-        shards, rows = ShardSet(folder.shards(stage, "rollouts"), "rollouts"), []
+        shards = ShardSet(folder.shards(stage, "rollouts"), "rollouts")
+        rows: list[tuple[str, int, int]] = []
         for shard in shards.numbers():
             if len(rows) < _POOL:
                 rows += read_lengths(shards, shard)

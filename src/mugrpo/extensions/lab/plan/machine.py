@@ -93,7 +93,8 @@ class Machine(Options):
 
     @model_validator(mode="after")
     def _every_number_has_a_source(self) -> Self:
-        tables = {"rates": Rates, "shares": Shares, "overheads": Overheads}
+        tables: dict[str, type[Options]] = {}
+        tables |= {"rates": Rates, "shares": Shares, "overheads": Overheads}
         names = [f"{table}.{name}" for table in tables for name in tables[table].model_fields]
         for name in (*names, "memory_gib"):
             if not (self.sources.get(name) or self.sources.get(name.partition(".")[0])):
