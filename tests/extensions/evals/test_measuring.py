@@ -11,8 +11,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from mugrpo.cli import main
 from mugrpo.disk.errors import RunStopped
 from mugrpo.engines.continuous import ContinuousEngine
+from tests.extensions.evals.conftest import suite_in
 from tests.runs import Command, finished
 
 pytest_plugins = ["tests.run_fixtures"]
@@ -30,12 +32,25 @@ def rows_in(folder: Path, kind: str) -> list[dict[str, Any]]:
     return [row for file in files for row in pq.read_table(file).to_pylist()]
 
 
-def test_a_result_says_what_its_shards_say(suite: Path, tmp_path: Path, command: Command):
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a measurement of the embedded model. Tests read or copy it."""
+    folder = tmp_path_factory.mktemp("measured")
+    words = ["benchmark", "chain", "--suite", str(suite_in(folder))]
+    assert main([*words, "--out", str(folder / "out"), *SHORT_SHARDS]) == 0
+    return folder / "out"
+
+
+@pytest.fixture
+def again(measured: Path, suite: Path, tmp_path: Path) -> tuple[Any, ...]:
+    """The words that measure the same into a copy of `measured`."""
+    out = shutil.copytree(measured, tmp_path / "out")
+    return ("benchmark", "chain", "--suite", suite, "--out", out, *SHORT_SHARDS)
+
+
+def test_a_result_says_what_its_shards_say(measured: Path):
     """Counted again from the parquet files: avg@4 is the mean over problems of right / 4."""
-    out = tmp_path / "out"
-    ended = command("benchmark", "chain", "--suite", suite, "--out", out, *SHORT_SHARDS)
-    assert ended.status == 0, ended
-    folder = out / "short" / "update-000000"
+    folder = measured / "short" / "update-000000"
     rollouts, scores = rows_in(folder, "rollouts"), rows_in(folder, "scores")
     assert len(list((folder / "rollouts").glob("*.parquet"))) == 3
     right: dict[str, list[bool]] = {}
@@ -52,18 +67,16 @@ def test_a_result_says_what_its_shards_say(suite: Path, tmp_path: Path, command:
     lengths = [len(rollout["response_ids"]) for rollout in rollouts]
     assert result["measures"]["mean_length"][0] == pytest.approx(sum(lengths) / 48)
     assert result["responses"] == 48 == sum(result["statuses"].values())
-    assert f"{value:.3f} ({low:.3f} to {high:.3f})" in ended.out
-    assert "Short chains" in (out / "table.md").read_text()
+    table = (measured / "table.md").read_text()
+    assert "Short chains" in table and f"{value:.3f} ({low:.3f} to {high:.3f})" in table
 
 
 def test_what_is_published_is_not_sampled_again(
-    suite: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+    again: tuple[Any, ...], tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ):
     """One of three shards is lost: its four problems are asked again, and answered the same."""
-    arguments = ("benchmark", "chain", "--suite", suite, "--out", tmp_path / "out", *SHORT_SHARDS)
-    assert command(*arguments).status == 0
     folder = tmp_path / "out" / "short" / "update-000000"
-    before, measured = rows_in(folder, "rollouts"), result_in(folder)["measures"]
+    before, measures = rows_in(folder, "rollouts"), result_in(folder)["measures"]
     asked: list[int] = []
     generate = ContinuousEngine.generate
 
@@ -72,27 +85,29 @@ def test_what_is_published_is_not_sampled_again(
         return generate(engine, requests, **options)
 
     monkeypatch.setattr(ContinuousEngine, "generate", counted)
-    assert command(*arguments).status == 0
+    assert command(*again).status == 0
     assert asked == []  # not even a canary
     (folder / "rollouts" / "shard-00001.parquet").unlink()
-    ended = command(*arguments)
+    ended = command(*again)
     assert "shard-00001.parquet is missing; it is made again" in ended.out
     assert asked[-1] == 16 and sum(asked) <= 16 + 4  # and a canary
     assert rows_in(folder, "rollouts") == before
-    assert result_in(folder)["measures"] == measured
+    assert result_in(folder)["measures"] == measures
 
 
 def test_stored_responses_are_graded_again_without_an_engine(
-    suite: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+    again: tuple[Any, ...],
+    suite: Path,
+    tmp_path: Path,
+    command: Command,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     """Another pattern reads the second sum: other verdicts on the very same rollouts."""
-    arguments = ("benchmark", "chain", "--suite", suite, "--out", tmp_path / "out")
-    assert command(*arguments).status == 0
     folder = tmp_path / "out" / "short" / "update-000000"
     rollouts, before = rows_in(folder, "rollouts"), result_in(folder)["measures"]["avg@4"]
     monkeypatch.setattr(ContinuousEngine, "generate", None)
     suite.write_text(suite.read_text().replace("=(\\\\d)$", "^(\\\\d)"))
-    assert command(*arguments).status == 0
+    assert command(*again).status == 0
     assert rows_in(folder, "rollouts") == rollouts
     assert result_in(folder)["measures"]["avg@4"] != before
 

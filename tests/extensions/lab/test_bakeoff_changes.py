@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from mugrpo.cli import main
+from mugrpo.extensions.lab import bakeoff
 from tests.faults.harm import contents, flip_bit, refused, stopped
-from tests.runs import Command, checkpoints, killed, mugrpo, write_config
+from tests.runs import Command, checkpoints, killed, write_config
 
 pytest_plugins = ["tests.run_fixtures"]
 pytestmark = pytest.mark.usefixtures("no_report")
@@ -38,8 +40,9 @@ def compared_run(reference: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     """A finished run with the custom method on its first stage. Tests copy it."""
     folder = tmp_path_factory.mktemp("compared")
     run_dir = Path(shutil.copytree(reference, folder / "run"))
-    ended = mugrpo("bakeoff", run_dir, "--objectives", own_method(folder))
-    assert (ended.status, ended.err) == (0, "")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bakeoff, "write_report", lambda _, out: out)
+        assert main(["bakeoff", str(run_dir), "--objectives", str(own_method(folder))]) == 0
     return run_dir
 
 

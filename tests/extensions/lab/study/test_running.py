@@ -16,7 +16,7 @@ import pytest
 from mugrpo.cli import main
 from mugrpo.disk.errors import Interrupted, UsageError
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.extensions.lab.study import command as command_module
+from mugrpo.extensions.lab.study import running
 from mugrpo.extensions.lab.study.outcome import Results
 from mugrpo.extensions.lab.study.page import RESULTS, folder_of
 from mugrpo.extensions.lab.study.running import Cells, run_study, show_study
@@ -129,7 +129,7 @@ def test_a_stopped_study_says_how_to_go_on(monkeypatch, capsys):
         raise Interrupted("stopped by SIGINT")
 
     file = str(ROOT / "studies" / "demo.toml")
-    monkeypatch.setattr(command_module, "run_study", stopped)
+    monkeypatch.setattr(running, "run_study", stopped)
     assert main(["study", "run", file, "--work", "w", "--jobs", "1", "--keep"]) == 3
     said = capsys.readouterr().err
     assert "stopped by SIGINT" in said

@@ -27,7 +27,7 @@ from mugrpo.report.charts import (
     svg_file,
     words,
 )
-from mugrpo.report.readable import MINUS, duration, markdown, plain
+from mugrpo.report.readable import MINUS, duration, plain
 
 NAMES = {
     "accuracy": "accuracy on held-out problems",
@@ -189,7 +189,7 @@ def table(study: Study, rows: Sequence[Row]) -> str:
             _mean(column, [quantity(row, column) for row in arm_rows]) for column in study.columns
         )
         body.append([*arm.values(), f"{len(arm_rows)}", *cells])
-    return markdown(head, body)
+    return _markdown(head, body)
 
 
 def compared(study: Study, rows: Sequence[Row]) -> str:
@@ -216,7 +216,7 @@ def compared(study: Study, rows: Sequence[Row]) -> str:
         if margin is not None:
             cells.append(_equivalence(pairs, margin))
         body.append([*arm.values(), f"{len(pairs)}", *cells])
-    return markdown(head, body)
+    return _markdown(head, body)
 
 
 def write_page(study: Study, file: Path, rows: Sequence[Row], cells: int) -> Path:
@@ -301,3 +301,8 @@ def _spans_decades(column: str) -> bool:
 
 def _number(column: str, value: float) -> str:
     return f"{value:.3f}" if column in _SHARES or column.startswith("pass@") else plain(value)
+
+
+def _markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *body]  # unpadded, so that a changed number is one cell
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
