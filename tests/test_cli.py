@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from importlib import metadata
@@ -13,13 +12,10 @@ import pytest
 from mugrpo.arguments import DEMO
 from tests.faults.harm import contents, refused, resume_words, stopped
 from tests.runs import (
-    ENVIRONMENT,
     Command,
     Ended,
-    assert_same,
     checkpoints,
     final_weights,
-    finished,
     mugrpo,
     read_metrics,
     write_config,
@@ -132,18 +128,6 @@ def test_output_into_a_closed_pipe_ends_quietly():
     script = f"{sys.executable} -m mugrpo train --help all | head -1"
     ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
     assert ended.stderr == "" and len(ended.stdout.splitlines()) == 1
-
-
-@pytest.mark.long
-def test_a_run_into_a_closed_pipe_ends_quietly_and_can_be_resumed(tmp_path: Path, reference: Path):
-    words = f"train {write_config(tmp_path)} --run-dir {tmp_path / 'run'}"
-    script = f"{sys.executable} -m mugrpo {words} | head -1"
-    ended = subprocess.run(
-        ["bash", "-c", script], capture_output=True, text=True, env={**os.environ, **ENVIRONMENT}
-    )
-    assert ended.stderr == "" and len(ended.stdout.splitlines()) == 1
-    finished(tmp_path / "run")
-    assert_same(tmp_path / "run", reference)
 
 
 def test_characters_that_a_terminal_obeys_are_shown_instead(

@@ -62,26 +62,6 @@ def test_the_reference_policy_is_the_model_without_the_adapter(reference: Path, 
     assert final_weights(tmp_path / "run") != final_weights(reference)
 
 
-@pytest.mark.long
-def test_two_ranks_train_an_adapter_and_one_process_goes_on(reference: Path, tmp_path: Path):
-    run_dir, two = tmp_path / "run", ("--distributed.processes", "2")
-    finished(run_dir, *LORA, *two, "--schedule.stages", "1")
-    names = {f.name for f in (run_dir / "checkpoints/update-000003").glob("*.safetensors")}
-    assert names == {
-        "adapter_model.safetensors",
-        "optimizer-00001-of-00002.safetensors",
-        "optimizer-00002-of-00002.safetensors",
-    }
-    ours, theirs = (
-        [line for line in read_metrics(run) if line["kind"] == "update"][:2]
-        for run in (run_dir, reference)
-    )
-    for line, expected in zip(ours, theirs, strict=True):  # later ones had another learning rate
-        assert line["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-5)
-    finished(run_dir, *LORA, "--schedule.stages", "2", "--force")
-    assert final_weights(run_dir).keys() == {"adapter_model", "optimizer"}
-
-
 def test_merge_writes_a_plain_model_of_a_run_or_a_checkpoint(
     reference: Path, tmp_path: Path, command: Command
 ):

@@ -47,21 +47,6 @@ def test_phases_in_separate_processes_give_the_bits_of_train(reference: Path, tm
         ]
 
 
-@pytest.mark.long
-def test_optimize_until_stops_after_that_update(reference: Path, tmp_path: Path):
-    """The last one is saved, even if no checkpoint is due."""
-    run_dir = tmp_path / "run"
-    words = [write_config(tmp_path / "config"), "--run-dir", run_dir]
-    for phase in ("generate", "score"):
-        assert mugrpo(phase, *words).status == 0
-    assert mugrpo("optimize", *words, "--until", 1).status == 0
-    assert checkpoints(run_dir) == [1]
-    assert mugrpo("optimize", *words, "--until", 2).status == 0
-    assert checkpoints(run_dir) == [1, 2]
-    finished(run_dir)
-    assert final_weights(run_dir) == final_weights(reference)
-
-
 def test_train_on_a_finished_run_changes_nothing_and_prints_the_summary(
     reference: Path, tmp_path: Path, command: Command
 ):

@@ -7,14 +7,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from mugrpo.disk.shards import ShardSet, read_logprobs, read_rollouts, write_rollouts
+from mugrpo.disk.shards import ShardSet, read_logprobs, read_rollouts
 from tests.cases import some
 from tests.runs import (
     ENVIRONMENT,
@@ -211,27 +210,6 @@ def test_logprobs_of_other_policies_are_stored_and_change_the_weights(
         tokens = [len(r.response_ids) for n in made.numbers() for r in read_rollouts(made, n)]
         assert lengths == tokens  # the tiny run trains on its rollouts in their order
     assert final_weights(whole[kind]) != final_weights(whole["plain"])
-
-
-@pytest.mark.long
-def test_logprobs_of_a_shard_whose_rollouts_changed_are_made_again(tmp_path: Path):
-    """In one shard every response loses its last token. Its scores and logprobs stay."""
-    run_dir, name = tmp_path / "run", "trainer_behavior_logprobs"
-    assert ran("truncated", run_dir, at="gradient", nth=1).status == -signal.SIGKILL
-    rollouts, kept = (ShardSet(run_dir / "stages/000" / w, w) for w in ("rollouts", name))
-    own = ("rows", "bytes", "sha256", "tokens")
-    notes = {key: value for key, value in rollouts.entry(1).items() if key not in own}
-    cut = [
-        replace(r, response_ids=r.response_ids[:-1], behavior_logprobs=r.behavior_logprobs[:-1])
-        for r in read_rollouts(rollouts, 1)
-    ]
-    write_rollouts(rollouts, 1, cut, **notes)
-    old = [kept.entry(shard)["sha256"] for shard in range(3)]
-    assert ran("truncated", run_dir).status == 0
-    kept = ShardSet(kept.folder, name)
-    new = [kept.entry(shard)["sha256"] for shard in range(3)]
-    assert [a == b for a, b in zip(old, new, strict=True)] == [True, False, True]
-    assert [len(row) for row in read_logprobs(kept, 1)] == [len(r.response_ids) for r in cut]
 
 
 @pytest.mark.long

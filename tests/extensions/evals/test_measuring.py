@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from mugrpo.cli import main
-from mugrpo.disk.errors import RunStopped
 from mugrpo.engines.continuous import ContinuousEngine
 from tests.extensions.evals.conftest import suite_in
 from tests.runs import Command, finished
@@ -113,69 +111,6 @@ def test_stored_responses_are_graded_again_without_an_engine(
 
 
 @pytest.mark.long
-def test_an_engine_that_dies_stops_with_the_command_that_goes_on(
-    suite: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-):
-    """The first of three shards is kept, and the rest are those of a run without a fault."""
-    arguments = ("benchmark", "chain", "--suite", suite, "--out")
-    assert command(*arguments, tmp_path / "whole", *SHORT_SHARDS).status == 0
-    generate, calls = ContinuousEngine.generate, count()
-
-    def dying(engine: Any, requests: Any, **options: Any) -> Any:
-        if next(calls) == 2:  # after the canary and a shard
-            raise RunStopped("the engine died")
-        return generate(engine, requests, **options)
-
-    monkeypatch.setattr(ContinuousEngine, "generate", dying)
-    ended = command(*arguments, tmp_path / "out", *SHORT_SHARDS)
-    assert ended.status == 3
-    again = (
-        f"mugrpo benchmark chain --suite {suite} --out {tmp_path / 'out'} {' '.join(SHORT_SHARDS)}"
-    )
-    assert f"the engine died. Nothing published is lost; resume with: {again}" in ended.err
-    folders = [tmp_path / name / "short" / "update-000000" for name in ("out", "whole")]
-    assert len(rows_in(folders[0], "rollouts")) == 16
-    assert command(*again.split()[1:]).status == 0
-    one, other = (rows_in(folder, "rollouts") for folder in folders)
-    assert one == other
-
-
-@pytest.mark.long
-def test_other_options_are_refused_and_say_where_to(suite: Path, tmp_path: Path, command: Command):
-    out = tmp_path / "out"
-    assert command("benchmark", "chain", "--suite", suite, "--out", out).status == 0
-    before = result_in(out / "short" / "update-000000")
-    ended = command(
-        *("benchmark", "chain", "--suite", suite, "--out", out),
-        *("--temperature", "0.7", "--top-p", "0.9"),
-    )
-    assert ended.status == 2
-    assert (
-        "temperature = 1.0, not 0.7; top_p = 1.0, not 0.9; name another folder with --out"
-        in ended.err
-    )
-    assert result_in(out / "short" / "update-000000") == before
-
-
-@pytest.mark.long
-def test_an_engine_process_gives_the_responses_of_this_process(
-    suite: Path, tmp_path: Path, command: Command
-):
-    one, other = tmp_path / "one", tmp_path / "other"
-    assert command("benchmark", "chain", "--suite", suite, "--out", one).status == 0
-    ended = command(
-        *("benchmark", "chain", "--suite", suite, "--out", other),
-        *("--engine.processes", "1"),
-    )
-    assert ended.status == 0, ended
-    ids = [
-        [row["response_ids"] for row in rows_in(out / "short" / "update-000000", "rollouts")]
-        for out in (one, other)
-    ]
-    assert ids[0] == ids[1]
-
-
-@pytest.mark.long
 def test_a_run_is_sampled_as_it_trains(
     reference: Path, suite: Path, tmp_path: Path, command: Command
 ):
@@ -242,26 +177,3 @@ def test_bad_input_is_one_sentence(
     ended = command("benchmark", *arguments)
     assert ended.status == 2 and sentence in ended.err
     assert len(ended.err.splitlines()) == 1 and not list(tmp_path.iterdir())
-
-
-@pytest.mark.long
-def test_a_judge_that_hangs_costs_its_response_only(suite: Path, tmp_path: Path, command: Command):
-    """One of 12 problems hangs its judge: its four responses count as wrong."""
-    code = "import time\n\ndef slow(completions, answer, **_):\n"
-    code += "    while answer[0] == '9':\n        pass\n    return [1.0]\n"
-    (tmp_path / "slow.py").write_text(code)
-    text = suite.read_text().replace(
-        'rewards = [{ name = "regex", pattern = "=(\\\\d)$" }]',
-        f'rewards = "{tmp_path / "slow.py"}:slow"\n[workers]\ntimeout = 0.3',
-    )
-    suite.write_text(text)
-    data = tmp_path / "problems.jsonl"
-    rows = [json.loads(line) for line in data.read_text().splitlines()]
-    rows[0]["answer"] = "9"
-    assert sum(row["answer"] == "9" for row in rows) == 1
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    ended = command("benchmark", "chain", "--suite", suite, "--out", tmp_path / "out")
-    assert ended.status == 0, ended
-    result = result_in(tmp_path / "out" / "short" / "update-000000")
-    assert result["statuses"] == {"unfinished": 4, "right": 44}
-    assert result["measures"]["avg@4"][0] == pytest.approx(11 / 12)
