@@ -40,9 +40,10 @@ load_suites("math")
 without("pyarrow", "safetensors", "datasets", "altair")
 assert main(["plan", config, "--machine", "1xCPU", "--schedules", "3"]) == 0
 import mugrpo.report
+without("altair", "vl_convert")
 from mugrpo.extensions.view.rollouts import Rollouts
 Rollouts(Path(run)).open(0)
-without("altair", "vl_convert", "textual")
+without("textual")
 import mugrpo.report.page
 assert "altair" in sys.modules
 without()

@@ -53,7 +53,7 @@ def test_a_table_by_hand(file, finished):
     assert head[:3] == ["method", "runs", "accuracy on held-out problems"]
     assert plain == ["plain", "3", "0.600 ± 0.248", "10 ± 0", ""]
     # 20 and 5: standard deviation 15 / sqrt 2, times 12.706 / sqrt 2
-    assert other == ["other", "2", "0.900 ± 0.000", f"12.5 ± {12.706 * 7.5:.1f}", "4 ± 0"]
+    assert other == ["other", "2", "0.900 ± 0.000", f"12.5 ± {12.7062 * 7.5:.1f}", "4 ± 0"]
 
 
 def test_a_comparison_goes_seed_by_seed_and_times_are_ratios(file, finished):
@@ -61,9 +61,9 @@ def test_a_comparison_goes_seed_by_seed_and_times_are_ratios(file, finished):
     study, _ = load_study(file)
     *_, line = compared(study, finished).splitlines()
     cells = [cell.strip() for cell in line.strip("|").split("|")]
-    assert cells[:3] == ["other", "2", f"+0.350 ± {12.706 * 0.05:.3f}"]
+    assert cells[:3] == ["other", "2", f"+0.350 ± {12.7062 * 0.05:.3f}"]
     # The logarithms' standard deviation is sqrt 2 log 2; exp(-+12.706 log 2) = 2^-+12.706
-    assert cells[3:] == [f"x 1 (1.5{TIMES}10⁻⁴ to {2**12.706:,.0f})", ""]
+    assert cells[3:] == [f"x 1 (1.5{TIMES}10⁻⁴ to {2**12.7062:,.0f})", ""]
     assert pytest.approx(1.5e-4, rel=0.01) == 2**-12.706
 
 
