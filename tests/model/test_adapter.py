@@ -88,15 +88,6 @@ def test_a_saved_adapter_loads_with_peft_and_here_to_the_same_bits(form: str, tm
     assert torch.equal(logits_of(again.model, policy), logits_of(plain.model, policy))
 
 
-@table(
-    ("target", "sentence"),
-    [("lm_head", "the output head"), ("norm", "no linear layers"), ("none", "no linear layers")],
-)
-def test_targets_that_are_no_layers_for_an_adapter_are_refused(target: str, sentence: str):
-    with pytest.raises(UsageError, match=rf"lora.targets = .*{sentence}"):
-        load_policy(ModelOptions(), lora=LoRAOptions(rank=4, targets=(target,)))
-
-
 @table("form", ["gpt2", "chain", "llama"], first=1)
 def test_a_merged_model_is_plain_and_has_the_same_logits_up_to_rounding(form: str, tmp_path: Path):
     policy = adapted_policy(form, tmp_path / "base", LORA)
@@ -115,7 +106,6 @@ def test_a_merged_model_is_plain_and_has_the_same_logits_up_to_rounding(form: st
     [
         ({"rank": 2}, "another rank or of other layers"),
         ({"rank": 4, "alpha": 8}, "another lora_alpha in"),
-        ({"rank": 4, "targets": ("q_proj",)}, "another rank or of other layers"),
     ],
 )
 def test_an_adapter_of_another_form_is_refused(options: dict, sentence: str, tmp_path: Path):
@@ -134,7 +124,6 @@ def test_without_peft_one_sentence_names_the_extra(monkeypatch: pytest.MonkeyPat
 @table(
     ("lora", "engine", "sentence"),
     [
-        ({"targets": []}, {}, "lora.targets"),
         ({"rank": 8}, {"name": "vllm_server"}, "needs an engine that the run starts"),
         ({"rank": 513}, {"name": "vllm"}, "vLLM takes adapters up to rank 512"),
     ],
