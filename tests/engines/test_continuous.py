@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, Gemma2Config
 
 from mugrpo.config.engines import ContinuousOptions, HFOptions
 from mugrpo.config.run import ModelOptions
+from mugrpo.disk.errors import UsageError
 from mugrpo.engines import continuous, make_engine
 from mugrpo.engines.base import Request
 from mugrpo.engines.cache import BLOCK, SlotCache, reordered
@@ -129,7 +131,7 @@ def test_bf16_logprobs_are_as_close_to_the_exact_ones_as_the_plain_engines():
     assert 0 < ours < 1.25 * theirs < 0.05
 
 
-def test_a_model_that_asks_for_another_attention_is_sampled_in_static_batches():
+def test_a_model_that_asks_for_another_attention_is_refused():
     torch.manual_seed(0)
     config = Gemma2Config(
         vocab_size=24,
@@ -145,13 +147,8 @@ def test_a_model_that_asks_for_another_attention_is_sampled_in_static_batches():
     )
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     policy = Policy(model, chain_tokenizer(), ModelOptions())
-    said: list[str] = []
-    engine = make_engine(policy, ContinuousOptions(slots=8), said.append)
-    assert isinstance(engine, HFEngine) and engine.options.slots == 8
-    assert said == [
-        "sampling in static batches, as this model cannot be decoded in slots: ValueError: "
-        "attention with softcap is not supported"
-    ]
+    with pytest.raises(UsageError, match=r"softcap is not supported.*--engine\.name hf"):
+        make_engine(policy, ContinuousOptions(slots=8))
 
 
 # ---- the cache against attention over whole sequences ----

@@ -126,19 +126,19 @@ def checked(
     A wrong id or logprob would be a wrong gradient. Raises RunStopped, naming `source`, if it is
     empty, longer than `longest` tokens, or has ids or logprobs that no model gives.
     """
-    fault = None
-    if not 0 < len(ids) <= longest or len(ids) != len(logprobs):
-        fault = f"{len(ids)} ids with {len(logprobs)} logprobs, where {longest} are asked for"
-    elif ids.min() < 0 or ids.max() >= vocab_size:
-        fault = f"token ids {ids.min()} to {ids.max()} of a vocabulary of {vocab_size}"
-    elif not np.isfinite(logprobs).all():
-        fault = "non-finite logprobs"
-    elif logprobs.max() > _ROUNDING:
-        fault = f"a logprob of {logprobs.max():g}, which no probability has"
-    elif reason not in list(FinishReason):
-        fault = f"a response with finish reason {reason!r}"  # such as "abort" of vLLM
-    if fault:
-        raise RunStopped(f"the engine returned {fault}; see {source}")
+    sound = (
+        0 < len(ids) == len(logprobs) <= longest
+        and 0 <= ids.min() <= ids.max() < vocab_size
+        and np.isfinite(logprobs).all()
+        and logprobs.max() <= _ROUNDING
+        and reason in list(FinishReason)  # such as "abort" of vLLM is not
+    )
+    if not sound:
+        raise RunStopped(
+            f"the engine returned what no model gives: {len(ids)} ids ({ids}) of at most {longest} "
+            f"in a vocabulary of {vocab_size}, with {len(logprobs)} logprobs ({logprobs}), which "
+            f"ended by {reason!r}; see {source}"
+        )
     return Completion(
         ids.astype(np.int32, copy=False),
         logprobs.astype(np.float32, copy=False),
