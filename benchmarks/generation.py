@@ -155,7 +155,6 @@ def compare(
         "group_size": options.group_size,
         "max_new_tokens": longest,
         "engine": config.engine.model_dump(mode="json"),
-        "engine_notices": notices,
         "peer_batch": options.peer_batch,
         "prompt_tokens": sum(len(r.prompt_ids) for r in workload) / len(workload),
     }

@@ -20,7 +20,7 @@ from side_by_side import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results" / "trl_stages"
 ARMS: dict[str, dict[str, Any]] = {
-    "TRL, a refresh every 4 updates": {"updates_per_stage": 4},
+    "TRL, a refresh every 4 updates": {"steps_per_generation": 4},
     "TRL's loss, 4 stages": {"stages": 4},
     "mu-grpo, 4 stages": {"stages": 4, "method": "mu-grpo"},
     "tapered-grpo, 4 stages": {"stages": 4, "method": "tapered-grpo", "growth": 1.0},
