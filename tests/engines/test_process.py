@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from mugrpo.config.engines import ContinuousOptions, VLLMOptions
+from mugrpo.config.engines import ContinuousOptions
 from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.disk.errors import Interrupted, RunStopped, UsageError
 from mugrpo.engines import make_engines, process
@@ -209,23 +209,6 @@ def test_a_process_that_generates_ends_with_a_killed_run(
     assert run.exitcode == -signal.SIGKILL
     pid = ours.recv()
     assert soon(lambda: not alive(pid))
-
-
-def test_an_interpreter_without_vllm_is_refused(embedded_policy: Policy, tmp_path: Path):
-    """This interpreter has no vLLM. It is refused in a sentence, without a restart."""
-    said: list[str] = []
-    (engine,) = make_engines(
-        RunConfig(engine=VLLMOptions()),
-        vocabulary=embedded_policy.vocabulary,
-        policy=None,
-        log=lambda name: tmp_path / f"{name}.log",
-        notify=said.append,
-        check=lambda: None,
-    )
-    with pytest.raises(UsageError, match=r"No module named 'vllm'; see --engine\.python"):
-        engine.refresh(0, lambda: CHAIN)
-    engine.close()
-    assert said == []
 
 
 # ---- answers are checked ----

@@ -198,17 +198,6 @@ def test_without_a_command_the_server_loads_the_weights_while_it_runs(
     ]
 
 
-def test_a_server_that_cannot_load_weights_has_only_the_initial_ones(
-    server: Server, embedded_policy: Policy, tmp_path: Path
-):
-    server.takes = False
-    engine = engine_of(server, embedded_policy, tmp_path)
-    engine.refresh(0, lambda: "/the/model")
-    text = r"answered 400 to /collective_rpc.*must run with VLLM_SERVER_DEV_MODE=1"
-    with pytest.raises(RunStopped, match=text):
-        engine.refresh(8, lambda: "/the/weights")
-
-
 def test_a_server_that_is_briefly_unavailable_is_asked_again(
     server: Server, embedded_policy: Policy, requests, tmp_path: Path, monkeypatch
 ):

@@ -9,10 +9,8 @@ import pytest
 
 from mugrpo.config.rewards import EnvironmentOptions
 from mugrpo.disk.errors import BrokenReward, UsageError
-from mugrpo.disk.records import Problem
 from mugrpo.environments import worker
 from mugrpo.environments.base import Reply
-from mugrpo.environments.pool import row_of
 from mugrpo.rewards.functions import load_function
 from tests.cases import table
 from tests.environments import games
@@ -141,13 +139,6 @@ def test_a_game_by_a_function_of_messages():
     assert found.replies(0)[-1] == (2, Reply(done=True, reward=0.0))  # it has not ended by itself
 
 
-def test_kwargs_go_to_the_class_or_the_function():
-    found = begun(games.higher, {"answer": "9"}, kwargs={"limit": 1})
-    found.replies(0)
-    assert not told(found, 0, say("1")).done
-    assert told(found, 0, say("2")) == Reply(done=True, reward=None)
-
-
 @table("answer", ["list", "role", "set"])
 def test_a_function_that_returns_something_else_stops_the_run(answer: str):
     found = begun(games.nonsense, {"answer": answer})
@@ -196,17 +187,3 @@ def test_tools_alone():
 def test_what_does_not_fit_together_is_refused(code, options, own_reward, sentence):
     with pytest.raises(UsageError, match=sentence):
         held(code, own_reward=own_reward, **options)
-
-
-def test_the_row_of_a_problem_has_its_columns_prompt_and_answer():
-    problem = Problem("p", "3+9?", "12", {"answer": "#### 12", "unit": "kg"})
-    assert row_of(problem) == {"prompt": "3+9?", "answer": "#### 12", "unit": "kg"}
-    assert row_of(Problem("p", ({"role": "user", "content": "?"},), "12")) == {
-        "prompt": [{"role": "user", "content": "?"}],
-        "answer": "12",
-    }
-
-
-def test_a_tool_without_a_description_is_refused():
-    with pytest.raises(UsageError, match="a tool cannot be described to a model"):
-        held(games.Undescribed).host.schemas()
