@@ -119,11 +119,6 @@ class Bare:
     def reset(self, **_): ...
 
 
-class Undescribed:
-    def reset(self, **_): ...
-
-    def add(self, number):
-        return number
 
 
 class Unmade:
