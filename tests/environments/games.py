@@ -119,8 +119,6 @@ class Bare:
     def reset(self, **_): ...
 
 
-
-
 class Unmade:
     def __init__(self, size: int) -> None:
         raise ValueError(f"no size {size}")

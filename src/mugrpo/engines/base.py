@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.records import FinishReason
+from mugrpo.processes.messages import printable
 
 _ROUNDING = 1e-3  # a logprob above 0 that is only imprecise: log-softmax in fp32 was 1e-6 off
 WAIT = 0.02  # seconds at most until an engine that has room looks at `more` again
@@ -135,12 +136,16 @@ def checked(
     )
     if not sound:
         raise RunStopped(
-            f"the engine returned what no model gives: {len(ids)} ids ({ids}) of at most {longest} "
-            f"in a vocabulary of {vocab_size}, with {len(logprobs)} logprobs ({logprobs}), which "
-            f"ended by {reason!r}; see {source}"
+            f"the engine returned what no model gives: at most {longest} ids of a vocabulary of "
+            f"{vocab_size} are {_shown(ids)}, with logprobs {_shown(logprobs)}, and end by "
+            f"{reason!r}; see {source}"
         )
     return Completion(
         ids.astype(np.int32, copy=False),
         logprobs.astype(np.float32, copy=False),
         FinishReason(reason),
     )
+
+
+def _shown(values: NDArray[Any]) -> str:
+    return printable(str(values.tolist()), 80)
