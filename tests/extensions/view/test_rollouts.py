@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -171,17 +169,6 @@ def test_without_a_tokenizer_ids_are_shown_and_that_is_said(tmp_path: Path):
     rollouts = Rollouts(run)
     assert "token ids are shown, as there is no tokenizer to read" in rollouts.notes[0]
     assert rollouts.open(0)[1][0].text.strip("⟨⟩").isdigit()
-
-
-def test_reading_rollouts_needs_no_torch(run: Path):
-    program = (
-        "import sys; from pathlib import Path; "
-        "from mugrpo.extensions.view.rollouts import Rollouts; "
-        "Rollouts(Path(sys.argv[1])).open(0); "
-        "sys.exit(str({'torch', 'transformers', 'textual'} & {*sys.modules} or ''))"
-    )
-    done = subprocess.run([sys.executable, "-c", program, str(run)], capture_output=True, text=True)
-    assert done.stderr.strip() == ""
 
 
 def test_what_is_not_a_run_is_refused(tmp_path: Path):
