@@ -241,7 +241,7 @@ class WorkerOptions(Options):
     timeout: float = Field(5.0, ge=0)
     """Kill a worker process that computes for this many seconds on a call, summed over its threads.
     Functions, programs and environments may wait: they have 12 times as long by the clock.
-    Environments have only that limit. 0 sets no limit, nor one for loading."""
+    Environments have only that limit. 0 sets no limit."""
     memory_mb: int = Field(2048, ge=0)
     """Private memory in MiB that a process, and each that it starts, may take. 0 sets no limit, as
     CUDA needs it."""

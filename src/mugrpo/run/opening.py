@@ -17,7 +17,7 @@ from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.seal import changed_shards, require_metrics, unsealed_lines
 from mugrpo.environments.base import Environments
 from mugrpo.environments.pool import environments_of, tools_of
-from mugrpo.model.adapter import require_packages
+from mugrpo.model.adapter import imported_peft
 from mugrpo.model.hardware import with_precision
 from mugrpo.model.loading import Vocabulary, load_tokenizer, load_vocabulary, model_sizes
 from mugrpo.processes.lifetime import StopFlag
@@ -118,7 +118,7 @@ def open_run(
 
     Raises UsageError if the folder is not a run, is locked, or was started with another config,
     data, model or code (unless `force`), if a run's directory names code and was not begun here
-    (unless `trust`, see `run.target`), and as `load_config` and `require_packages` do.
+    (unless `trust`, see `run.target`), and as `load_config` and `imported_peft` do.
     """
     progress = progress or Progress(shown=ranks.first)
     if not isinstance(target, Target):
@@ -126,7 +126,8 @@ def open_run(
         target = read_target(target, overrides=overrides, run_dir=run_dir, trust=trust, asks=asks)
     folder, task = target.folder, target.task
     config = _for_this_machine(folder, target.config, progress)
-    require_packages(config.lora)
+    if config.lora.rank:
+        imported_peft()
     prompts = prompt_encoder(config)
     problems, eval_problems = (_fitting(prompts, side, progress) for side in target.problems)
     newest = _common_update(folder, config.schedule.total_updates, ranks)

@@ -59,12 +59,7 @@ def _gpus() -> Finding:
 
 def _cpu() -> Finding:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    text = f"{len(cores())} cores, {memory / 2**30:.1f} GiB of memory"
-    from mugrpo.model.hardware import bf16_units
-
-    if units := bf16_units():
-        return f"{text}, {units} for bf16", ""
-    return f"{text}, neither AMX nor AVX512 for bf16", "leave model.precision at auto"
+    return f"{len(cores())} cores, {memory / 2**30:.1f} GiB of memory", ""
 
 
 def _disk() -> Finding:

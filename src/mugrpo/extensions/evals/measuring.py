@@ -18,7 +18,7 @@ from mugrpo.extensions.evals.comparing import is_run
 from mugrpo.extensions.evals.options import Suite
 from mugrpo.extensions.evals.stand_in import with_data
 from mugrpo.extensions.evals.suite import measure_suite, suite_config, suite_run
-from mugrpo.model.adapter import require_packages
+from mugrpo.model.adapter import imported_peft
 from mugrpo.model.hardware import with_precision
 from mugrpo.model.loading import model_sizes
 from mugrpo.pipeline import weights_of
@@ -70,7 +70,8 @@ def measure(
     found = _target(target, out)
     raw = apply_overrides(found.raw, overrides)
     base = with_precision(build_config(raw, target))
-    require_packages(base.lora)
+    if base.lora.rank:
+        imported_peft()
     model_sizes(base.model)  # a model that is not there is refused before anything is written
     at = _updates(found, updates)
     chosen = {**found.own, **chosen}
