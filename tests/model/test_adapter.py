@@ -37,9 +37,6 @@ def test_the_trained_parameters_are_those_that_one_counts_by_hand():
         policy = load_policy(ModelOptions(), lora=LoRAOptions(rank=rank))
         trained = [p for p in policy.model.parameters() if p.requires_grad]
         assert sum(p.numel() for p in trained) == rank * 3 * 2272
-    two = load_policy(ModelOptions(), lora=LoRAOptions(rank=4, targets=("q_proj", "down_proj")))
-    trained = [p for p in two.model.parameters() if p.requires_grad]
-    assert sum(p.numel() for p in trained) == 4 * 3 * (256 + 416)
 
 
 def test_a_new_adapter_changes_no_bit_of_any_logprob(experience, embedded_policy):
