@@ -109,6 +109,7 @@ def test_a_named_policy_computes_the_logprobs_and_the_manifest_says_so(take: Any
         np.testing.assert_allclose(rollout.behavior_logprobs, expected, atol=1e-5)
 
 
+@pytest.mark.long
 def test_an_imported_run_is_scored_again_compared_and_trained_on(
     take: Any, tmp_path: Path, command: Command
 ):
