@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -90,12 +89,6 @@ def test_the_first_line_of_a_run_says_what_is_loading_before_torch_is(tmp_path: 
     assert (done.returncode, done.stderr) == (7, "")
     assert said == [f"{config}: loading PyTorch, then the tokenizer"]
     assert heavy == "set()" and int(count) < 600
-
-
-def test_python_m_mugrpo_is_the_command_line():
-    words = [sys.executable, "-m", "mugrpo", "--version"]
-    done = subprocess.run(words, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, f"mugrpo {metadata.version('mugrpo')}\n")
 
 
 @pytest.mark.long

@@ -23,7 +23,6 @@ from mugrpo.processes.peer import TICK, PeerLost, audible
 from mugrpo.processes.workers import Limits, Worker
 
 _PROGRAM = Path(__file__).with_name("worker.py")
-_STARTING = 600.0  # seconds: verifiers imports much, and its interpreter may compile it first
 
 
 @dataclass(eq=False)
@@ -148,7 +147,6 @@ class VerifiersEnvironments:
                 {"name": str(options.name).rpartition(":")[2], "kwargs": options.kwargs},
                 Limits(self._limits.waiting, 0.0, self._limits.memory_mb),
                 kind="worker of verifiers",
-                starting=_STARTING,
                 log=self._log,
                 python=options.python,
             )
@@ -172,7 +170,7 @@ class VerifiersEnvironments:
             return worker.hear()
         except PeerLost as lost:
             self.close()
-            raise worker.never_ready(lost, self._tools is not None) from None
+            raise worker.never_ready(lost) from None
 
     def _send(self, live: _Rollout, message: dict[str, Any]) -> None:
         live.owes, live.since = True, time.monotonic()
@@ -282,7 +280,7 @@ class VerifiersEnvironments:
         worker.end()
         if not worker.ready:
             self.close()
-            raise worker.never_ready(lost, self._tools is not None)
+            raise worker.never_ready(lost)
         reason, unfinished = worker.loss(lost)
         for live in worker.rollouts.values():
             self._reply(live, Reply(done=True, failure=reason, unfinished=unfinished))
