@@ -7,14 +7,13 @@ choice, a word, units and words that differ. They compare values on their own.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from decimal import Context, Decimal
 from functools import lru_cache
 
-from mugrpo.disk.records import Status
 from mugrpo.rewards.math.notation import normal
-from mugrpo.rewards.math.response import LONGEST_ANSWER, find, reference_part
+from mugrpo.rewards.math.response import LONGEST_ANSWER, reference_part
 from mugrpo.rewards.math.units import (
     MULTIPLIERS,
     OTHERWISE,
@@ -25,7 +24,6 @@ from mugrpo.rewards.math.units import (
     unit_of,
     words_of,
 )
-from mugrpo.rewards.verdict import Verdict, verdict
 
 Same = Callable[["Answer", "Answer"], bool]  # whether (reference, answer) have equal values
 
@@ -162,21 +160,6 @@ def targets(reference: str) -> list[Answer]:
             f"than {LONGEST_ANSWER} characters"
         )
     return found
-
-
-def judged(text: str, expected: Sequence[Answer], same: Same) -> Verdict | None:
-    """Return the verdict on a response by its last answers, as many as are `expected`.
-
-    Return None if nothing in the text says what its answer is.
-    """
-    found = find(text)
-    if not found:
-        return Verdict(Status.NO_ANSWER) if found is None else None
-    pieces = last(found, len(expected))
-    right = len(pieces) == len(expected) and all(
-        agree(target, read(piece), same) for target, piece in zip(expected, pieces, strict=True)
-    )
-    return verdict(right, ", ".join(pieces).strip())
 
 
 def agree(target: Answer, answer: Answer, same: Same) -> bool:

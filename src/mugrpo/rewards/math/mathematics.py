@@ -18,12 +18,10 @@ on nothing but text and reference: sympy's random numbers begin anew at each cal
 from __future__ import annotations
 
 import logging
-import math
 import re
 import sys
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial, reduce
-from typing import Any
+from functools import lru_cache, reduce
+from typing import Any, NamedTuple
 
 import sympy
 from latex2sympy2_extended import NormalizationConfig
@@ -33,77 +31,40 @@ from sympy.core.random import seed
 from sympy.functions.combinatorial.factorials import CombinatorialFunction
 
 from mugrpo.disk.records import Status
-from mugrpo.rewards.math.answers import (
-    Answer,
-    agree,
-    judged,
-    read,
-    read_number,
-    sides,
-    targets,
-)
-from mugrpo.rewards.math.notation import ascii_latex
+from mugrpo.rewards.math.answers import Answer, agree, last, read, sides, targets
 from mugrpo.rewards.math.numbers import exact_number
-from mugrpo.rewards.math.response import answer_part, denied
-from mugrpo.rewards.math.units import TELLING
+from mugrpo.rewards.math.response import find, last_said
 from mugrpo.rewards.verdict import Verdict, verdict
 
 # Not math-verify alone: it finds {1,2} equal to (1,2), 0.0000002 to 0.0000001 and act to cat, and
 # each such verdict is a gradient in the wrong direction. tests/rewards/verification.toml has cases.
-_MOST_BITS = 1_000_000.0  # computing and comparing numbers of this size takes milliseconds
+_LARGEST = 10_000  # exponents and arguments of factorials: computing these takes milliseconds
 
 
 def _huge(value: Any) -> bool:
-    """Return whether numbers arise that are too large to compute, if `value` is evaluated."""
-    return _bits(value) > _MOST_BITS
-
-
-def _bits(value: Any) -> float:
-    """Return an upper bound for the bits of the numbers that arise in evaluating `value`.
-
-    Symbols and anything that is not an expression count as 1.
-    """
+    """Return whether a power or a factorial in `value` is too large to compute."""
     if isinstance(value, sympy.MatrixBase):
-        return max((_bits(entry) for entry in value.flat()), default=1.0)
-    match value:
-        case sympy.Rational():
-            return float(max(int(value.p).bit_length(), int(value.q).bit_length()))
-        case sympy.Float() if value:
-            _, _, exponent, bits = value._mpf_
-            return max(1.0, float(abs(int(exponent) + int(bits))))
-    if not isinstance(value, sympy.Basic) or not value.args:
-        return 1.0
-    parts = [_bits(part) for part in value.args]
-    if isinstance(value, sympy.Pow) and not value.exp.free_symbols:
-        return max(*parts, parts[0] * _size(value.exp, parts[1]))
-    if isinstance(value, CombinatorialFunction) and not value.free_symbols:
-        return max(*parts, 0.0, parts[0] * _size(value.args[-1], parts[-1]))
-    return math.fsum(parts)
-
-
-def _size(value: Any, bits: float) -> float:
-    """Return an upper bound for the absolute value of an expression whose numbers have `bits`."""
-    if isinstance(value, sympy.Number) and value.is_finite:
-        return float(min(abs(value), 2**64))
-    return math.exp2(min(bits, 64.0))
-
-
-def _ordinary() -> tuple[type[Exception], ...]:
-    """Return all exception types except MemoryError, RecursionError and RuntimeError itself."""
-    direct = [c for c in Exception.__subclasses__() if c not in (MemoryError, RuntimeError)]
-    return (*direct, *(c for c in RuntimeError.__subclasses__() if c is not RecursionError))
+        return any(map(_huge, value.flat()))
+    if not isinstance(value, sympy.Basic) or any(map(_huge, value.args)):
+        return isinstance(value, sympy.Basic)
+    if not isinstance(value, sympy.Pow | CombinatorialFunction) or value.free_symbols:
+        return False
+    return not bool(abs(sympy.N(value.args[-1])) <= _LARGEST)
 
 
 # math-verify treats any exception as "not equal". It looks up `Exception` in its modules, so this
 # replacement stops it from catching what says nothing about the answer: out of memory or stack.
+_ORDINARY = tuple(
+    {*Exception.__subclasses__(), *RuntimeError.__subclasses__()}
+    - {MemoryError, RuntimeError, RecursionError}
+)
 _module: Any
 for _module in (grader, parser, sys.modules[parser.latex2sympy.__module__]):
-    _module.Exception = _ordinary()
+    _module.Exception = _ORDINARY
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 
-@dataclass(frozen=True)
-class Reading:
+class Reading(NamedTuple):
     """Mathematics as math-verify reads it: its values, and the text that it read."""
 
     values: list[Any]
@@ -136,65 +97,12 @@ def _read_whole(mathematics: str) -> Reading | None:
     return Reading(values, mathematics) if values else None
 
 
-def _read_prose(text: str) -> Reading | None:
-    """Return what math-verify finds in a text whose formulas are marked for it."""
-    values = parse(_formulas(text), parsing_timeout=None)
-    if not values:
-        return None
-    percent = grader.get_pct_val(values[0])
-    written = str(values[-1]).strip()
-    return Reading(values if percent is None else [100 * percent], written)
-
-
-# A formula in a text without LaTeX: what stands between blanks or around operators, but no words.
-_SIGNS = r"-+*/=<>\u2264\u2265\u2212\u00d7\u00b7\u00b1"
-_PIECE = rf"(?![A-Za-z]{{2,}}\b(?!\())[^\s${_SIGNS}]+"
-_FORMULA = re.compile(rf"(?<!\S)[{_SIGNS}]?{_PIECE}(?:\s*[{_SIGNS}]+\s*{_PIECE})*")
-_DASH = re.compile(r"((?:^|[^\d)\s])\s*)[\u2010-\u2014](?=\.?\d)")  # not that of a range, as in 3-5
-_MINUS_APART = re.compile(r"(\bis|[:=])\s*-\s+(?=[\d.])")
-_SCIENTIFIC = re.compile(r"(?<![\w.\\])([-+]?\d+(?:\.\d+)?)[eE]([-+]?\d+)(?!\w)")
-_NUMBER = r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)(?:/\d+)?"
-_PLAIN_INTERVAL = re.compile(rf"[(\[]\s*{_NUMBER}\s*,\s*{_NUMBER}\s*[)\]](?!\w)")
-_CURRENCY = re.compile("[\u20ac\u00a3\u00a5\u20b9](?=[0-9])")
-_UNIT_POWER = re.compile("(?<=[\\da-z])( ?)([kcm]?m|ft|in|yd)[\u00b2\u00b3]")
-
-
-def _formulas(text: str) -> str:
-    """Return a text as math-verify reads it best.
-
-    In a text without LaTeX, formulas with characters of their own, and intervals, get dollar signs.
-    """
-    text = text.replace(r"\$", "")
-    if any(mark in text for mark in ("$", r"\(", r"\[")):
-        text = ascii_latex(text)
-        return _SCIENTIFIC.sub(r"\1 \\cdot 10^{\2}", _MINUS_APART.sub(r"\1 -", text))
-    text = _UNIT_POWER.sub(r" \2", _CURRENCY.sub("", text))
-    text = _PLAIN_INTERVAL.sub(lambda match: f"${match[0]}$", _DASH.sub(r"\1-", text))
-    text = re.sub("[\u2010-\u2014]", " ", text)
-    text = "".join(
-        part if part.startswith("$") else _FORMULA.sub(_marked, part)
-        for part in re.split(r"(\$[^$]*\$)", text)
-    )
-    text = _SCIENTIFIC.sub(r"$\1 \\cdot 10^{\2}$", ascii_latex(text))
-    return _MINUS_APART.sub(r"\1 -", text)
-
-
-def _marked(formula: re.Match[str]) -> str:
-    body = formula[0].rstrip(".,;:!?")
-    if body.isascii() or not re.search(r"[\d\u221a\u00bc-\u00be\u2150-\u215e]", body):
-        return formula[0]
-    return f"${body}${formula[0][len(body) :]}"
-
-
-_REVERSED = re.compile(r"([\[\]])([^\[\]]*,[^\[\]]*)([\[\]])")
-
-
 def _round_brackets(mathematics: str) -> str:
     """Return the interval ]1,2[ as (1,2), and anything else unchanged."""
-    match = _REVERSED.fullmatch(mathematics)
-    if match is None or match[1] + match[3] == "[]":
+    if not re.fullmatch(r"[\[\]][^\[\]]*,[^\[\]]*[\[\]]", mathematics):
         return mathematics
-    return f"{'[' if match[1] == '[' else '('}{match[2]}{']' if match[3] == ']' else ')'}"
+    opening, closing = "[" if mathematics[0] == "[" else "(", "]" if mathematics[-1] == "]" else ")"
+    return f"{opening}{mathematics[1:-1]}{closing}"
 
 
 def _equal(target: list[Any], answer: list[Any]) -> bool:
@@ -356,7 +264,6 @@ def _far(gold: Any, answer: Any) -> bool:
 
 
 _RELATION = re.compile(r"[<>]|\\(?:[lg]e|ne)(?![a-z])")
-LONGEST_PROSE = 4000  # characters at the end of a text without a box that math-verify reads
 
 
 class Mathematics:
@@ -371,34 +278,31 @@ class Mathematics:
     def __call__(self, text: str, reference: str) -> Verdict:
         seed(0)
         expected = targets(reference)
-        return judged(text, expected, _same_values) or _in_prose(text, expected)
+        found = find(text)
+        if found == []:
+            said = last_said(text)
+            found = [[said]] if said else None
+        if found is None:
+            return Verdict(Status.NO_ANSWER)
+        pieces = last(found, len(expected))
+        right = len(pieces) == len(expected) and all(
+            agree(target, read(piece), _same_values)
+            for target, piece in zip(expected, pieces, strict=True)
+        )
+        return verdict(right, ", ".join(pieces).strip())
 
 
-def _in_prose(text: str, expected: list[Answer]) -> Verdict:
-    """Judge what math-verify finds in a text that does not say what its answer is."""
-    text = answer_part(text)[-LONGEST_PROSE:]
-    reading = _read_prose(text)
-    if reading is None:
-        return Verdict(Status.NO_ANSWER)
-    before, _, tail = text.rpartition(reading.text)
-    if denied(before):
-        return verdict(False, reading.text.strip())
-    answer, written = read_number(reading.text, tail if before or tail != text else "")
-    if answer.core != read(reading.text).core:  # a number word multiplies it
-        reading = _read_whole(answer.core) or reading
-    answer = replace(answer, words=answer.words & TELLING)
-    same = partial(_same_values, reading=reading)
-    return verdict(len(expected) == 1 and agree(expected[0], answer, same), written.strip())
-
-
-def _same_values(target: Answer, answer: Answer, reading: Reading | None = None) -> bool:
-    """Return whether two answers have equal values. `reading` is that of `answer`, if known."""
+def _same_values(target: Answer, answer: Answer) -> bool:
+    """Return whether two answers have equal values."""
     if (alike := _same_solutions(target.core, answer.core)) is not None:
         return alike
     ratios = [one.core.rpartition("=")[2].split(":") for one in (target, answer)]
     if max(map(len, ratios)) > 2:
-        return _in_proportion(*ratios)
-    ours, theirs = _read_whole(target.core), reading or _read_whole(answer.core)
+        first, second = ([exact_number(part) for part in ratio] for ratio in ratios)
+        if len(first) != len(second) or None in first + second:
+            return False
+        return all(a * second[0] == b * first[0] for a, b in zip(first, second, strict=True))
+    ours, theirs = _read_whole(target.core), _read_whole(answer.core)
     if ours is None or theirs is None:
         return False
     if target.unit == answer.unit or "%" not in (target.unit, answer.unit):
@@ -439,18 +343,6 @@ def _solution_set(core: str) -> Any:
     return sympy.Union(*sets)
 
 
-def _in_proportion(target: list[str], answer: list[str]) -> bool:
-    """Return whether two ratios of several numbers are the same: 1:2:3 and 2:4:6."""
-    ours, theirs = ([_read_whole(part) for part in ratio] for ratio in (target, answer))
-    if len(ours) != len(theirs) or None in ours or None in theirs:
-        return False
-    values = [(a.value, b.value) for a, b in zip(ours, theirs, strict=True) if a and b]
-    if any(isinstance(value, str) for pair in values for value in pair):
-        return False
-    first, second = values[0]
-    return all(_equal([a * second], [b * first]) for a, b in values)
-
-
 def _same(target: Reading, answer: Reading) -> bool:
     return _equal(target.values, answer.values) and not _loose(target, answer)
 
@@ -458,7 +350,7 @@ def _same(target: Reading, answer: Reading) -> bool:
 def _in_parts_of_1(reading: Reading, unit: str) -> Reading:
     if unit != "%" or not isinstance(reading.value, sympy.Expr):
         return reading
-    return replace(reading, values=[reading.value / 100])
+    return Reading([reading.value / 100], reading.text)
 
 
 def _at_least_1(value: Any) -> bool:

@@ -39,9 +39,15 @@ _MARK = re.compile(
 )
 _DISPLAY = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]", re.DOTALL)
 # As pandoc: no blank inside the dollars, no digit after them. "$5 and $6" are amounts of money.
-_FORMULA = re.compile(r"\$(?=\S)([^$]+)(?<=\S)\$(?![0-9])|\\\((.+?)\\\)")
+_FORMULA = re.compile(
+    rf"{_DISPLAY.pattern}|\$(?=\S)([^$]+)(?<=\S)\$(?![0-9])|\\\((.+?)\\\)", re.DOTALL
+)
 _SENTENCE_END = re.compile(
     r"(?<![ap]\.m)(?<!\\)[.!?](?=\s|$)|,\s+(?=(?:so|since|because|as|which|where|when)\b)"
+)
+_WORDLESS = re.compile(
+    r"(?:\\(?:text\w*|mbox|mathrm|begin|end)\{[^{}]*\}|\\[A-Za-z]+|[^A-Za-z\n]"
+    r"|\b(?:[A-Za-z]|[A-Z]{2}|or|and)(?![A-Za-z]))+"
 )
 _PROSE = re.compile(r"(?:[A-Za-z']+[ ,]+){3}")
 _RANGE = re.compile("(?<=[0-9])\\s*[\u2010-\u2014]\\s*(?=[0-9])")  # 3 to 5, and no difference
@@ -119,13 +125,10 @@ def find(text: str) -> list[list[str]] | None:
 
 def _complete(group: list[str]) -> bool:
     r"""Return whether each box of a group is an answer, not a half of \boxed{(1}, \boxed{2)}."""
-    if len(group) > 1 and any(_bracket_balance(answer) for answer in group):
-        return False
-    return all(map(_plausible, group))
-
-
-def _bracket_balance(answer: str) -> int:
-    return sum((c in "([") - (c in ")]") for c in answer)
+    whole = len(group) == 1 or all(
+        sum((c in "([") - (c in ")]") for c in answer) == 0 for answer in group
+    )
+    return whole and all(map(_plausible, group))
 
 
 def _plausible(answer: str) -> bool:
@@ -141,25 +144,18 @@ def _boxes(text: str) -> list[list[str]] | None:
         start = match.end()
         if match.start() < end:
             continue
-        if text.startswith("{", start):
-            close = closings.get(start)
-        elif bare := _UNBRACED.match(text, start):
-            close = bare.end()
-        elif start < len(text):  # the command's name in a sentence
-            continue
-        else:
-            close = None
+        braced, bare = text.startswith("{", start), _UNBRACED.match(text, start)
+        close = closings.get(start) if braced else bare and bare.end()
         if close is None:
-            groups.append([])
+            if braced or start == len(text):  # else it is the command's name in a sentence
+                groups.append([])
             continue
         if not groups or not _JOINT.fullmatch(text, end, match.start()):
             groups.append([])
-        if denied(text[max(0, match.start() - 40) : match.start()]):
+        if denied(text[: match.start()]):
             groups.append([])  # no answer, unless another one follows
-            end = close
-            continue
-        braced = text.startswith("{", start)
-        groups[-1].append(_BOX.sub("", text[start + braced : close - braced]))
+        else:
+            groups[-1].append(_BOX.sub("", text[start + braced : close - braced]))
         end = close
     return [group for group in groups if group] if groups and groups[-1] else None
 
@@ -188,21 +184,38 @@ def _stated(text: str) -> str | None:
         return alone[1] if alone else None
     rest = text[marks[0].end() :].lstrip(" \t\r\n:*")[: 2 * LONGEST_ANSWER]
     if display := _DISPLAY.match(rest):
-        return (display[1] or display[2]) + _beside(rest[display.end() :])
-    line = rest.split("\n", 1)[0]
-    sentence = _SENTENCE_END.split(line, maxsplit=1)[0]
+        return _with_unit(display)
+    sentence = _SENTENCE_END.split(rest.split("\n", 1)[0], maxsplit=1)[0]
     formulas = list(_FORMULA.finditer(sentence))
     if len(formulas) == 1 and not re.search(r"[A-Za-z]{3}|-$", sentence[: formulas[0].start()]):
-        return (formulas[0][1] or formulas[0][2]) + _beside(sentence[formulas[0].end() :])
+        return _with_unit(formulas[0])
     if sentence.count("}") > sentence.count("{"):  # JSON's {"answer": 18}
         sentence = sentence.rstrip('}" ')
     sentence = _RANGE.sub(r"\\text{ to }", sentence.replace("**", ""))
     return None if _PROSE.match(sentence) else without_words(sentence)
 
 
-def _beside(tail: str) -> str:
-    words = after_number(tail)
-    return rf"\text{{ {words}}}" if words else ""
+def _with_unit(formula: re.Match[str]) -> str:
+    """Return what is in a formula, with the unit after it."""
+    words = after_number(formula.string[formula.end() :])
+    return "".join(filter(None, formula.groups())) + (rf"\text{{ {words}}}" if words else "")
+
+
+def last_said(text: str) -> str | None:
+    """Return what a text that marks no answer says last, with its unit, or None.
+
+    It is all of the last line if that has no words, or the last formula or number.
+    """
+    text = answer_part(text)[-LONGEST_TEXT:].rstrip()
+    line = text.rpartition("\n")[2]
+    if _WORDLESS.fullmatch(line):
+        return line if _plausible(line) and not denied(text[: -len(line)]) else None
+    formula = deque(_FORMULA.finditer(text), maxlen=1)
+    if formula and not re.search("[0-9]", text[formula[0].end() :]):
+        return None if denied(text[: formula[0].start()]) else _with_unit(formula[0])
+    if (number := last_number(text)) is None:
+        return None
+    return rf"{number[0]}\text{{ {after_number(number[1])}}}"
 
 
 def without_words(answer: str) -> str:
