@@ -18,7 +18,7 @@ from mugrpo.config.rewards import (
 )
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Status
-from mugrpo.rewards.math.answers import Answer, agree, read, read_number
+from mugrpo.rewards.math.answers import Answer, agree, read
 from mugrpo.rewards.math.numbers import exact_number, same_numbers
 from mugrpo.rewards.math.response import answer_part, find, last_number, reference_part
 from mugrpo.rewards.math.units import same_unit
@@ -40,31 +40,42 @@ def math(_: MathOptions) -> Verifier:
     return Mathematics()
 
 
-def exactly(_: ExactOptions) -> Verifier:
-    """Return the verifier "exact"."""
-    return exact
-
-
-def numerically(options: NumericOptions) -> Verifier:
-    """Return the verifier "numeric"."""
-    return partial(numeric, tolerance=options.tolerance)
-
-
-def matching(options: RegexOptions) -> Verifier:
-    """Return the verifier "regex"."""
-    return partial(matched, pattern=re.compile(options.pattern))
-
-
-def exact(text: str, reference: str) -> Verdict:
-    """Judge whether the answer is `reference`, up to surrounding blanks. Blanks are no answer.
+def exact(_: ExactOptions) -> Verifier:
+    """Return the verifier "exact": the answer is the reference, up to blanks around it.
 
     The answer is all of the last <answer>, or of the text after the last </think>.
     """
-    answer = answer_part(text).strip()
-    return verdict(answer == reference.strip(), answer or None)
+
+    def judged(text: str, reference: str) -> Verdict:
+        answer = answer_part(text).strip()
+        return verdict(answer == reference.strip(), answer or None)
+
+    return judged
 
 
-def numeric(text: str, reference: str, *, tolerance: float) -> Verdict:
+def regex(options: RegexOptions) -> Verifier:
+    """Return the verifier "regex": a pattern's last match, or its first group, is the reference.
+
+    It is looked for where `exact` reads, unless the pattern itself names a tag.
+    """
+    pattern = re.compile(options.pattern)
+    tags = "think" in pattern.pattern or "answer>" in pattern.pattern
+
+    def judged(text: str, reference: str) -> Verdict:
+        last = deque(pattern.finditer(text if tags else answer_part(text)), maxlen=1)
+        answer = last[0][1 if pattern.groups else 0] if last else None
+        answer = None if answer is None else answer.strip()
+        return verdict(answer == reference.strip(), answer)
+
+    return judged
+
+
+def numeric(options: NumericOptions) -> Verifier:
+    """Return the verifier "numeric"."""
+    return partial(near, tolerance=Fraction(str(options.tolerance)))
+
+
+def near(text: str, reference: str, *, tolerance: Fraction) -> Verdict:
     """Judge whether the number that a text gives is close enough to the reference.
 
     It is in the last box or after "answer is", or it is the last number. It may differ by up to
@@ -84,7 +95,7 @@ def numeric(text: str, reference: str, *, tolerance: float) -> Verdict:
         return verdict(agree(target, written, same_numbers), answer)
     if not same_unit(target.unit, written.unit):
         return Verdict(Status.WRONG, answer)
-    allowed = Fraction(str(tolerance)) * max(Fraction(1), abs(expected))
+    allowed = tolerance * max(Fraction(1), abs(expected))
     return verdict(abs(number - expected) <= allowed, answer)
 
 
@@ -97,7 +108,7 @@ def _numeric_reference(reference: str) -> Answer:
 def _number_with_unit(written: str) -> Answer:
     """Return an answer taken apart. A letter after a blank is a unit here, and no factor: 5 m."""
     apart = _APART.fullmatch(written.strip())
-    return read_number(*apart.groups())[0] if apart else read(written)
+    return read(rf"{apart[1]}\text{{{apart[2]}}}" if apart else written)
 
 
 def has_number(reference: str) -> bool:
@@ -116,16 +127,4 @@ def _numeric_answer(text: str) -> tuple[Answer, str] | None:
         if found or exact_number(answer.value) is not None or _CLOCK.fullmatch(answer.text):
             return answer, written
     number = last_number(text)
-    return read_number(*number) if number else None
-
-
-def matched(text: str, reference: str, *, pattern: re.Pattern[str]) -> Verdict:
-    """Judge whether the last match of `pattern`, or its first group, is `reference`.
-
-    It is looked for where `exact` reads, unless the pattern itself names a tag.
-    """
-    tags = "think" in pattern.pattern or "answer>" in pattern.pattern
-    last = deque(pattern.finditer(text if tags else answer_part(text)), maxlen=1)
-    answer = last[0][1 if pattern.groups else 0] if last else None
-    answer = None if answer is None else answer.strip()
-    return verdict(answer == reference.strip(), answer)
+    return (read(number), number) if number else None

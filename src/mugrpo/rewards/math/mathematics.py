@@ -6,7 +6,6 @@ units and words do not settle, math-verify compares. Its match does not count (`
 - a side of a chain of equalities has another value: x=7=12 for 12, or 2x=12 (x is 6);
 - a set stands for a tuple or an interval, or vice versa: {1,2} for (1,2);
 - two numbers agree only because both are small: 0.0000002 for 0.0000001;
-- two words have the same letters: act for cat;
 - numbers stand side by side (1 2, read as 1 + 2), or have another base (12_9 for 12_8);
 - two equations match only because neither has a solution.
 
@@ -20,18 +19,17 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from functools import lru_cache, reduce
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import sympy
 from latex2sympy2_extended import NormalizationConfig
 from math_verify import LatexExtractionConfig, grader, parse, parser, verify
-from sympy.core.function import AppliedUndef
 from sympy.core.random import seed
 from sympy.functions.combinatorial.factorials import CombinatorialFunction
 
 from mugrpo.disk.records import Status
-from mugrpo.rewards.math.answers import Answer, agree, last, read, sides, targets
+from mugrpo.rewards.math.answers import Answer, agree, elements, last, read, targets
 from mugrpo.rewards.math.numbers import exact_number
 from mugrpo.rewards.math.response import find, last_said
 from mugrpo.rewards.verdict import Verdict, verdict
@@ -92,17 +90,9 @@ def _read_whole(mathematics: str) -> Reading | None:
         return None
     if mathematics.count(r"\pm") == 1 and not re.search(r"[,;]|\\\{", mathematics):
         mathematics = ",".join(mathematics.replace(r"\pm", sign) for sign in "+-")
-    boxed = rf"\boxed{{{_round_brackets(mathematics)}}}"
+    boxed = rf"\boxed{{{mathematics}}}"
     values = parse(boxed, [_CONFIG], extraction_mode="first_match", parsing_timeout=None)
     return Reading(values, mathematics) if values else None
-
-
-def _round_brackets(mathematics: str) -> str:
-    """Return the interval ]1,2[ as (1,2), and anything else unchanged."""
-    if not re.fullmatch(r"[\[\]][^\[\]]*,[^\[\]]*[\[\]]", mathematics):
-        return mathematics
-    opening, closing = "[" if mathematics[0] == "[" else "(", "]" if mathematics[-1] == "]" else ")"
-    return f"{opening}{mathematics[1:-1]}{closing}"
 
 
 def _equal(target: list[Any], answer: list[Any]) -> bool:
@@ -116,42 +106,27 @@ def _solutions(value: Any) -> Any:
     """Return the set of real numbers that a value describes, or None if it is none.
 
     Intervals, their unions and differences are sets; inequalities such as 1 < x <= 2 and |x| < 1
-    are solved for a name already, and a list of them, as in "x < 1 or x > 2", is their union.
+    are solved for a name already.
     """
     if isinstance(value, sympy.Interval | sympy.Union | sympy.Complement):
         if value.free_symbols:
             return None
         exact = {number: sympy.Rational(str(number)) for number in value.atoms(sympy.Float)}
         return value.xreplace(exact).doit()
-    if isinstance(value, sympy.FiniteSet | sympy.And) and value.args:
+    if isinstance(value, sympy.And):
         sets = [_solutions(part) for part in value.args]
-        if None in sets or len(value.free_symbols) > 1:
-            return None
-        join = sympy.Union if isinstance(value, sympy.FiniteSet) else sympy.Intersection
-        return reduce(join, sets)
-    if not grader.is_relation(value) or grader.is_equation(value) or _huge(value):
+        return None if None in sets else sympy.Intersection(*sets)
+    if not _compares(value) or _huge(value) or len(value.free_symbols) != 1:
         return None
     name, bound = sorted((value.lhs, value.rhs), key=lambda side: side.is_number)
-    if not bound.is_number or not (name.is_Symbol or _distance(name)):
+    if not bound.is_number or not isinstance(name, sympy.Symbol | sympy.Abs):
         return None
-    real = sympy.Dummy(real=True)
-    return value.subs(next(iter(name.free_symbols)), real).as_set()
-
-
-def _distance(value: Any) -> bool:
-    """Return whether a value is |x| or |x - 3|."""
-    return (
-        isinstance(value, sympy.Abs)
-        and len(value.free_symbols) == 1
-        and value.args[0].is_polynomial()
-        and sympy.degree(value.args[0]) == 1
-    )
+    return value.subs(value.free_symbols.pop(), sympy.Dummy(real=True)).as_set()
 
 
 _FAR = 1e-3  # relative difference above which two numbers differ, however small both are
 _SIDE_BY_SIDE = re.compile(r"\d \d")
 _BASE = re.compile(r"\d_\{(\d+)\}")
-_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
 
 
 def _loose(target: Reading, reading: Reading) -> bool:
@@ -159,7 +134,7 @@ def _loose(target: Reading, reading: Reading) -> bool:
     if _SIDE_BY_SIDE.search(reading.text) and not _SIDE_BY_SIDE.search(target.text):
         return True
     bases, allowed = (set(_BASE.findall(one.text)) for one in (reading, target))
-    if not bases <= (allowed or {"10"}) or _anagram(target.text, reading.text):
+    if not bases <= (allowed or {"10"}):
         return True
     if (r"\equiv" in target.text) != (r"\equiv" in reading.text):
         return True
@@ -170,7 +145,7 @@ def _loose(target: Reading, reading: Reading) -> bool:
         return False
     if _compares(answer) and not _compares(gold) and not isinstance(gold, sympy.Set):
         return True
-    if not _consistent(gold, answer, sides(reading.text)):
+    if not _consistent(gold, answer, elements(reading.text, "=")):
         return True
     zeros = [_zero(gold), _zero(answer)]
     if None not in zeros:
@@ -180,13 +155,6 @@ def _loose(target: Reading, reading: Reading) -> bool:
         return False
     gold, answer = _bare(gold), _bare(answer)
     return _shape(gold) != _shape(answer) or _far(gold, answer)
-
-
-def _anagram(target: str, answer: str) -> bool:
-    """Return whether a word of `target` has only its letters in `answer`: act for cat."""
-    ours, theirs = (set(map(str.casefold, _WORD.findall(text))) for text in (target, answer))
-    mine, other = ({"".join(sorted(w)) for w in some} for some in (ours - theirs, theirs - ours))
-    return bool(mine & other)
 
 
 def _compares(value: Any) -> bool:
@@ -212,22 +180,13 @@ def _consistent(gold: Any, answer: Any, chain: list[str]) -> bool:
         return False
     if not all(_equal(last.values, side.values) for side in middle if side is not None):
         return False
-    return grader.is_equation(gold) or _name(first) or _equal(last.values, first.values)
+    return grader.is_equation(gold) or _unknown(first.text) or _equal(last.values, first.values)
 
 
-def _name(reading: Reading) -> bool:
-    """Return whether `reading` can stand for an unknown: x, a+b, f(2), |AB|, but not 2x."""
-    if reading.text.replace(" ", "").isalpha():
-        return True
-    if isinstance(reading.value, str):
-        return not any(map(str.isdigit, reading.text))
-    value = reading.value
-    if isinstance(value, sympy.Interval):  # math-verify reads (x, y) as one
-        value = sympy.Tuple(value.start, value.end)
-    if isinstance(value, sympy.Basic):
-        value = value.replace(lambda part: isinstance(part, AppliedUndef), lambda _: sympy.Dummy())
-        value = value.xreplace({sympy.E: sympy.Dummy()})
-    return bool(grader.is_expr_of_only_symbols(value))
+def _unknown(side: str) -> bool:
+    """Return whether a side can stand for an unknown: x, a+b, f(2), |AB|, but not 2x."""
+    bare = re.sub(r"(?<=[A-Za-z'])\([^()]*\)|_\{[^{}]*\}", "", side)
+    return not re.search(r"[0-9^]|\\(?:frac|sqrt|pi)(?![a-z])", bare)
 
 
 def _zero(value: Any) -> Any:
@@ -308,8 +267,13 @@ def _same_values(target: Answer, answer: Answer) -> bool:
     if target.unit == answer.unit or "%" not in (target.unit, answer.unit):
         number = exact_number(target.value)  # math-verify rounds: 602 10^21 and 6.02 10^23
         return (number is not None and number == exact_number(answer.value)) or _same(ours, theirs)
-    parts = [_in_parts_of_1(r, a.unit) for r, a in ((ours, target), (theirs, answer))]
-    return _same(*parts) or (_at_least_1(theirs.value) and _same(ours, theirs))
+    percent, plain = (ours, theirs) if target.unit == "%" else (theirs, ours)
+    if isinstance(percent.value, sympy.Expr):
+        if _same(Reading([percent.value / 100], percent.text), plain):
+            return True
+        if not (isinstance(plain.value, sympy.Number) and abs(plain.value) >= 1):
+            return False  # 50 may be meant in percent, but not 0.5
+    return _same(ours, theirs)
 
 
 def _same_solutions(target: str, answer: str) -> bool | None:
@@ -345,14 +309,3 @@ def _solution_set(core: str) -> Any:
 
 def _same(target: Reading, answer: Reading) -> bool:
     return _equal(target.values, answer.values) and not _loose(target, answer)
-
-
-def _in_parts_of_1(reading: Reading, unit: str) -> Reading:
-    if unit != "%" or not isinstance(reading.value, sympy.Expr):
-        return reading
-    return Reading([reading.value / 100], reading.text)
-
-
-def _at_least_1(value: Any) -> bool:
-    """Return whether a number without a percent sign may be one in percent: 50, but not 0.5."""
-    return isinstance(value, sympy.Number) and bool(abs(value) >= 1)

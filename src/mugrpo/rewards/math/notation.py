@@ -161,6 +161,8 @@ RULES = [
     Rule(r"\^\s*-\s*([0-9]+|[a-z])", r"^{-\1}", "x^-1", "x^{-1}"),
     Rule(rf"\(\s*(?:\\?b?mod|{_WORDY}\{{\s*mod\s*\}})\s*([^()]+)\)", r"\\pmod{\1}", r"3\ (\mathrm{mod}\ 7)", r"3\pmod{7}"),
     Rule(r"(?<![0-9.])([0-9]+)\s+([0-9]+)\s*/\s*([0-9]+)(?![0-9.])", r"\1\\frac{\2}{\3}", "3 1/2", r"3\frac{1}{2}"),
+    Rule(r"((?:^|\\in\s*))\](?=[^\[\]]*,[^\[\]]*[\[\]]$)", r"\1(", "]1,2]", "(1,2]"),
+    Rule(r"((?:^|\\in\s*)[\[(][^\[\]]*,[^\[\]]*)\[$", r"\1)", "[1,2[", "[1,2)"),
     # Words
     Rule(rf"{_WORDY}\{{\s*({_FUNCTIONS}|pi)\s*\}}|(?<![\\A-Za-z])({_FUNCTIONS}|sqrt|pi)(?![A-Za-z])", r"\\\1\2 ", r"\mathrm{sin}\,x", r"\sin x"),
     Rule(r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}", "sqrt(2)", r"\sqrt{2}"),
@@ -179,6 +181,7 @@ RULES = [
     Rule(r"(?<=[0-9])(?:\^?\{?\\text\{\s*(?:st|nd|rd|th)\s*\}\}?|(?:st|nd|rd|th)$)", "", r"5^{\text{th}}", "5"),
     Rule(rf"(?<=[0-9}}])\s*({_AFTER_NUMBER})|(?<=[0-9}}])\s+((?:[A-Za-z]+ )*[A-Za-z]{{3,}}(?:[ /][A-Za-z]+)*)", r"\\text{\1\2}", "12 cm", r"12\text{cm}"),
     Rule(r"^\\forall[^,]*,|^[a-z]\s*\\in\s*\\mathbb\{R\},(?=.*<|.*>|.*\\[lg]e|.*\\ne)", "", r"\forall x>0, f(x)=0", "f(x)=0"),
+    Rule(r"\s*\\text\{\s*(?:(?:square|sq\.?|cubic) )?units?\s*\}(?:\s*\^\{?[23]\}?)?$", "", r"7\text{ square units}", "7"),
 ]  # fmt: skip
 
 

@@ -47,6 +47,5 @@ def same_numbers(target: Answer, answer: Answer) -> bool:
         return False
     if target.unit == answer.unit or "%" not in (target.unit, answer.unit):
         return ours == theirs
-    if target.unit == "%":
-        return theirs in ({ours, ours / 100} if abs(theirs) >= 1 else {ours / 100})
-    return ours in ({theirs, theirs / 100} if abs(theirs) >= 1 else {theirs / 100})
+    percent, plain = (ours, theirs) if target.unit == "%" else (theirs, ours)
+    return plain == percent / 100 or (plain == percent and abs(plain) >= 1)

@@ -197,8 +197,13 @@ def _stated(text: str) -> str | None:
 
 def _with_unit(formula: re.Match[str]) -> str:
     """Return what is in a formula, with the unit after it."""
-    words = after_number(formula.string[formula.end() :])
-    return "".join(filter(None, formula.groups())) + (rf"\text{{ {words}}}" if words else "")
+    inside = "".join(filter(None, formula.groups()))
+    return inside + _unit(formula.string[formula.end() :])
+
+
+def _unit(tail: str) -> str:
+    words = after_number(tail)
+    return rf"\text{{ {words}}}" if words else ""
 
 
 def last_said(text: str) -> str | None:
@@ -213,9 +218,7 @@ def last_said(text: str) -> str | None:
     formula = deque(_FORMULA.finditer(text), maxlen=1)
     if formula and not re.search("[0-9]", text[formula[0].end() :]):
         return None if denied(text[: formula[0].start()]) else _with_unit(formula[0])
-    if (number := last_number(text)) is None:
-        return None
-    return rf"{number[0]}\text{{ {after_number(number[1])}}}"
+    return last_number(text)
 
 
 def without_words(answer: str) -> str:
@@ -254,8 +257,8 @@ _STUCK_AFTER = re.compile(
 )
 
 
-def last_number(text: str) -> tuple[str, str] | None:
-    """Return the last number of a response with its sign and currency, and the text after it.
+def last_number(text: str) -> str | None:
+    """Return the last number of a response with its sign, currency and unit.
 
     Return None if there is none that stands alone: not the 3 of 2\\sqrt{3}, x + 3 or "not 3".
     """
@@ -268,7 +271,7 @@ def last_number(text: str) -> tuple[str, str] | None:
         head, comma, token = token.rpartition(",")
         if not comma or not _WHOLE_TOKEN.fullmatch(token):
             return None
-        return token, ""
+        return token
     head = text[max(0, start - 40) : start].replace("\N{MINUS SIGN}", "-")
     after = text[start + len(token) :]
     before = _BEFORE.search(head)
@@ -278,4 +281,4 @@ def last_number(text: str) -> tuple[str, str] | None:
     context = head[: before.start(1)].rstrip()
     if _OPERATOR_BEFORE.search(context) or ("-" in sign and _TERM_BEFORE.search(context)):
         return None
-    return None if denied(head[: before.start(1)]) else (sign + token, after)
+    return None if denied(head[: before.start(1)]) else sign + token + _unit(after)
