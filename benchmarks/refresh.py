@@ -81,10 +81,10 @@ def compared(
 def refreshed(engine: Engine, update: int, path: str, workload: Sequence[Request]) -> Measured:
     """Hand over the weights at `path`, and sample with them."""
     began = time.perf_counter()
-    parts = engine.refresh(update, lambda: path)
+    loading = engine.refresh(update, lambda: path)
     for _ in engine.generate(workload, temperature=1.0, max_new_tokens=TOKENS):
         pass
-    return Measured(time.perf_counter() - began, notes=parts)
+    return Measured(time.perf_counter() - began, notes={"load": loading})
 
 
 def main(argv: Sequence[str] | None = None) -> list[Any]:

@@ -18,7 +18,6 @@ import torch
 from safetensors.torch import save_file
 
 from mugrpo.config.run import ModelOptions
-from mugrpo.config.training import DistributedOptions
 from mugrpo.model.policy import load_policy
 from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.forward import rollout_logprobs
@@ -73,10 +72,7 @@ def work(ranks: Ranks, folder: Path, model: str, updates: int, chosen: dict[str,
     options = ModelOptions(path=model, **raw.get("model", {}))
     policy = load_policy(options, ranks=ranks, lora=config.lora, seed=config.seed)
     if ranks.size > 1:
-        distributed = DistributedOptions(
-            cpu_offload=chosen.get("offload") == "true",
-        )
-        distribute(policy, distributed)
+        distribute(policy)
     trainer = Trainer(policy, config)
     start = max((int(p.name) for p in folder.iterdir()), default=0)
     if start:

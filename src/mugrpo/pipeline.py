@@ -169,8 +169,6 @@ def follow(run: OpenRun) -> None:
 def _obey(run: OpenRun, training: Training, order: Order) -> None:
     if order.task == "load":
         return
-    if order.tokens:
-        training.weights.budget.tokens = order.tokens
     if order.task == "logprobs":
         logprobs = training.weights.logprobs(order.update, ordered_rollouts(run.folder))
         if run.ranks.first:

@@ -10,7 +10,6 @@ import pytest
 
 from mugrpo.config import cores
 from mugrpo.config.base import WorkerOptions
-from mugrpo.engines.process import exclusive_part
 from mugrpo.tools import doctor
 from tests.cases import table
 
@@ -21,8 +20,6 @@ def test_without_affinity_as_on_macos_all_cores_count(monkeypatch: pytest.Monkey
     assert cores.cores() == [0, 1, 2, 3, 4, 5]
     assert WorkerOptions().processes == 6
     assert doctor._cpu()[0].startswith("6 cores")
-    monkeypatch.setattr("mugrpo.engines.process.visible_gpus", lambda: [])
-    assert exclusive_part(1, 2, 1, 0) == {"VLLM_CPU_OMP_THREADS_BIND": "3,4,5"}
 
 
 @table(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import pytest
 
 from mugrpo.config.engines import ContinuousOptions, HFOptions
 from mugrpo.disk.records import FinishReason
-from mugrpo.engines.base import Completion, More, Request
+from mugrpo.engines.base import Completion, Request
 from mugrpo.engines.continuous import ContinuousEngine
 from mugrpo.engines.hf import HFEngine
 from mugrpo.engines.process import Host, RemoteEngine
@@ -29,16 +29,10 @@ def requests_of(policy: Policy, count: int) -> list[Request]:
     ]
 
 
-def in_parts(parts: list[Sequence[Request]]) -> More:
-    """Return a `more` that returns each of `parts`, then None."""
-    return lambda: parts.pop(0) if parts else None
-
-
-def taken(engine, requests, more: More | None = None) -> list[Completion]:
+def taken(engine, requests, more: Iterable[Sequence[Request]] = ()) -> list[Completion]:
     """Return the completions by their indices."""
     completions: dict[int, Completion] = {}
-    further = {"more": more} if more else {}
-    for decoded in engine.generate(requests, temperature=1.0, max_new_tokens=LIMIT, **further):
+    for decoded in engine.generate(requests, temperature=1.0, max_new_tokens=LIMIT, more=more):
         assert not completions.keys() & dict(decoded.completions).keys()
         completions.update(decoded.completions)
     return [completions[index] for index in range(len(completions))]
@@ -63,7 +57,7 @@ def test_requests_that_come_later_get_the_responses_that_they_would_get_at_once(
     cuts = sorted({first, 3, 4, 9} - set(range(first)))
     parts = [requests[a:b] for a, b in pairwise(cuts)]
     spaced = [part for piece in parts for part in ((), piece, ())]
-    completions = taken(engine, requests[:first], in_parts(spaced))
+    completions = taken(engine, requests[:first], spaced)
     for ours, theirs in zip(completions, expected, strict=True):
         np.testing.assert_array_equal(ours.ids, theirs.ids)
         np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-5)
@@ -76,7 +70,7 @@ def test_the_same_requests_at_the_same_steps_give_the_same_bits():
     requests = requests_of(policy, 9)
 
     def once() -> list[Completion]:
-        return taken(engine, requests[:2], in_parts([requests[2:5], (), requests[5:]]))
+        return taken(engine, requests[:2], [requests[2:5], (), requests[5:]])
 
     for ours, theirs in zip(once(), once(), strict=True):
         np.testing.assert_array_equal(ours.logprobs, theirs.logprobs)
@@ -93,12 +87,12 @@ def test_a_request_begins_beside_those_that_run_and_an_idle_engine_asks_again():
     prompt = encoded(policy, PROMPTS[0])
     two = [Request(prompt, seed, 4) for seed in (0, 1)]
     third, fourth = [Request(prompt, 2, 2)], [Request(prompt, 3, 2)]
-    more = in_parts([(), third, (), (), (), fourth])
+    more = [(), third, (), (), (), fourth]
     decoded = list(engine.generate(two, temperature=1.0, max_new_tokens=LIMIT, more=more))
     ends = [[index for index, _ in d.completions] for d in decoded]
-    assert ends == [[], [2], [0, 1], [], [], [3]]
+    assert ends == [[], [2], [0, 1], [], [], [3], []]
     # 2 + 1 + 1 first tokens; two slots in the first step, then three, of which some are idle.
-    assert [d.slots for d in decoded] == [2 + 2, 1 + 3, 3, 0, 0, 1 + 3]
+    assert [d.slots for d in decoded] == [2 + 2, 1 + 3, 3, 0, 0, 1 + 3, 0]
 
 
 def test_more_is_not_asked_for_while_every_slot_has_work():
@@ -109,11 +103,11 @@ def test_more_is_not_asked_for_while_every_slot_has_work():
     requests = [Request(prompt, seed, 3) for seed in range(4)]
     done = 0
 
-    def more() -> Sequence[Request] | None:
+    def more() -> Iterator[Sequence[Request]]:
         asked.append(done)
-        return None
+        yield ()
 
-    for decoded in engine.generate(requests, temperature=1.0, max_new_tokens=LIMIT, more=more):
+    for decoded in engine.generate(requests, temperature=1.0, max_new_tokens=LIMIT, more=more()):
         done += len(decoded.completions)
     assert asked == [4]
 
@@ -151,7 +145,7 @@ class Worker:
     def send(self, text: str) -> None:
         message = from_json(text)
         if "load" in message:
-            self.messages.append({"loaded": {"wake": 0.0}})
+            self.messages.append({"loaded": True})
             return
         task = message["generate"]
         self.tasks.append([index for index, *_ in task["requests"]])
@@ -164,7 +158,7 @@ class Worker:
                 "reason": "length",
             }
             self.messages.append({"completions": [entry], "slots": len(ids)})
-        self.messages.append({"end": 1})
+        self.messages.append({"end": True})
 
     def hear(self, patience: float = 0.0):
         return self.messages.pop(0) if self.messages else None
@@ -180,7 +174,7 @@ def test_a_process_gets_requests_while_it_works_and_after_it_has_been_idle():
     engine = RemoteEngine(host, lambda: worker, pytest.fail, lambda: None)
     prompt = np.array([1, 2], np.int32)
     requests = [Request(prompt, seed, seed) for seed in (3, 4, 5, 6)]
-    more = in_parts([[requests[2]], (), (), (), (), (), [requests[3]]])
+    more = [[requests[2]], (), (), (), (), (), [requests[3]]]
     completions = taken(engine, requests[:2], more)
     assert [c.ids.tolist() for c in completions] == [[n] * n for n in (3, 4, 5, 6)]
     assert worker.tasks == [[0, 1], [2], [3]]

@@ -240,7 +240,7 @@ channel.receive()
 while True:
     message = channel.receive()
     if "load" in message:
-        channel.send({"loaded": {"wake": 0.0}})
+        channel.send({"loaded": True})
         continue
     asked = message["generate"]["requests"]
     channel.send(ANSWER)
@@ -276,7 +276,6 @@ def answer(ids: str = "[2, 1]", logprobs: str = "[-0.5, -0.5]", reason: str = "s
         (answer(reason="abort"), RunStopped, "a response with finish reason 'abort'"),
         ('{"failed": "memory", "text": "out of memory"}', MemoryError, "out of memory"),
         ('{"failed": "refused", "text": "no such option"}', UsageError, "no such option"),
-        ('{"completions": [], "slots": 0}', RunStopped, "left 3 requests unanswered"),
     ],
 )
 def test_an_answer_that_cannot_be_right_stops_the_run(
@@ -302,7 +301,7 @@ while True:
     message = channel.receive()
     if "load" in message:
         asleep, loads = False, loads + 1
-        channel.send({"loaded": {"wake": 0.25}})
+        channel.send({"loaded": True})
     elif "sleep" in message:
         asleep, naps = SLEEPS, naps + 1
         channel.send({"asleep": asleep})
@@ -326,13 +325,11 @@ def test_an_engine_that_slept_loads_the_weights_again(
     monkeypatch.setattr(process, "_WORKER", worker)
     remote = Remote(embedded_policy, tmp_path)
     remote.engine._host = replace(remote.engine._host, rest="sleep")
-    parts = remote.engine.refresh(0, lambda: CHAIN)
-    assert parts.keys() == {"start", "wake"} and parts["wake"] == 0.25
+    remote.engine.refresh(0, lambda: CHAIN)
     pid = remote.pid
     remote.engine.rest()
     remote.engine.rest()
-    parts = remote.engine.refresh(4, lambda: CHAIN)
-    assert parts.keys() == {"load", "wake"}
+    assert remote.engine.refresh(4, lambda: CHAIN) > 0
     remote.engine.rest()
     (completion,) = taken(remote.engine, requests[:1])  # of the same update
     assert completion.ids.tolist() == [2 if sleeps else 3, loads]

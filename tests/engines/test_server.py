@@ -152,13 +152,16 @@ def test_a_server_with_room_gets_the_next_requests_before_the_last_ones_are_done
     pieces, unfinished = [requests[5:10], requests[10:]], []
     finished: dict[int, Completion] = {}
 
-    def more() -> list[Request] | None:
-        unfinished.append(5 * (3 - len(pieces)) - len(finished) if pieces else None)
-        return pieces.pop(0) if pieces else None
+    def more() -> Iterator[list[Request]]:
+        for number, piece in enumerate(pieces, 1):
+            unfinished.append(5 * number - len(finished))
+            yield piece
 
-    for decoded in engine.generate(requests[:5], temperature=1.1, max_new_tokens=LIMIT, more=more):
+    for decoded in engine.generate(
+        requests[:5], temperature=1.1, max_new_tokens=LIMIT, more=more()
+    ):
         finished.update(decoded.completions)
-    assert unfinished == [3, 3, None]  # two of five are done, then seven of ten
+    assert unfinished == [3, 3]  # two of five are done, then seven of ten
     assert sorted(finished) == list(range(12))
     expected = taken(engine, requests)
     for index, completion in finished.items():
@@ -186,7 +189,7 @@ def test_without_a_command_the_server_loads_the_weights_while_it_runs(
     engine = engine_of(server, embedded_policy, tmp_path)
     engine.refresh(0, lambda: "/the/model")
     engine.refresh(0, lambda: pytest.fail("nothing changed"))
-    assert engine.refresh(8, lambda: "/the/weights").keys() == {"load"}
+    assert engine.refresh(8, lambda: "/the/weights") > 0
     assert server.told == [
         ("/collective_rpc", {"method": "take_weights", "args": ["/the/model"]}),
         ("/reset_prefix_cache", {}),

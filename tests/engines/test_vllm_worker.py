@@ -81,7 +81,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
 
 def test_one_engine_takes_all_weights(calls: Calls):
     worker = VLLM(SETUP)
-    assert worker.load("/initial", 0) == 0.0
+    worker.load("/initial", 0)
     worker.load("/later", 4)
     assert [made["model"] for made in calls.made] == ["/initial"]
     assert calls.asked == [("take_weights", ("/later",)), "reset"]

@@ -91,7 +91,11 @@ PARTS = [
     ("return [1.0]", "--sinks.wandb p", "pip install 'mugrpo[wandb]'"),
     ("return [1.0]", "--lora.rank 4", "pip install 'mugrpo[lora]'"),
     ("return [1.0]", "--engine.name vllm --engine.python /no/such", "cannot be run (No such file"),
-    ("return [1.0]", f"--engine.name vllm --engine.python {sys.executable}", "has no vllm"),
+    (
+        "return [1.0]",
+        f"--engine.name vllm --engine.python {sys.executable}",
+        "No module named 'vllm'",
+    ),
     ("return [1.0]", "--objective.name file --objective.path absent.py", "no such file"),
 ]
 

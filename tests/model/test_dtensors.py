@@ -21,7 +21,7 @@ def mesh() -> Iterator[DeviceMesh]:
     dist.destroy_process_group()
 
 
-def test_rows_stay_where_weights_are_offloaded_to(mesh: DeviceMesh, monkeypatch):
+def test_rows_stay_where_the_weights_are(mesh: DeviceMesh, monkeypatch):
     """On a mesh of other devices, `DTensor.from_local` would move them there."""
     weight = distribute_tensor(torch.zeros(3, 2), mesh, [Shard(0)])
     monkeypatch.setattr(DeviceMesh, "device_type", "meta")

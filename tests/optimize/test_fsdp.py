@@ -13,7 +13,6 @@ import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 
 from mugrpo.config.run import ModelOptions
-from mugrpo.config.training import DistributedOptions
 from mugrpo.model.policy import Policy
 from mugrpo.model.shared_prompts import Packing
 from mugrpo.optimize.fsdp import distribute
@@ -54,7 +53,7 @@ def test_indices_of_packed_tokens_are_computed_once_a_micro_batch(
     """
     policy = policy_of_blocks(precision="bf16", gradient_checkpointing=checkpointing)
     policy.can_share_prompts = True
-    distribute(policy, DistributedOptions())
+    distribute(policy)
     calls: Counter[str] = Counter()
 
     def counted(name: str, compute: Any, packing: Packing) -> Any:

@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from mugrpo.config.training import DistributedOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.model.pretrained import EMBEDDED
 from mugrpo.optimize.fsdp import distribute
@@ -152,7 +151,7 @@ def test_one_rank_continues_from_two_and_two_from_one(tmp_path: Path):
 def test_a_sharded_model_is_saved_as_plain_files(tmp_path: Path, model: str):
     """Tied weights are saved once, with the usual names and shapes, so any program loads them."""
     alone = updates(tmp_path / "alone", model, 1, 1, STEADY)
-    together = updates(tmp_path / "together", model, 1, 2, STEADY, "offload=true")
+    together = updates(tmp_path / "together", model, 1, 2, STEADY)
     ours, theirs = (saved_weights(p) for p in (together, alone))
     assert {k: v.shape for k, v in ours.items()} == {k: v.shape for k, v in theirs.items()}
     for name in ("config.json", "generation_config.json", "tokenizer.json"):
@@ -184,7 +183,7 @@ def test_a_model_that_ranks_see_differently_is_refused_before_it_is_sharded(monk
     policy = tiny_policy("llama")
     policy.ranks = Ranks(0, 2)
     with pytest.raises(UsageError, match=r"files and its config\.json do not agree"):
-        distribute(policy, DistributedOptions())
+        distribute(policy)
 
 
 def test_pieces_are_dealt_out_in_rounds():

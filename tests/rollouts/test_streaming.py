@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from mugrpo.disk.records import FinishReason, Problem
-from mugrpo.engines.base import Completion, Decoded, More, Request
+from mugrpo.engines.base import Arrivals, Completion, Decoded, Request
 from mugrpo.engines.process import RemoteEngine
 from mugrpo.rollouts.sampler import Sampler
 from mugrpo.rollouts.side_by_side import sampled_shards
@@ -18,7 +18,7 @@ IDS = np.array([5], np.int32)
 class Slots(RemoteEngine):
     """An engine with three slots. A response to prompt p takes p steps and has the logprob -p."""
 
-    streams, exact = True, False  # type: ignore[assignment]
+    exact = False  # type: ignore[assignment]
 
     def __init__(self) -> None:
         self.idle: list[int] = []  # free slots in each step
@@ -32,11 +32,11 @@ class Slots(RemoteEngine):
         temperature: float,
         max_new_tokens: int,
         top_p: float = 1.0,
-        more: More | None = None,
+        more: Iterable[Sequence[Request]] = (),
     ) -> Iterator[Decoded]:
         self.top_ps.append(top_p)
-        queue = [(i, int(r.prompt_ids[0])) for i, r in enumerate(requests)]
-        total, running = len(queue), {}
+        arrivals, running = Arrivals(requests, more), {}
+        queue = [(i, int(r.prompt_ids[0])) for i, r in arrivals.take().items()]
         while queue or running:
             while len(running) < 3 and queue:
                 index, steps = queue.pop(0)
@@ -47,10 +47,9 @@ class Slots(RemoteEngine):
             ended = [index for index, (left, _) in running.items() if not left]
             completions = [(i, self._response(running.pop(i)[1])) for i in ended]
             yield Decoded(completions, len(ended))
-            if more and len(queue) + len(running) < 3 and (added := more()):
+            if len(queue) + len(running) < 3 and (added := arrivals.take()):
                 self.log.append(f"took {len(added)} with {len(running)} running")
-                queue += [(total + i, int(r.prompt_ids[0])) for i, r in enumerate(added)]
-                total += len(added)
+                queue += [(i, int(r.prompt_ids[0])) for i, r in added.items()]
 
     @staticmethod
     def _response(steps: int) -> Completion:

@@ -16,7 +16,7 @@ from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.records import FinishReason, Rollout
 from mugrpo.model.policy import load_policy
 from mugrpo.optimize.forward import rollout_logprobs
-from mugrpo.stages.refresh import logprob_gap, verdict
+from mugrpo.stages.refresh import canary_warning, logprob_gap
 from mugrpo.stages.sampling import Sampling
 from tests.cases import table
 from tests.updates import config_of
@@ -39,8 +39,8 @@ def test_the_gap_in_fp32_is_the_largest_and_in_bf16_the_mean():
 
 
 def test_a_gap_within_half_of_the_tolerance_passes_and_above_that_it_is_reported():
-    assert verdict(0.25, "fp32", 0.6) is None
-    assert verdict(0.25, "fp32", 0.4) == (
+    assert canary_warning(0.25, "fp32", 0.6) is None
+    assert canary_warning(0.25, "fp32", 0.4) == (
         "canary: engine and trainer differ by 0.25 in logprob; nothing is wrong yet, but above 0.4 "
         "the run stops"
     )
@@ -49,7 +49,7 @@ def test_a_gap_within_half_of_the_tolerance_passes_and_above_that_it_is_reported
 @table("gap", [0.25, math.nan])
 def test_a_gap_above_the_tolerance_stops_the_run(gap):
     with pytest.raises(RunStopped, match=rf"differ by {gap} in logprob \(tolerance 0.2\)"):
-        verdict(gap, "fp32", 0.2)
+        canary_warning(gap, "fp32", 0.2)
 
 
 def test_engines_rest_at_once():

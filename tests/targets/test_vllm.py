@@ -238,9 +238,9 @@ def test_a_tied_head_gets_new_weights_and_the_canary_would_see_if_it_did_not(
     policies = [tied_policy(tmp_path / str(seed), seed) for seed in (0, 1)]
     engine = engine_of(policies[0], tmp_path)
     requests = [Request(encoded(policies[0], prompt), 5) for prompt in PROMPTS]
-    gaps, parts = [], []
+    gaps, seconds = [], []
     for update, policy in enumerate([*policies, policies[0]]):
-        parts.append(engine.refresh(update, lambda: str(tmp_path / str(update % 2))))  # noqa: B023
+        seconds.append(engine.refresh(update, lambda: str(tmp_path / str(update % 2))))  # noqa: B023
         for decoded in engine.generate(requests, temperature=1.0, max_new_tokens=16):
             for index, completion in decoded.completions:
                 request = requests[index]
@@ -252,7 +252,7 @@ def test_a_tied_head_gets_new_weights_and_the_canary_would_see_if_it_did_not(
     tolerance = 1e-3  # the canary's in fp32
     assert worst[0] < tolerance and worst[2] < tolerance
     assert (worst[1] < tolerance) == ours
-    assert [part.keys() - {"wake"} for part in parts] == [{"start"}, {"load"}, {"load"}]
+    assert max(seconds[1:]) < seconds[0]  # only the first starts a process
 
 
 def adapted(folder: Path, seed: int) -> Policy:

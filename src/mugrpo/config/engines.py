@@ -101,11 +101,6 @@ class AnyVLLMOptions(EngineOptions):
         for chosen in temperatures:
             if not 0.01 <= chosen <= 2:
                 yield f"vLLM samples at temperatures from 0.01 to 2, not at {chosen:g}"
-        if lora.rank and isinstance(self, VLLMServerOptions):
-            yield (
-                "lora.rank needs an engine that the run starts: engine.name = 'vllm', 'continuous' "
-                "or 'hf'"
-            )
         if lora.rank > 512:
             yield f"vLLM takes adapters up to rank 512, not lora.rank = {lora.rank}"
 
@@ -168,6 +163,11 @@ class VLLMServerOptions(AnyVLLMOptions):
     @property
     def loading_remedy(self) -> str:
         return self.memory_remedy
+
+    def faults(self, *, temperatures: Sequence[float], lora: LoRAOptions) -> Iterator[str]:
+        yield from super().faults(temperatures=temperatures, lora=lora)
+        if lora.rank:
+            yield "lora.rank needs an engine that the run starts: 'vllm', 'continuous' or 'hf'"
 
 
 Engine = Annotated[

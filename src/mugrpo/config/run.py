@@ -286,11 +286,6 @@ class RunConfig(Options):
         return not elsewhere and not one_process
 
     @property
-    def trainer_sleeps(self) -> bool:
-        """Return whether weights and moments leave the GPUs while engines generate on them."""
-        return self.shares_gpus and not self.distributed.cpu_offload
-
-    @property
     def proximal_period(self) -> int:
         """Return for how many updates a proximal policy stays the same; 1 if there is none."""
         chosen = self.objective

@@ -47,8 +47,6 @@ class DistributedOptions(Options):
     """Processes, with a GPU each, on this machine or, with Ray, on several. `mugrpo train` starts
     them once. While engines generate on their GPUs, they move weights and optimizer state to CPU
     memory."""
-    cpu_offload: bool = Field(False, json_schema_extra=HARMLESS)
-    """Keep weights, gradients and optimizer state in CPU memory. This is slower."""
 
 
 _MOST = 1 << 16  # no layer is wider

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Message = dict[str, Any]  # {"role": "user", "content": "..."}, perhaps with "tool_calls" or others
+Message = Mapping[str, Any]  # {"role": "user", "content": "..."}, perhaps with "tool_calls"
 
 
 @dataclass(frozen=True, slots=True)

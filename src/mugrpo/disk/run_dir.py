@@ -18,7 +18,7 @@
       logs/engine-0.log, rewards.log      output of such a process
       logs/ranks/                         output of the ranks
       ranks/order.json, done.json         what the ranks are to do, and what they have done
-      ranks/models/update-000064/         weights for engines, or in `memory_folder`
+      ranks/models/update-000064/         weights for engines
       bakeoff/stage-000/METHOD/           runs that train other methods on the stage's rollouts
 
 A path that exists is complete (see `publishing`). A shard that its manifest does not list does not
@@ -28,13 +28,9 @@ exist.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
-import re
-import shutil
 import socket
-import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,12 +49,7 @@ from mugrpo.disk.publishing import (
 )
 
 FORMAT = 3
-_LINKS_OUT = ("handed_over", "wandb")  # into memory; wandb links to its own logs
-_SHM = Path("/dev/shm")  # Linux's file system in memory; other systems have none
-_WORTH = 1 << 28  # bytes: less takes any disk a second or two
-# The memory that must be free, as a multiple of what is written. After a model in bf16 has been
-# handed over, its weights and moments move to the host's memory, which takes six times as much.
-_FREE = 8
+_LINKS_OUT = ("wandb",)  # it links to its own logs
 
 
 class Pending(Protocol):
@@ -303,11 +294,9 @@ class RunDir:
                 [f"the last process here ({crashed}) ended without unlocking"] if crashed else []
             )
             notices += [f"removed unfinished {path}" for path in remove_unfinished(self.root)]
-            clear_memory(self.root)
             try:
                 yield notices
             finally:
-                clear_memory(self.root)
                 file.truncate(0)
 
 
@@ -335,50 +324,3 @@ def refuse_links_out(run: Path) -> None:
                 )
         if Path(folder) == root:
             folders[:] = [name for name in folders if name not in _LINKS_OUT]
-
-
-def memory_folder(root: Path) -> Path:
-    """Return the folder in memory of the run at `root`, whether it exists or not.
-
-    It is for models that engines on this machine read once: the disk may be slow, elsewhere, or
-    busy with a checkpoint. It goes when the run ends, or is opened again after a kill.
-    """
-    name = hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:16]
-    return _SHM / f"mugrpo-{os.getuid()}-{name}"
-
-
-def with_room(root: Path, size: int) -> Path | None:
-    """Return that folder, which only this user may enter, or None if `size` bytes have no room.
-
-    It is None, too, if they are so few that a disk is as good.
-    """
-    folder = memory_folder(root)
-    try:
-        if size < _WORTH or size > shutil.disk_usage(_SHM).free or _FREE * size > _free_memory():
-            return None
-        folder.mkdir(0o700, exist_ok=True)
-        found = folder.lstat()
-    except OSError:
-        return None
-    ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
-    return folder if ours else None  # everybody may make folders there
-
-
-def clear_memory(root: Path) -> None:
-    """Remove the folder in memory of the run at `root`, if there is one."""
-    shutil.rmtree(memory_folder(root), ignore_errors=True)
-
-
-def _free_memory() -> int:
-    """Return the bytes of memory that are free on the machine and, if it has one, in the cgroup."""
-    kilobytes = re.search(r"^MemAvailable: +(\d+)", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    assert kilobytes
-    free = int(kilobytes[1]) << 10
-    own = re.search(r"^0::/(.*)$", Path("/proc/self/cgroup").read_text(), re.MULTILINE)
-    group = Path("/sys/fs/cgroup") / (own[1] if own else "")
-    try:
-        limit, used = int((group / "memory.max").read_text()), (group / "memory.stat").read_text()
-    except (OSError, ValueError):  # there is no such group, or its limit is "max"
-        return free
-    kept = sum(int(n) for n in re.findall(r"^(?:anon|shmem|kernel) (\d+)$", used, re.MULTILINE))
-    return min(free, limit - kept)

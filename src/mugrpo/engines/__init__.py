@@ -18,15 +18,17 @@ from mugrpo.config.engines import (
     VLLMServerOptions,
 )
 from mugrpo.config.run import RunConfig
+from mugrpo.disk.errors import UsageError
 from mugrpo.engines.base import Engine
 from mugrpo.engines.continuous import ContinuousEngine, unfit
 from mugrpo.engines.hf import HFEngine
-from mugrpo.engines.process import Host, RemoteEngine, Started, exclusive_part, own_part
+from mugrpo.engines.process import Host, RemoteEngine, visible_gpus
 from mugrpo.engines.server import ServerEngine
-from mugrpo.engines.vllm import require_vllm, vllm_host
+from mugrpo.engines.vllm import vllm_host
 from mugrpo.model.loading import Vocabulary
 from mugrpo.model.policy import Policy
 from mugrpo.processes.cluster import cluster_of
+from mugrpo.processes.peer import Peer
 
 
 def make_engine(
@@ -45,12 +47,6 @@ def make_engine(
         return HFEngine(policy, HFOptions(slots=options.slots))
     assert isinstance(options, HFOptions), f"no engine for {type(options).__name__}"
     return HFEngine(policy, options)
-
-
-def require_engines(config: RunConfig) -> None:
-    """Raise UsageError if an engine process cannot be started, as far as this machine can tell."""
-    if isinstance(config.engine, VLLMOptions) and not config.backend.clustered:
-        require_vllm(config.engine)
 
 
 def make_engines(
@@ -78,13 +74,21 @@ def make_engines(
         assert policy is not None, "an engine in this process needs the policy"
         return [make_engine(policy, options, notify)]
     assert isinstance(options, OwnEngineOptions | VLLMOptions)
-    engines: list[Engine] = []
-    for number in range(len(reserved_gpus(config))):
-        host = _host(vocabulary, config, log(f"engine-{number}").absolute())
-        engines.append(RemoteEngine(host, _starts(host, number, config), notify, check))
+    hosts = [
+        _host(vocabulary, config, log(f"engine-{number}").absolute())
+        for number in range(len(reserved_gpus(config)))
+    ]
     if cluster := cluster_of(config.backend):
         cluster.require_room(0, reserved_gpus(config))
-    return engines
+        starts: list[Callable[[], Peer]] = [partial(cluster.start_engine, host) for host in hosts]
+    else:
+        starts = [
+            replace(host, environment=host.environment | _own_gpus(config, number)).start
+            for number, host in enumerate(hosts)
+        ]
+    return [
+        RemoteEngine(host, start, notify, check) for host, start in zip(hosts, starts, strict=True)
+    ]
 
 
 def reserved_gpus(config: RunConfig) -> list[int]:
@@ -122,15 +126,22 @@ def _host(vocabulary: Vocabulary, config: RunConfig, log: Path) -> Host:
     )
 
 
-def _starts(host: Host, number: int, config: RunConfig) -> Callable[[], Started]:
-    """Return a function that starts engine process `number`, here or on the cluster."""
-    options = config.engine
-    if cluster := cluster_of(config.backend):
-        cluster.connect()
-        return partial(cluster.start_engine, host)
-    update_gpus = config.distributed.processes if config.overlap else 0
-    if isinstance(options, VLLMOptions):
-        part = exclusive_part(number, options.processes, options.tensor_parallel, update_gpus)
-    else:
-        part = own_part(number, update_gpus)
-    return replace(host, environment={**host.environment, **part}).start
+def _own_gpus(config: RunConfig, number: int) -> dict[str, str]:
+    """Return the environment that gives engine process `number` its GPUs, empty without any.
+
+    With overlap the first GPUs are the ranks'. Processes of mugrpo's own engine may share one.
+    Raises UsageError if there are too few for all processes of vLLM.
+    """
+    if not (gpus := visible_gpus()):
+        return {}
+    options, reserved = config.engine, config.distributed.processes if config.overlap else 0
+    if not isinstance(options, VLLMOptions):
+        return {"CUDA_VISIBLE_DEVICES": gpus[(reserved + number) % len(gpus)]}
+    size = options.tensor_parallel
+    if reserved + options.processes * size > len(gpus):
+        raise UsageError(
+            f"the engines need {options.processes} x {size} GPUs, and updates beside them "
+            f"{reserved}, but there are {len(gpus)}; lower --engine.processes or "
+            "--engine.tensor_parallel"
+        )
+    return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[reserved + number * size :][:size])}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from itertools import chain
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,7 @@ from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.records import FinishReason
 
 _ROUNDING = 1e-3  # a logprob above 0 that is only imprecise: log-softmax in fp32 was 1e-6 off
-WAIT = 0.02  # seconds at most between two calls of `more` by an engine that has room
+WAIT = 0.02  # seconds at most until an engine that has room looks at `more` again
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +24,6 @@ class Request:
     prompt_ids: NDArray[np.int32]  # [P]
     seed: int  # 64 bits; prompt, weights and seed determine the response
     max_new_tokens: int | None = None  # the request's own limit, if it is below the call's
-
-
-More = Callable[[], Sequence[Request] | None]  # requests that have come; None: none ever will
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,33 +43,24 @@ class Decoded:
     slots: int  # response positions computed since then, including idle and padded ones if known
 
 
-class Engine(Protocol):
+class Engine:
     """A sampler of responses from the policy.
 
     Its weights are those of the last refresh, or the trainer's own if they share the model.
     """
 
-    @property
-    def streams(self) -> bool:
-        """Whether it takes requests while it works on others."""
-        ...
+    # Whether completions have the same bits whenever the same requests come at the same steps. A
+    # step is one `Decoded` of `generate`.
+    exact = True
 
-    @property
-    def exact(self) -> bool:
-        """Whether completions have the same bits whenever the same requests come at the same steps.
-
-        A step is one `Decoded` of `generate`.
-        """
-        ...
-
-    def refresh(self, update: int, weights: Callable[[], str]) -> dict[str, float]:
+    def refresh(self, update: int, weights: Callable[[], str]) -> float:
         """Switch to the weights that the policy has after `update` updates.
 
         An engine that does not share the trainer's model calls `weights`, which returns a model
-        directory (or a hub id) with the policy's weights. Returns the seconds of the work by its
-        parts, other than the call of `weights`: "start" (a process), "wake" and "load".
+        directory (or a hub id) with the policy's weights. Returns the seconds of its work other
+        than that call: to start a process, wake and load.
         """
-        ...
+        return 0.0
 
     def generate(
         self,
@@ -80,7 +69,7 @@ class Engine(Protocol):
         temperature: float,
         max_new_tokens: int,
         top_p: float = 1.0,
-        more: More | None = None,
+        more: Iterable[Sequence[Request]] = (),
     ) -> Iterator[Decoded]:
         """Yield a completion for each of `requests`, as they finish.
 
@@ -92,36 +81,35 @@ class Engine(Protocol):
         probability reaches `top_p` (Holtzman et al., arXiv 1904.09751), with the token that crosses
         it. Only evaluations ask for it: training needs the whole distribution.
 
-        Only an engine that `streams` may be given `more`, which it calls when it has room. `more`
-        returns the requests that have come since, which may be none, or None if no request will
-        ever come again. Their indices follow those of the ones before. An engine without work
-        yields an empty `Decoded` and calls `more` again, so `more` may then wait for a moment.
+        The batches of `more` are requests that come later. The engine takes the next one when it
+        has room. One may be empty: none has come since. Their indices follow those of the ones
+        before. An engine without work yields an empty `Decoded` and takes the next batch, so
+        `more` may then wait for a moment.
         """
-        ...
+        raise NotImplementedError
 
     def rest(self) -> None:
         """Free what the engine holds, if that does not slow down the next refresh."""
-        ...
 
     def close(self) -> None:
         """Free everything that the engine holds."""
-        ...
 
 
-class SharedModel:
-    """An engine that samples with the trainer's own model, so no weights are handed over."""
+class Arrivals:
+    """The requests of one call of `Engine.generate`, in batches, by their indices."""
 
-    exact = True
+    def __init__(self, requests: Sequence[Request], more: Iterable[Sequence[Request]]) -> None:
+        self._batches = chain([requests], more)
+        self._count = 0
+        self.open = True  # whether more may come
 
-    def refresh(self, update: int, weights: Callable[[], str]) -> dict[str, float]:
-        """See `Engine.refresh`."""
-        return {}
-
-    def rest(self) -> None:
-        """See `Engine.rest`."""
-
-    def close(self) -> None:
-        """See `Engine.close`."""
+    def take(self) -> dict[int, Request]:
+        """Return the next batch. It is empty if no request has come since, or if none ever will."""
+        batch = next(self._batches, None)
+        self.open = batch is not None
+        numbered = dict(enumerate(batch or (), self._count))
+        self._count += len(numbered)
+        return numbered
 
 
 def checked(

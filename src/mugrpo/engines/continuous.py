@@ -11,7 +11,7 @@ V vocabulary.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from transformers import DynamicCache
 
 from mugrpo.config.engines import ContinuousOptions
 from mugrpo.disk.records import FinishReason
-from mugrpo.engines.base import Completion, Decoded, More, Request, SharedModel
+from mugrpo.engines.base import Arrivals, Completion, Decoded, Engine, Request
 from mugrpo.engines.cache import ATTENTION, KeysValues, SlotCache, cache_argument, reordered
 from mugrpo.engines.sampling import left_padded, refuse_nan, sample, uniforms
 from mugrpo.model.attention import attending
@@ -40,10 +40,8 @@ class Prefilled:
 _PREFILL_TOKENS = 2048  # padded prompt tokens that go through the model together
 
 
-class ContinuousEngine(SharedModel):
+class ContinuousEngine(Engine):
     """An engine that decodes in slots with the trainer's own model. A refresh costs nothing."""
-
-    streams = True
 
     def __init__(self, policy: Policy, options: ContinuousOptions) -> None:
         self.policy = policy
@@ -56,20 +54,18 @@ class ContinuousEngine(SharedModel):
         temperature: float,
         max_new_tokens: int,
         top_p: float = 1.0,
-        more: More | None = None,
+        more: Iterable[Sequence[Request]] = (),
     ) -> Iterator[Decoded]:
         """See `Engine.generate`. Finished responses are reported after every step."""
+        arrivals = Arrivals(requests, more)
         batch = _Sequences(self.policy, self.options, temperature, max_new_tokens, top_p)
-        batch.add(requests)
-        rows = self.options.slots if more else batch.slots
+        batch.add(arrivals.take())
+        rows = batch.slots or self.options.slots
         with self.policy.evaluating() as model, reordered(model, rows):
-            while batch.unfinished or more:
-                if more and batch.unfinished < self.options.slots:
-                    added = more()
-                    more = None if added is None else more
-                    batch.add(added or ())
-                if batch.unfinished or more:
-                    yield batch.advance() if batch.unfinished else Decoded((), 0)
+            while batch.unfinished or arrivals.open:
+                if arrivals.open and batch.unfinished < self.options.slots:
+                    batch.add(arrivals.take())
+                yield batch.advance() if batch.unfinished else Decoded((), 0)
 
 
 @torch.inference_mode()
@@ -134,7 +130,6 @@ class _Sequences:
         self.cache = SlotCache(0, split=policy.device.type == "cpu")
         self.stop_ids = torch.tensor(policy.stop_ids, device=policy.device)
         self.waiting: deque[tuple[int, Request]] = deque()  # with their indices
-        self.count = 0  # requests so far
         self.active = 0
         self.ready: dict[bytes, Prefilled] = {}  # prompts of waiting requests
         # Bookkeeping is on the host, the data of the computation on the device.
@@ -150,10 +145,9 @@ class _Sequences:
     def unfinished(self) -> int:
         return self.active + len(self.waiting)
 
-    def add(self, requests: Sequence[Request]) -> None:
+    def add(self, requests: Mapping[int, Request]) -> None:
         """Let `requests` wait, too. There are never more slots than the requests could fill."""
-        self.waiting.extend(enumerate(requests, self.count))
-        self.count += len(requests)
+        self.waiting.extend(requests.items())
         added = min(self.options.slots, self.unfinished) - self.slots
         if added <= 0:
             return

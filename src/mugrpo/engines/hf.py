@@ -5,7 +5,7 @@ Suffixes: B responses, P prompt tokens (left-padded), L tokens so far, V vocabul
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -14,19 +14,17 @@ from transformers import StaticCache
 from mugrpo.config.engines import HFOptions
 from mugrpo.disk.publishing import passing
 from mugrpo.disk.records import FinishReason
-from mugrpo.engines.base import Completion, Decoded, More, Request, SharedModel
+from mugrpo.engines.base import Arrivals, Completion, Decoded, Engine, Request
 from mugrpo.engines.cache import cache_argument
 from mugrpo.engines.sampling import left_padded, refuse_nan, sample, uniforms
 from mugrpo.model.policy import Policy
 
 
-class HFEngine(SharedModel):
+class HFEngine(Engine):
     """An engine that samples in static batches with a key-value cache.
 
     It shares the trainer's model, so a refresh costs nothing.
     """
-
-    streams = False
 
     def __init__(self, policy: Policy, options: HFOptions) -> None:
         self.policy = policy
@@ -39,18 +37,21 @@ class HFEngine(SharedModel):
         temperature: float,
         max_new_tokens: int,
         top_p: float = 1.0,
-        more: More | None = None,
+        more: Iterable[Sequence[Request]] = (),
     ) -> Iterator[Decoded]:
         """See `Engine.generate`. A batch runs until its longest response ends."""
-        assert more is None
-        size = self.options.slots
-        for start in range(0, len(requests), size):
-            passing("engine batch")
-            batch = requests[start : start + size]
-            limits = [r.max_new_tokens or max_new_tokens for r in batch]
-            completions = self._batch(batch, temperature, limits, top_p)
-            slots = len(completions) * max(len(completion.ids) for completion in completions)
-            yield Decoded(list(enumerate(completions, start)), slots)
+        arrivals, size = Arrivals(requests, more), self.options.slots
+        while arrivals.open:
+            taken = list(arrivals.take().items())
+            if not taken and arrivals.open:
+                yield Decoded((), 0)
+            for start in range(0, len(taken), size):
+                passing("engine batch")
+                numbers, batch = zip(*taken[start : start + size], strict=True)
+                limits = [r.max_new_tokens or max_new_tokens for r in batch]
+                completions = self._batch(batch, temperature, limits, top_p)
+                slots = len(completions) * max(len(completion.ids) for completion in completions)
+                yield Decoded(list(zip(numbers, completions, strict=True)), slots)
 
     @torch.inference_mode()
     def _batch(

@@ -8,18 +8,17 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from mugrpo.config.cores import cores
 from mugrpo.config.engines import RESTARTS, SILENCE
 from mugrpo.disk.errors import RunStopped, UsageError
-from mugrpo.engines.base import WAIT, Completion, Decoded, More, Request, checked
+from mugrpo.engines.base import WAIT, Arrivals, Completion, Decoded, Engine, Request, checked
 from mugrpo.processes.messages import to_json
 from mugrpo.processes.peer import TICK, Peer, PeerLost, raise_failure
 
@@ -36,7 +35,7 @@ class Host:
     log: Path
     vocab_size: int  # of the policy
     rest: Literal["sleep", "stay", "end"]  # what it does between generations
-    slots: int | None = None  # of an engine that takes requests while it works on others
+    slots: int = 0  # of an engine that takes requests while it works on others
     gpus: int = 1  # GPUs that it uses, if there are any
     silence: float = SILENCE  # seconds without a message after which it counts as lost
 
@@ -55,33 +54,13 @@ class Host:
                 log=self.log,
             )
         except OSError as error:
-            raise cannot_be_run(python, error) from None
+            raise UsageError(
+                f"engine.python = {python!r} cannot be run ({error.strerror}); name an interpreter "
+                "that has the engine installed"
+            ) from None
 
 
-def cannot_be_run(python: str, error: OSError) -> UsageError:
-    return UsageError(
-        f"engine.python = {python!r} cannot be run ({error.strerror}); name an interpreter that "
-        "has the engine installed"
-    )
-
-
-class Started(Protocol):
-    """A started engine process: a Peer on this machine, or one under an actor."""
-
-    def send(self, text: str) -> None:
-        """See `Peer.send`."""
-        ...
-
-    def hear(self, patience: float = TICK) -> Any:
-        """See `Peer.hear`."""
-        ...
-
-    def end(self) -> str:
-        """See `Peer.end`."""
-        ...
-
-
-class RemoteEngine:
+class RemoteEngine(Engine):
     """An engine whose process runs here or under an actor.
 
     A call of `generate` must end before the next one begins.
@@ -90,7 +69,7 @@ class RemoteEngine:
     def __init__(
         self,
         host: Host,
-        start: Callable[[], Started],
+        start: Callable[[], Peer],
         notify: Callable[[str], None],
         check: Callable[[], None],
     ) -> None:
@@ -103,17 +82,14 @@ class RemoteEngine:
         self._start = start
         self._notify = notify
         self._check = check
-        self._process: Started | None = None
+        self._process: Peer | None = None
         self._loaded_key: str | None = None  # update and path of the weights that the process has
         self._update: int | None = None
         self._weights = ""
         self._restarts = 0  # processes lost since the last new weights
-        self._tasks = 0  # that the process has got and not ended
-        self._spent: dict[str, float] = {}  # seconds of the last refresh, by its parts
-        self.streams = host.slots is not None
-        self.exact = not self.streams
+        self.exact = not host.slots
 
-    def refresh(self, update: int, weights: Callable[[], str]) -> dict[str, float]:
+    def refresh(self, update: int, weights: Callable[[], str]) -> float:
         """See `Engine.refresh`.
 
         Raises UsageError if the process cannot be started, RunStopped if it is lost too often, and
@@ -122,11 +98,11 @@ class RemoteEngine:
         if update != self._update:
             self._update, self._weights = update, weights()
             self._restarts = 0
-        self._spent = {}
+        began = time.monotonic()
         while True:
             try:
                 self._loaded()
-                return self._spent
+                return time.monotonic() - began
             except PeerLost as lost:
                 self._count(lost)
 
@@ -137,7 +113,7 @@ class RemoteEngine:
         temperature: float,
         max_new_tokens: int,
         top_p: float = 1.0,
-        more: More | None = None,
+        more: Iterable[Sequence[Request]] = (),
     ) -> Iterator[Decoded]:
         """See `Engine.generate`. Yields an empty `Decoded` while nothing finishes.
 
@@ -145,41 +121,27 @@ class RemoteEngine:
         all requests, so that its completions equal those that the lost process would have sent.
         Raises RunStopped if the process is lost too often or returns malformed completions.
         """
-        assert self.streams or not more
         sampling = {"temperature": temperature, "max_new_tokens": max_new_tokens, "top_p": top_p}
-        missing = dict(enumerate(requests))  # by their indices
-        everything = dict(missing) if self.exact else missing
-        count = len(missing)
-
-        def come() -> dict[int, Request]:
-            """Return the requests that have come since, by their indices."""
-            nonlocal count, more
-            added = more() if more else None
-            more = None if added is None else more
-            numbered = dict(enumerate(added or (), count))
-            missing.update(numbered)
-            count += len(numbered)
-            return numbered
-
+        arrivals, missing = Arrivals(requests, more), dict[int, Request]()
         try:
-            while missing or more:
+            while missing or arrivals.open:
                 if not missing:
-                    come()
+                    batch = arrivals.take()
+                    missing = dict(batch)
                     yield Decoded((), 0)
                     continue
                 try:
                     process = self._loaded()
-                    process.send(_task(everything, sampling))
-                    self._tasks = 1
-                    wait = (process, max_new_tokens, lambda: WAIT if more else TICK)
-                    for decoded in self._decoded(*wait):
+                    process.send(_task(batch if self.exact else missing, sampling))
+                    while missing:
+                        decoded = self._decoded(process, max_new_tokens, arrivals.open)
                         fresh = [(i, c) for i, c in decoded.completions if missing.pop(i, None)]
                         yield Decoded(fresh, decoded.slots)
-                        if len(missing) < (self._host.slots or 0) and (added := come()):
-                            self._tasks += 1
+                        room = arrivals.open and len(missing) < self._host.slots
+                        if room and (added := arrivals.take()):
+                            missing.update(added)
                             process.send(_task(added, sampling))
-                    if missing:
-                        raise PeerLost(f"left {len(missing)} requests unanswered")
+                    self._answer(process, "end")  # until then, it takes what is sent for a request
                 except PeerLost as lost:
                     self._count(lost)
         finally:
@@ -204,51 +166,40 @@ class RemoteEngine:
             self._process.end()
             self._process = self._loaded_key = None
 
-    def _loaded(self) -> Started:
+    def _loaded(self) -> Peer:
         """Return the process with the weights of the last refresh, starting it if necessary."""
         key = f"{self._update} {self._weights}"
-        part = "load" if self._process else "start"
-        began = time.monotonic()
         process = self._process = self._process or self._start()
         if self._loaded_key != key:
             process.send(to_json({"load": self._weights, "update": self._update}))
-            wake = self._answer(process, "loaded")["wake"]
+            self._answer(process, "loaded")
             self._loaded_key = key
-            self._spent = {"wake": wake, part: time.monotonic() - began - wake}
         return process
 
-    def _answer(self, process: Started, name: str) -> Any:
-        """Return the process's answer of this name. Raises what `_messages` and `check` raise."""
-        for message in self._messages(process):
+    def _answer(self, process: Peer, name: str) -> Any:
+        """Return the process's answer of this name. Raises what `_heard` and `check` raise."""
+        while True:
+            message = self._heard(process)
             self._check()
-            if message is not None and name in message:
+            if name in message:
                 return message[name]
 
     @staticmethod
-    def _messages(process: Started, patience: Callable[[], float] = lambda: TICK) -> Iterator[Any]:
-        """Yield the messages of the process, and None after `patience` seconds without one.
+    def _heard(process: Peer, patience: float = TICK) -> dict[str, Any]:
+        """Return the process's next message, or {} after `patience` seconds without one.
 
         Raises PeerLost if the process is lost, and the failure that it reports if its work failed.
         """
-        while True:
-            if (message := process.hear(patience())) is not None:
-                raise_failure(message)
-            yield message
+        message: dict[str, Any] = process.hear(patience) or {}
+        raise_failure(message)
+        return message
 
-    def _decoded(
-        self, process: Started, max_new_tokens: int, patience: Callable[[], float]
-    ) -> Iterator[Decoded]:
-        """Yield the finished responses of the current tasks until they end."""
-        for message in self._messages(process, patience):
-            if message and "end" in message:
-                self._tasks -= message["end"]
-                if not self._tasks:
-                    return
-            elif message and "completions" in message:
-                completions = [self._completion(e, max_new_tokens) for e in message["completions"]]
-                yield Decoded(completions, message["slots"])
-            else:
-                yield Decoded((), 0)
+    def _decoded(self, process: Peer, max_new_tokens: int, hurried: bool) -> Decoded:
+        """Return what the process has finished. Wait less long if it is `hurried`."""
+        message = self._heard(process, WAIT if hurried else TICK)
+        entries = message.get("completions", ())
+        completions = [self._completion(entry, max_new_tokens) for entry in entries]
+        return Decoded(completions, message.get("slots", 0))
 
     def _completion(self, entry: dict[str, Any], max_new_tokens: int) -> tuple[int, Completion]:
         completion = checked(
@@ -284,44 +235,9 @@ def _task(requests: Mapping[int, Request], sampling: dict[str, float]) -> str:
     return to_json({"generate": {"prompts": list(numbers), "requests": entries, **sampling}})
 
 
-# The share of this machine, GPUs or CPU cores, that each engine process gets.
-
-
 def visible_gpus() -> list[str]:
     """Return the names, as in CUDA_VISIBLE_DEVICES, of the GPUs that this process may use."""
     if not torch.cuda.is_available():
         return []
     names = os.environ.get("CUDA_VISIBLE_DEVICES")
     return names.split(",") if names else [str(i) for i in range(torch.cuda.device_count())]
-
-
-def own_part(number: int, reserved: int) -> dict[str, str]:
-    """Return the environment that gives process `number` of our own engine its GPU.
-
-    The first `reserved` GPUs are used last. Processes may share a GPU. Without GPUs, the
-    environment is empty.
-    """
-    gpus = visible_gpus()
-    return {"CUDA_VISIBLE_DEVICES": gpus[(reserved + number) % len(gpus)]} if gpus else {}
-
-
-def exclusive_part(number: int, processes: int, size: int, reserved: int) -> dict[str, str]:
-    """Return the environment that gives vLLM's process `number` its `size` GPUs.
-
-    The first `reserved` GPUs are skipped. Without GPUs, each process gets a share of the CPU
-    cores. Raises UsageError if there are too few GPUs for all processes.
-    """
-    if gpus := visible_gpus():
-        if reserved + processes * size > len(gpus):
-            updates = f", plus {reserved} for the updates," if reserved else ""
-            raise UsageError(
-                f"the engines need {processes} x {size} GPUs{updates} but there are {len(gpus)}; "
-                "lower --engine.processes or --engine.tensor_parallel"
-            )
-        return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[reserved + number * size :][:size])}
-    if processes == 1:
-        return {}
-    usable = cores()
-    share = max(1, len(usable) // processes)
-    mine = usable[number * share % len(usable) :][:share]
-    return {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, mine))}

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -17,7 +18,7 @@ import numpy as np
 
 from mugrpo.config.engines import RESTARTS, SILENCE, VLLMServerOptions
 from mugrpo.disk.errors import RunStopped
-from mugrpo.engines.base import WAIT, Completion, Decoded, More, Request, checked
+from mugrpo.engines.base import WAIT, Arrivals, Completion, Decoded, Engine, Request, checked
 from mugrpo.engines.vllm import EXTENSION
 from mugrpo.model.loading import Vocabulary
 from mugrpo.processes import http
@@ -44,10 +45,10 @@ _NEUTRAL = {
 }
 
 
-class ServerEngine:
+class ServerEngine(Engine):
     """An engine on a running server. The run did not start the server and never stops it."""
 
-    streams, exact = True, False
+    exact = False
 
     def __init__(self, url: str, vocabulary: Vocabulary, options: VLLMServerOptions) -> None:
         """Prepare requests to the server at `url`."""
@@ -57,13 +58,13 @@ class ServerEngine:
         self._update: int | None = None
         self._model = ""
 
-    def refresh(self, update: int, weights: Callable[[], str]) -> dict[str, float]:
+    def refresh(self, update: int, weights: Callable[[], str]) -> float:
         """See `Engine.refresh`. Asks vLLM to load the weights, by the routes of its dev mode.
 
         Raises RunStopped if the server does not answer or refuses.
         """
         if update == self._update:
-            return {}
+            return 0.0
         path = weights()
         began = time.monotonic()
         try:
@@ -79,7 +80,7 @@ class ServerEngine:
         with self._understood():
             self._model = self._ask("/v1/models")["data"][0]["id"]
         self._update = update
-        return {"load": time.monotonic() - began}
+        return time.monotonic() - began
 
     def generate(
         self,
@@ -88,26 +89,39 @@ class ServerEngine:
         temperature: float,
         max_new_tokens: int,
         top_p: float = 1.0,
-        more: More | None = None,
+        more: Iterable[Sequence[Request]] = (),
     ) -> Iterator[Decoded]:
         """See `Engine.generate`. Yields an empty `Decoded` while nothing finishes.
 
         Raises RunStopped if the server refuses, does not answer, or returns malformed completions.
         """
         sampling = {"temperature": temperature, "top_p": top_p}
-        asked = _Asked(lambda r: self._completed(r, sampling, max_new_tokens), self._slots)
-        try:
-            asked.add(requests)
-            while asked.unfinished or more:
-                answer = asked.next(WAIT if more else _TICK) if asked.unfinished else None
-                yield Decoded([answer], len(answer[1].ids)) if answer else Decoded((), 0)
-                # Once per answer, so that another server gets its share of the work.
-                if more and asked.unfinished < self._slots:
-                    added = more()
-                    more = None if added is None else more
-                    asked.add(added or ())
-        finally:
-            asked.stop()
+        arrivals, running = Arrivals(requests, more), 0
+        waiting = deque(arrivals.take().items())
+        outcomes: SimpleQueue[tuple[int, Completion] | BaseException] = SimpleQueue()
+
+        def complete(index: int, request: Request) -> None:
+            try:
+                outcomes.put((index, self._completed(request, sampling, max_new_tokens)))
+            except BaseException as error:
+                outcomes.put(error)
+
+        while waiting or running or arrivals.open:
+            while waiting and running < self._slots:
+                # Python joins the threads of a ThreadPoolExecutor when it exits: a run that stops
+                # would wait for the longest response.
+                threading.Thread(target=complete, args=waiting.popleft(), daemon=True).start()
+                running += 1
+            outcome = None
+            with suppress(Empty):
+                outcome = outcomes.get(running > 0, WAIT if arrivals.open else _TICK)
+            if isinstance(outcome, BaseException):
+                raise outcome
+            running -= outcome is not None
+            yield Decoded([outcome], len(outcome[1].ids)) if outcome else Decoded((), 0)
+            # Once per answer, so that another server gets its share of the work.
+            if arrivals.open and len(waiting) + running < self._slots:
+                waiting.extend(arrivals.take().items())
 
     def _completed(self, request: Request, sampling: dict[str, float], limit: int) -> Completion:
         longest = request.max_new_tokens or limit
@@ -137,12 +151,6 @@ class ServerEngine:
                 source=self._name,
             )
 
-    def rest(self) -> None:
-        """See `Engine.rest`. Does nothing: the server has its own machine."""
-
-    def close(self) -> None:
-        """See `Engine.close`. Does nothing: the engine holds no resources of the server."""
-
     @contextmanager
     def _understood(self) -> Iterator[None]:
         """Raise RunStopped if the block finds that an answer has another form than vLLM's."""
@@ -168,56 +176,3 @@ class ServerEngine:
                 if not retries_left:
                     raise RunStopped(f"{self._name} {error}; finished shards are kept") from None
                 time.sleep(_PAUSE)
-
-
-class _Asked:
-    """Requests that threads send to the server, `concurrency` at once.
-
-    Daemon threads rather than a ThreadPoolExecutor, whose threads Python joins when it exits: a
-    run that stops would wait for the longest response.
-    """
-
-    def __init__(self, complete: Callable[[Request], Completion], concurrency: int) -> None:
-        self._complete = complete
-        self._concurrency = concurrency
-        self._waiting: SimpleQueue[tuple[int, Request] | None] = SimpleQueue()
-        self._outcomes: SimpleQueue[tuple[int, Completion] | BaseException] = SimpleQueue()
-        self._threads = self._added = 0
-        self.unfinished = 0
-
-    def add(self, requests: Sequence[Request]) -> None:
-        """Send `requests`, too."""
-        for index, request in enumerate(requests, self._added):
-            self._waiting.put((index, request))
-        self._added += len(requests)
-        self.unfinished += len(requests)
-        while self._threads < min(self._concurrency, self._added):
-            threading.Thread(target=self._work, daemon=True).start()
-            self._threads += 1
-
-    def next(self, patience: float) -> tuple[int, Completion] | None:
-        """Return the next completion, or None after `patience` seconds. Raises what failed."""
-        try:
-            outcome = self._outcomes.get(timeout=patience)
-        except Empty:
-            return None
-        if isinstance(outcome, BaseException):
-            raise outcome
-        self.unfinished -= 1
-        return outcome
-
-    def stop(self) -> None:
-        """Forget requests that are not sent yet, and let the threads end."""
-        with suppress(Empty):
-            while True:
-                self._waiting.get_nowait()
-        for _ in range(self._threads):
-            self._waiting.put(None)
-
-    def _work(self) -> None:
-        while (item := self._waiting.get()) is not None:
-            index, request = item
-            try:
-                self._outcomes.put((index, self._complete(request)))
-            except BaseException as error:
-                self._outcomes.put(error)

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
-from typing import TypedDict
 
 from mugrpo.config.engines import VLLMOptions
 from mugrpo.config.run import ModelOptions
 from mugrpo.config.training import LoRAOptions
-from mugrpo.disk.errors import UsageError
-from mugrpo.engines.process import Host, cannot_be_run
+from mugrpo.engines.process import Host
 from mugrpo.model.loading import Vocabulary
 from mugrpo.model.pretrained import model_path
-from mugrpo.processes.lifetime import passed_on
 
 OLDEST = (0, 26)  # its reload_weights takes a path; tools/vllm_env.py has the tested version
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # those that vLLM keeps room for
@@ -26,31 +21,6 @@ EXTENSION = Path(__file__).with_name("extension")  # on the PYTHONPATH of vLLM's
 def new_enough(version: str) -> bool:
     """Return whether vLLM of this version is at least OLDEST."""
     return tuple(int(n) for n in re.findall(r"\d+", version)[:2]) >= OLDEST
-
-
-def require_vllm(options: VLLMOptions) -> None:
-    """Raise UsageError if the engine's interpreter cannot be run or has no vLLM.
-
-    vLLM is not imported, which takes seconds.
-    """
-    python = options.python or sys.executable
-    code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
-    try:
-        command = [python, "-P", "-c", code]
-        found = subprocess.run(command, env=passed_on(), capture_output=True).returncode == 0
-    except OSError as error:
-        raise cannot_be_run(python, error) from None
-    if not found:
-        raise UsageError(
-            f"engine.python = {python!r} has no vllm; name an interpreter that has it installed"
-        )
-
-
-class Adapters(TypedDict):
-    """The LoRA adapters that refreshes hand over instead of a model."""
-
-    base: str  # directory or hub id of the model that they adapt
-    rank: int  # one that vLLM keeps room for
 
 
 def vllm_host(
@@ -74,7 +44,8 @@ def vllm_host(
         "arguments": arguments,
         "stop_ids": vocabulary.stop_ids,
         "sleeps": options.rest == "sleep",
-        "adapters": Adapters(base=model_path(model), rank=room) if lora.rank else None,
+        # What refreshes hand over instead of a model: adapters of this one.
+        "adapters": {"base": model_path(model), "rank": room} if lora.rank else None,
     }
     paths = [str(EXTENSION), *filter(None, [os.environ.get("PYTHONPATH")])]
     return Host(

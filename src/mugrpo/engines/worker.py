@@ -6,7 +6,7 @@ It is run by its path, possibly under an interpreter without mugrpo, so it impor
 library, numpy and what its backend needs. Messages are JSON (`processes/messages.py`):
 
     {"backend": NAME, ...options}                                first, once
-    {"load": PATH, "update": N}                                  -> {"loaded": {"wake": SECONDS}}
+    {"load": PATH, "update": N}                                  -> {"loaded": true}
     {"sleep": true}                                              -> {"asleep": BOOL}
     {"generate": {"prompts", "requests", "temperature",          -> {"completions": [...], "slots"}
                   "max_new_tokens", "top_p"}}                       ..., {"alive"} ..., {"end"}
@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,8 +31,6 @@ Responses = list[tuple[int, Any, Any, str]]  # (index, ids, logprobs, finish rea
 
 class Own:
     """mugrpo's own engines, with a copy of the model in this process."""
-
-    adds = False  # no requests while others run
 
     def __init__(self, setup: dict[str, Any]) -> None:
         import torch
@@ -49,7 +46,7 @@ class Own:
         self._options: Engine = TypeAdapter(Engine).validate_python(setup["engine"])
         self._engine: Any = None
 
-    def load(self, path: str, update: int) -> float:
+    def load(self, path: str, update: int) -> None:
         from mugrpo.engines import make_engine
         from mugrpo.model.policy import load_policy
 
@@ -58,7 +55,6 @@ class Own:
             policy = load_policy(self._model, lora=self._lora, share_prompts=False)
             self._engine = make_engine(policy, self._options, print)
         self._engine.policy.load_weights(path, update)
-        return 0.0
 
     def generate(
         self, prompts: list[Any], requests: list[Any], **sampling: Any
@@ -87,33 +83,27 @@ class VLLM:
     a LoRA adapter in peft's format, or the base model itself.
     """
 
-    adds = True  # requests while others run
-
     def __init__(self, setup: dict[str, Any]) -> None:
         self._setup = setup
         self._engine: Any = None
         self._adapter: Any = None  # what requests are computed with, besides the model
         self._asleep = False
 
-    def load(self, path: str, update: int) -> float:
-        """Take the weights at `path`, and return the seconds it took to wake up.
-
-        The first time, make an engine with these weights.
-        """
+    def load(self, path: str, update: int) -> None:
+        """Take the weights at `path`. The first time, make an engine with them."""
         adapters = self._setup["adapters"]
         if self._engine is None:
             self._engine = self._made(adapters["base"] if adapters else path)
             if not adapters:
-                return 0.0
-        wake = self._wake("weights")
+                return
+        self._wake("weights")
         if adapters:
             self._take_adapter(path, update)
         else:
             self._engine.collective_rpc("take_weights", args=(path,))
-        wake += self._wake("kv_cache")  # last, because taking weights needs room for a while
+        self._wake("kv_cache")  # last, because taking weights needs room for a while
         self._asleep = False
         self._engine.reset_prefix_cache()
-        return wake
 
     def _take_adapter(self, path: str, update: int) -> None:
         """Compute with the adapter at `path` from now on, or without one if it is a model."""
@@ -137,11 +127,9 @@ class VLLM:
             self._asleep = True
         return self._asleep
 
-    def _wake(self, tag: str) -> float:
-        began = time.monotonic()
+    def _wake(self, tag: str) -> None:
         if self._asleep:
             self._engine.wake_up([tag])
-        return time.monotonic() - began
 
     def _made(self, path: str) -> Any:
         from vllm import EngineArgs, LLMEngine
@@ -249,8 +237,8 @@ def main() -> None:
         message = channel.receive()
         try:
             if "load" in message:
-                wake = backend.load(message["load"], message["update"])
-                channel.send({"loaded": {"wake": wake}})
+                backend.load(message["load"], message["update"])
+                channel.send({"loaded": True})
             elif "sleep" in message:
                 channel.send({"asleep": backend.sleep()})
             else:
@@ -265,8 +253,8 @@ def main() -> None:
 
 
 def _generate(channel: Any, backend: Any, task: dict[str, Any]) -> None:
-    """Answer a task, and those that arrive meanwhile if the backend can add them."""
-    tasks, slots = 1, 0
+    """Answer a task, and those that arrive meanwhile: only a backend that can `add` gets any."""
+    slots = 0
     for responses, computed in backend.generate(**_with_arrays(task)):
         slots += computed
         if responses:
@@ -277,10 +265,9 @@ def _generate(channel: Any, backend: Any, task: dict[str, Any]) -> None:
             channel.send({"completions": completions, "slots": slots})
             slots = 0
         channel.heartbeat()
-        while backend.adds and (message := channel.arrived()) is not None:
+        while (message := channel.arrived()) is not None:
             backend.add(**_with_arrays(message["generate"]))
-            tasks += 1
-    channel.send({"end": tasks})
+    channel.send({"end": True})
 
 
 def _with_arrays(task: dict[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from mugrpo.disk.records import Message
+
 
 @dataclass(frozen=True, slots=True)
 class Reply:
@@ -18,7 +20,7 @@ class Reply:
     how; `unfinished` if it took too much time, memory or stack.
     """
 
-    messages: Sequence[Mapping[str, Any]] = ()
+    messages: Sequence[Message] = ()
     done: bool = False
     reward: float | None = None
     failure: str | None = None
@@ -41,7 +43,7 @@ class Environments(Protocol):
         """
         ...
 
-    def step(self, rollout: int, message: Mapping[str, Any]) -> None:
+    def step(self, rollout: int, message: Message) -> None:
         """Give the environment a whole message of the model, with "tool_calls" if it has any.
 
         That includes the message of the last turn. It will reply.

@@ -20,7 +20,7 @@ from mugrpo.config.rewards import EnvironmentOptions
 from mugrpo.config.run import RunConfig
 from mugrpo.config.tasks import asks_environment
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.records import Problem
+from mugrpo.disk.records import Message, Problem
 from mugrpo.environments.base import Environments, Reply
 from mugrpo.processes.messages import to_json
 from mugrpo.processes.peer import TICK, PeerLost
@@ -104,7 +104,7 @@ class EnvironmentPool(WorkerPool):
                 "out, or store it as text"
             ) from None
 
-    def step(self, rollout: int, message: Mapping[str, Any]) -> None:
+    def step(self, rollout: int, message: Message) -> None:
         self._call(self._rollouts[rollout], {"call": "step", "message": dict(message)})
 
     def end(self, rollout: int) -> None:

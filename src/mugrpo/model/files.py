@@ -245,7 +245,7 @@ def rows_of(tensor: torch.Tensor) -> slice:
 def like(rows: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor that is split like `tensor` and whose rows on this rank are `rows`.
 
-    It is on the device that holds this rank's rows of `tensor`: the CPU, if they are offloaded.
+    It is on the device that holds this rank's rows of `tensor`: the CPU, while they sleep.
     """
     # DTensor.from_local would move the rows to the GPU.
     made = torch.empty_like(tensor, dtype=rows.dtype, requires_grad=False)

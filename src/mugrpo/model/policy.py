@@ -138,11 +138,6 @@ class Policy:
         tensors = self.adapter.tensors() if self.adapter else saved_tensors(self.model)
         return weights_in_memory(tensors, self.files, own=own, copied=copied, dtype=dtype)
 
-    def size(self, dtype: torch.dtype | None = None) -> int:
-        """Return the bytes of the weights that `save` writes."""
-        tensors = self.adapter.tensors() if self.adapter else saved_tensors(self.model)
-        return sum(t.numel() * (dtype or t.dtype).itemsize for t in tensors.values())
-
     def save(
         self, folder: Path, weights: Weights | None = None, dtype: torch.dtype | None = None
     ) -> dict[str, str]:

@@ -43,7 +43,7 @@ class Size(NamedTuple):
 
     @classmethod
     def of(cls, rollout: Rollout) -> Size:
-        return cls(prompt_of(rollout), len(rollout.prompt_ids), len(rollout.response_ids))
+        return cls(prompt_key(rollout), len(rollout.prompt_ids), len(rollout.response_ids))
 
 
 def layout(rollouts: Sequence[Rollout], *, share: bool) -> Layout:
@@ -76,7 +76,7 @@ def cheapest(
     return shared if shared.cost < plain.cost else plain
 
 
-def prompt_of(rollout: Rollout) -> bytes:
+def prompt_key(rollout: Rollout) -> bytes:
     """Return a key that is the same for rollouts with the same prompt."""
     return rollout.prompt_ids.tobytes()
 
@@ -85,7 +85,7 @@ def by_prompt(rollouts: Sequence[Rollout]) -> list[list[int]]:
     """Return the places of the responses to each prompt, longest responses first."""
     groups: dict[bytes, list[int]] = {}
     for place in sorted(range(len(rollouts)), key=lambda i: -len(rollouts[i].response_ids)):
-        groups.setdefault(prompt_of(rollouts[place]), []).append(place)
+        groups.setdefault(prompt_key(rollouts[place]), []).append(place)
     return list(groups.values())
 
 

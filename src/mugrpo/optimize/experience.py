@@ -22,7 +22,7 @@ from mugrpo.disk.records import Rollout, Score
 from mugrpo.model.hardware import give_back_memory, out_of_memory
 from mugrpo.model.shared_prompts import response_lengths
 from mugrpo.optimize import advantages
-from mugrpo.optimize.cut import Layout, layout, prompt_of
+from mugrpo.optimize.cut import Layout, layout, prompt_key
 
 
 @dataclass(frozen=True)
@@ -121,8 +121,8 @@ def collate(
         for name, values in responses.stored.items()
     }
     cheapest = layout(chosen, share=share)
-    numbers = {prompt: u for u, prompt in enumerate(dict.fromkeys(map(prompt_of, chosen)))}
-    prompts_B = torch.tensor([numbers[prompt_of(r)] for r in chosen], device=device)
+    numbers = {prompt: u for u, prompt in enumerate(dict.fromkeys(map(prompt_key, chosen)))}
+    prompts_B = torch.tensor([numbers[prompt_key(r)] for r in chosen], device=device)
     return MicroBatch(
         places=places,
         ids=torch.from_numpy(ids_BL).to(device),
@@ -202,23 +202,18 @@ class TokenBudget:
     `notify` is called with a sentence about every change. A lowered budget stays low until the
     process ends; a resumed run starts with the configured one. The budget decides the order in
     which a gradient is summed, so it affects only rounding. After memory has run out, a run that is
-    killed and resumed may therefore differ from an uninterrupted one in the last bits. Of several
-    ranks, all get a lower budget when they start again.
+    killed and resumed may therefore differ from an uninterrupted one in the last bits.
     """
 
     def __init__(
         self,
         options: OptimizerOptions,
         notify: Callable[[str], None] = lambda _: None,
-        ask: Callable[[int], None] | None = None,
+        ranks: int = 1,
     ) -> None:
-        """Pass `ask` if the process is one of several ranks.
-
-        The others wait for it in the middle of an exchange, so it cannot compute again. It asks
-        for a budget that all ranks should start again with, and ends.
-        """
+        """Prepare the budget of a process that is one of `ranks`."""
         self.options = options
-        self._ask = ask
+        self._ranks = ranks
         self.notify = notify
         self.tokens = options.micro_batch_tokens
 
@@ -256,11 +251,10 @@ class TokenBudget:
                 "(with --force)"
             )
         ran_out = f"memory ran out in a micro-batch of {responses} responses ({tokens:,} tokens)"
-        if self._ask is not None:
-            self._ask(min(now, tokens) // 2)
+        if self._ranks > 1:  # the others wait for this one in the middle of an exchange
             raise RunStopped(
-                f"{ran_out} on one of several ranks; lower --optimizer.micro_batch_tokens (now "
-                f"{now}, with --force)"
+                f"{ran_out} on one of several ranks; add --optimizer.micro_batch_tokens "
+                f"{min(now, tokens) // 2} --force (now {now})"
             )
         self.tokens = min(now, tokens) // 2
         self.notify(

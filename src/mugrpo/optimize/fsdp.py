@@ -8,15 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import (
-    CPUOffloadPolicy,
-    FSDPModule,
-    MixedPrecisionPolicy,
-    OffloadPolicy,
-    fully_shard,
-)
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from mugrpo.config.training import DistributedOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.model.files import fill, tensors_of
 from mugrpo.model.logprobs import response_logprobs
@@ -35,7 +28,7 @@ class _Logprobs(nn.Module):
         return response_logprobs(self.model, *rows, **options)
 
 
-def distribute(policy: Policy, options: DistributedOptions) -> None:
+def distribute(policy: Policy) -> None:
     """Split the first rank's weights among all of the policy's ranks, see `cut_over`.
 
     Raises UsageError on all ranks if one of them has built a different model from the same files.
@@ -52,7 +45,7 @@ def distribute(policy: Policy, options: DistributedOptions) -> None:
     source = tensors_of(model) if ranks.first else None
     mesh = init_device_mesh(policy.device.type, (ranks.size,), mesh_dim_names=("shards",))
     module = _Logprobs(model)
-    cut_over(mesh, module, model, options, half=policy.precision == "bf16")
+    cut_over(mesh, module, model, half=policy.precision == "bf16")
     fill(model, source, ranks)
     policy.compute = module
     policy.shard = (ranks.rank, ranks.size)
@@ -72,14 +65,7 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     return max(lists, key=lambda blocks: sum(p.numel() for b in blocks for p in b.parameters()))
 
 
-def cut_over(
-    mesh: DeviceMesh,
-    whole: nn.Module,
-    model: nn.Module,
-    options: DistributedOptions,
-    *,
-    half: bool,
-) -> None:
+def cut_over(mesh: DeviceMesh, whole: nn.Module, model: nn.Module, *, half: bool) -> None:
     """Split the weights of `whole`, a module that wraps `model`, among the ranks of `mesh`.
 
     Each block of the model is gathered when it is computed. The gradient of a parameter is the sum
@@ -87,12 +73,7 @@ def cut_over(
     summed in fp32.
     """
     mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    cut = partial(
-        fully_shard,
-        mesh=mesh,
-        mp_policy=mixed if half else MixedPrecisionPolicy(),
-        offload_policy=_kept_on_the_cpu() if options.cpu_offload else OffloadPolicy(),
-    )
+    cut = partial(fully_shard, mesh=mesh, mp_policy=mixed if half else MixedPrecisionPolicy())
     for block in blocks_of(model):
         cut(block)
     cut(whole)
@@ -100,10 +81,6 @@ def cut_over(
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)  # gloo supports only sums
-
-
-def _kept_on_the_cpu() -> OffloadPolicy:
-    return CPUOffloadPolicy(pin_memory=torch.cuda.is_available())
 
 
 def release(policy: Policy) -> None:

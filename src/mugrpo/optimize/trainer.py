@@ -163,7 +163,7 @@ class Trainer:
 
         Freed memory is given back in any case.
         """
-        if self.config.trainer_sleeps and self.policy.on_gpu:
+        if self.config.shares_gpus and self.policy.on_gpu:
             self.policy.sleep()
             if not self._moments_asleep:
                 self.move_moments(torch.device("cpu"))

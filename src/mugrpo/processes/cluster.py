@@ -37,7 +37,7 @@ class Cluster(Protocol):
         """Connect in this thread, before others use the cluster."""
 
     def start_engine(self, host: Any) -> Any:
-        """Start the process of an `engines.process.Host`, and return it (a `Started`)."""
+        """Start the process of an `engines.process.Host`, and return its peer."""
 
     def start_ranks(
         self, words: Sequence[str], logs: Path, count: int, engines: Sequence[int]

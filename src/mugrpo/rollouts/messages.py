@@ -6,7 +6,7 @@ to it is encoded as a suffix of that.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.records import Problem, text_of
+from mugrpo.disk.records import Message, Problem, text_of
 from mugrpo.rollouts.prompts import ASKED, SAID, PromptEncoder
 
-Message = Mapping[str, Any]  # {"role": ..., "content": ...}, with "tool_calls" or "name"
 Ids = NDArray[np.int32]
 
 _LONGEST = 200  # characters of an error that the model is told

@@ -84,11 +84,11 @@ class Sampler:
     ) -> Iterator[tuple[PieceName, SampledShard]]:
         """Yield (name, sampled shard) for each piece that `take` returns, until it returns None.
 
-        An engine that takes requests while it works gets those of the next piece as soon as it has
-        room, so that it does not idle while the last responses of the piece before run. An exact
-        one gets one piece at a time, so that a piece's bits do not depend on the others.
+        An engine that is not exact gets the requests of the next piece as soon as it has room, so
+        that it does not idle while the last responses of the piece before run. An exact one gets
+        one piece at a time, so that a piece's bits do not depend on the others.
         """
-        if self._mixes_pieces:
+        if not self.engine.exact:
             yield from self._together(take, on_decoded)
             return
         while (piece := take()) is not None:
@@ -112,7 +112,7 @@ class Sampler:
             turns = Turns(
                 self.dialogue,
                 max_new_tokens=longest,
-                exact=not self._mixes_pieces,
+                exact=self.engine.exact,
                 check=lambda: on_decoded(Decoded((), 0)),
             )
         running: list[_Running] = []
@@ -155,42 +155,28 @@ class Sampler:
 
         `begin` begins further conversations and returns whether there were any. It is called if no
         turn waits for the engine, and if not more conversations wait for their environments than
-        the engine has. An engine that does not stream gets the next turn of all at a time.
+        the engine has.
         """
-        engine, further = self.engine, True
-        sampling: dict[str, Any] = {
-            "temperature": self.temperature,
-            "max_new_tokens": longest,
-            "top_p": self.top_p,
-        }
 
-        def more() -> Sequence[Request] | None:
-            nonlocal further
-            requests = turns.requests()
-            if not requests and further and 2 * turns.waiting <= turns.going:
-                further = begin()
-                requests = turns.requests()
-            return requests if requests or turns.going or further else None
+        def batches() -> Iterator[Sequence[Request]]:
+            further = True
+            while (requests := turns.requests()) or turns.going or further:
+                if not requests and further and 2 * turns.waiting <= turns.going:
+                    further = begin()
+                    requests = turns.requests()
+                yield requests
 
-        # Without turns, an exact engine gets a piece at once, and knows how many slots it needs.
-        streams = self._mixes_pieces or self.dialogue is not None
-        if engine.streams and streams:
-            for decoded in engine.generate(more() or (), more=more, **sampling):
-                turns.take(decoded.completions)
-                yield decoded.slots
-        else:
-            first = 0  # index of the first request of a call
-            while (requests := more()) is not None:
-                for decoded in engine.generate(requests, **sampling) if requests else ():
-                    turns.take([(first + index, c) for index, c in decoded.completions])
-                    yield decoded.slots
-                first += len(requests)
+        more = batches()
+        for decoded in self.engine.generate(
+            next(more),  # all of a piece: an engine makes room for so many
+            temperature=self.temperature,
+            max_new_tokens=longest,
+            top_p=self.top_p,
+            more=more,
+        ):
+            turns.take(decoded.completions)
+            yield decoded.slots
         yield 0  # the last replies have come after the last step
-
-    @property
-    def _mixes_pieces(self) -> bool:
-        """Whether the engine may work on several pieces at once: one that is not exact anyway."""
-        return self.engine.streams and not self.engine.exact
 
     def _requests(self, groups: Sequence[Draw]) -> Iterator[tuple[Problem, Key, Request]]:
         for problem, occurrence in groups:

@@ -132,7 +132,7 @@ def _seed_of(*key: str) -> int:
 # within an update. A data set without sources is a single source.
 
 
-Place = tuple[int, int]  # an epoch, and how many of its problems have been dealt
+Position = tuple[int, int]  # an epoch, and how many of its problems have been dealt
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ def weights_in(sources: Sequence[Source], stage: int) -> tuple[float, ...]:
 
 
 @lru_cache(maxsize=64)
-def places(options: ScheduleOptions, sources: tuple[Source, ...], stage: int) -> list[Place]:
+def places(options: ScheduleOptions, sources: tuple[Source, ...], stage: int) -> list[Position]:
     """Return where each source is when `stage` begins: after the batches of the stages before."""
     found = [(0, 0)] * len(sources)
     for earlier in range(stage):
@@ -212,7 +212,7 @@ class Epochs:
     Problems are numbered from `first`.
     """
 
-    def __init__(self, source: Source, seed: int, number: int, first: int, place: Place) -> None:
+    def __init__(self, source: Source, seed: int, number: int, first: int, place: Position) -> None:
         self._source, self._seed, self._number, self._first = source, seed, number, first
         self._epoch, dealt_already = place
         self._left = self._order(dealt_already)

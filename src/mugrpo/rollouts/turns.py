@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from mugrpo.disk.records import FinishReason, Outcome, Problem, Rollout
+from mugrpo.disk.records import FinishReason, Message, Outcome, Problem, Rollout
 from mugrpo.engines.base import WAIT, Completion, Request
 from mugrpo.environments.base import Environments, Reply
 from mugrpo.environments.pool import row_of
-from mugrpo.rollouts.messages import BadCallError, Message, MessageEncoder
+from mugrpo.rollouts.messages import BadCallError, MessageEncoder
 from mugrpo.rollouts.schedule import turn_seed
 
 _TICK = 0.5  # seconds after which a caller that waits for a reply gets control back

@@ -85,9 +85,9 @@ def require_memory(config: RunConfig) -> None:
         return
     total = torch.cuda.get_device_properties(0).total_memory
     share = need.states / config.distributed.processes
-    if share > total and not config.distributed.cpu_offload:
+    if share > total:
         raise UsageError(
             f"weights, gradients and moments take {share / GIB:.1f} GiB of each GPU, which has "
-            f"{total / GIB:.1f}: use more --distributed.processes, --distributed.cpu_offload true, "
-            "or train an adapter (--lora.rank 16)"
+            f"{total / GIB:.1f}: use more --distributed.processes, or train an adapter "
+            "(--lora.rank 16)"
         )

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +14,9 @@ from numpy.typing import NDArray
 
 from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.disk.errors import RunStopped, UsageError
-from mugrpo.disk.publishing import fleeting, publish_folder, publish_json, sealed_folder_fault
+from mugrpo.disk.publishing import fleeting, publish_folder, sealed_folder_fault
 from mugrpo.disk.records import Rollout
-from mugrpo.disk.run_dir import RunDir, clear_memory, with_room
+from mugrpo.disk.run_dir import RunDir
 from mugrpo.model.hardware import give_back_memory
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.model.pretrained import model_path
@@ -50,8 +48,7 @@ class Weights:
         check: Check,
     ) -> None:
         self.policy: Policy | None = None
-        ask = partial(ask_for_less, folder) if ranks.size > 1 else None
-        self.budget = TokenBudget(config.optimizer, notify, ask)
+        self.budget = TokenBudget(config.optimizer, notify, ranks.size)
         self._frozen: Policy | None = None
         self._folder = folder
         self._config = config
@@ -67,7 +64,7 @@ class Weights:
         if self.policy is None:
             policy = self._loaded(self._notify, self._ranks)
             if self._ranks.size > 1:
-                distribute(policy, self._config.distributed)
+                distribute(policy)
             found = self._ranks.all(policy.nonfinite_parameter())
             if name := next(filter(None, found), None):
                 path = model_path(self._config.model)
@@ -113,7 +110,7 @@ class Weights:
 
     def sleep(self) -> None:
         """Move all models to host memory, if the config lets them leave the GPU to engines."""
-        for policy in (self.policy, self._frozen) if self._config.trainer_sleeps else ():
+        for policy in (self.policy, self._frozen) if self._config.shares_gpus else ():
             if policy is not None:
                 policy.sleep()
 
@@ -137,21 +134,6 @@ class Weights:
         if self._frozen.update != update:
             self._frozen.load_weights(self.path(update), update)
         return self._frozen
-
-
-def ask_for_less(folder: RunDir, tokens: int) -> None:
-    """Ask the run that started this rank for a budget of `tokens` on all ranks."""
-    with fleeting():
-        publish_json(_less(folder), tokens)
-
-
-def asked_for_less(folder: RunDir) -> int:
-    """Return the budget that a rank has asked for before it ended, or 0."""
-    return int(json.loads(_less(folder).read_text())) if _less(folder).exists() else 0
-
-
-def _less(folder: RunDir) -> Path:
-    return folder.ranks / "micro_batch_tokens.json"
 
 
 def weights_at(folder: RunDir, model: ModelOptions, update: int, ranks: Ranks = ALONE) -> str:
@@ -199,8 +181,6 @@ def hand_over(folder: RunDir, config: RunConfig, policy: Policy | None, update: 
     saved = pending or update in folder.checkpoint_updates()
     dtype = dtype_for_engines(config)
     if policy is not None and (dtype is not None or not saved):
-        clear_memory(folder.root)
-        target = place_for_engines(folder, config, policy) or target
         with fleeting(), publish_folder(target) as unfinished:
             policy.save(unfinished, dtype=dtype)
         return str(target.absolute())
@@ -218,17 +198,6 @@ def dtype_for_engines(config: RunConfig) -> torch.dtype | None:
     """
     rounded = config.engine.name == "vllm" and config.model.precision == "bf16"
     return torch.bfloat16 if rounded else None
-
-
-def place_for_engines(folder: RunDir, config: RunConfig, policy: Policy) -> Path | None:
-    """Return the folder in memory for a model that `policy` hands over, None for one on the disk.
-
-    All that write and read it must be on this machine, and it must have room.
-    """
-    if config.engine.name == "vllm_server" or config.backend.clustered:
-        return None
-    room = with_room(folder.root, policy.size(dtype_for_engines(config)))
-    return room and room / f"update-{policy.update:06d}"
 
 
 def _link_pending(folder: RunDir, update: int, target: Path) -> bool:

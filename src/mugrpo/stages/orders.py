@@ -56,7 +56,6 @@ class Order:
     task: Literal["load", "optimize", "logprobs", "end"]
     update: int = 0
     stage: int = 0
-    tokens: int = 0  # of a micro-batch, if memory has run out with those that the config says
 
 
 @dataclass(frozen=True)

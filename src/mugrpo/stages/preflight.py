@@ -16,7 +16,6 @@ from mugrpo.config.base import RewardOption
 from mugrpo.config.tasks import asks_environment, datasets_in
 from mugrpo.disk.errors import BrokenReward, RunStopped, UsageError
 from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
-from mugrpo.engines import require_engines
 from mugrpo.optimize.loss import UpdateLoss
 from mugrpo.rollouts.prompts import notices
 from mugrpo.run.opening import OpenRun
@@ -30,12 +29,11 @@ _IDS = 40  # of a prompt's beginning, and as many of its end
 def preflight(run: OpenRun, measures: Measures | None, *, verbose: bool = False) -> None:
     """Try what the rest of the run needs. Say what may go wrong, and with `verbose` what was tried.
 
-    Raises UsageError for an engine that cannot be started, more ranks than GPUs, a file without an
-    objective, and a reward that fails, breaks its contract or finds the reference answer wrong. For
-    these rewards it is RunStopped if the run has results already.
+    Raises UsageError for more ranks than GPUs, a file without an objective, and a reward that
+    fails, breaks its contract or finds the reference answer wrong. For these rewards it is
+    RunStopped if the run has results already.
     """
     _try_prompts(run, verbose)
-    require_engines(run.config)
     if run.config.distributed.processes > 1 and not run.config.backend.clustered:
         require_gpus(run.config.distributed)
     UpdateLoss(run.config)  # a file of the user's own may not be one

@@ -34,7 +34,6 @@ from mugrpo.processes.cluster import Job, cluster_of
 from mugrpo.processes.lifetime import DRIVER, driver_name, passed_on
 from mugrpo.processes.ranks import said_by_ranks, show_log, within_a_machine
 from mugrpo.run.opening import OpenRun
-from mugrpo.run.weights import asked_for_less
 from mugrpo.stages.evaluate import measuring_due
 from mugrpo.stages.orders import TICK, Answer, Order, alive, answer_to, answered_logprobs, give
 from mugrpo.stages.sampling import Sampling
@@ -157,7 +156,6 @@ class RankProcesses:
         self._job: Job | None = None
         self._number = 0
         self._obeying = False
-        self._tokens = 0  # of a micro-batch, if memory has run out
         self.sampling: Sampling | None = None  # whose engines may run beside the ranks
 
     @cached_property
@@ -245,7 +243,7 @@ class RankProcesses:
         run, folder, job = self._run, self._run.folder, self._job
         assert job is not None
         self._number += 1
-        order = Order(self._number, task, update, stage, self._tokens)
+        order = Order(self._number, task, update, stage)
         give(folder, order, rollouts)
         self._obeying = True
         patience = Patience(folder.ranks, "the ranks", run.progress.say)
@@ -263,30 +261,11 @@ class RankProcesses:
                 folder.pending = _WrittenByRanks(self, folder, answer)
             return
         self._job = folder.unsaved = None
-        less = asked_for_less(folder)
         shutil.rmtree(folder.ranks, ignore_errors=True)
         run.stop.check()
         if self.sampling:
             self.sampling.busy()  # raises the error that stopped generation
-        if less and self._can_begin_again(order):
-            folder.pending = None  # if it was not published, its updates are made again
-            self._tokens = less
-            run.progress.say(
-                f"memory ran out on a rank; all ranks start again from update "
-                f"{folder.newest_update()} with micro_batch_tokens = {less}"
-            )
-            self._obeyed(task, update, stage, rollouts)
-            return
         raise RunStopped(self._fault(job))
-
-    def _can_begin_again(self, order: Order) -> bool:
-        """Return whether new ranks can do what `order` says, from what is published."""
-        saved = self._run.folder.checkpoint_updates()
-        if self._run.config.backend.clustered:
-            return False
-        if order.task == "optimize":
-            return max(saved, default=0) >= self._run.config.schedule.first_update(order.stage)
-        return order.update in (0, *saved)
 
     def running(self) -> bool:
         """Return whether the ranks run."""

@@ -98,12 +98,12 @@ class Refresh:
         passing("canary")
         logprobs = self._sampling.trainer_logprobs(self._update, rollouts)
         self._gap = logprob_gap(logprobs, rollouts, config.model.precision)
-        notice = verdict(self._gap, config.model.precision, config.canary_tolerance)
+        notice = canary_warning(self._gap, config.model.precision, config.canary_tolerance)
         if notice:
             self._run.progress.say(notice)
 
 
-def verdict(gap: float, precision: str, tolerance: float) -> str | None:
+def canary_warning(gap: float, precision: str, tolerance: float) -> str | None:
     """Return a warning if the gap between engine and trainer is above half of the tolerance.
 
     Raises RunStopped if it is above the tolerance, or NaN: importance ratios would be wrong.

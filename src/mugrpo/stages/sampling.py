@@ -178,13 +178,13 @@ class Sampling:
             self._weights.at(update)
         self.make_room()
         self._used = True
-        parts: list[dict[str, float]] = []
+        spent: dict[str, float] = {}
 
         @cache
         def handed_over() -> str:
             began = time.monotonic()
             path = self._weights.handed_over(update)
-            parts.append({"write": time.monotonic() - began})
+            spent["write"] = time.monotonic() - began
             return path
 
         def weights() -> str:
@@ -193,11 +193,12 @@ class Sampling:
 
         remedy = self._run.config.engine.loading_remedy
         with out_of_memory_explained("a refresh of the engines", remedy):
-            parts += at_once(lambda engine: engine.refresh(update, weights), engines)
+            loading = at_once(lambda engine: engine.refresh(update, weights), engines)
+        if spent:
+            spent["load"] = max(loading)  # engines work side by side
         if self._refreshed != update:
             self._refreshed, self.spent = update, {}
-        for name, seconds in (item for part in parts for item in part.items()):
-            self.spent[name] = max(self.spent.get(name, 0.0), seconds)  # engines work side by side
+        self.spent |= spent
         return engines
 
     @property

@@ -7,12 +7,12 @@ import time
 from pathlib import Path
 
 from mugrpo.disk.publishing import full_disk_explained
-from mugrpo.disk.run_dir import Unsaved, memory_folder
+from mugrpo.disk.run_dir import Unsaved
 from mugrpo.disk.seal import seal_of
 from mugrpo.optimize.checkpoint import require_finite, save_checkpoint
 from mugrpo.optimize.trainer import Trainer
 from mugrpo.run.opening import OpenRun
-from mugrpo.run.weights import Weights, dtype_for_engines, place_for_engines
+from mugrpo.run.weights import Weights, dtype_for_engines
 from mugrpo.stages.stage import reference_update
 
 
@@ -125,7 +125,7 @@ class Training:
     def hand_over(self) -> None:
         """Write the model alone, for engines. No checkpoint is written. All ranks must call this.
 
-        See `dtype_for_engines` and `place_for_engines`.
+        See `dtype_for_engines`.
         """
         began = time.monotonic()
         run, trainer = self._run, self.trainer
@@ -143,10 +143,8 @@ class Training:
         run, trainer = self._run, self.trainer
         assert trainer is not None
         on_disk = run.folder.ranks / "models"
-        old = [*on_disk.glob("update-*"), *memory_folder(run.folder.root).glob("update-*")]
-        for folder in sorted(old, key=lambda folder: folder.name)[:-1]:
-            shutil.rmtree(folder)  # an engine may start from the last
-        place = place_for_engines(run.folder, run.config, trainer.policy)
-        folder = place or on_disk / f"update-{trainer.update:06d}"
+        for old in sorted(on_disk.glob("update-*"))[:-1]:
+            shutil.rmtree(old)  # an engine may start from the last
+        folder = on_disk / f"update-{trainer.update:06d}"
         folder.mkdir(parents=True)
         return str(folder)

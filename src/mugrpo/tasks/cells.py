@@ -171,7 +171,7 @@ def _converses(value: Any) -> bool:
 
 
 def _message(message: Any, number: int, where: str) -> Message:
-    kept: Message = present(message) if isinstance(message, dict) else {}
+    kept: dict[str, Any] = present(message) if isinstance(message, dict) else {}
     if kept.get("tool_calls"):
         kept.setdefault("content", "")  # it calls tools without a word
     if not isinstance(kept.get("content"), str) or kept.get("role") not in _ROLES:

@@ -6,17 +6,14 @@ import csv
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from huggingface_hub import constants
 
 from mugrpo.disk.errors import UsageError
-from mugrpo.model.pretrained import hub_answers
 
 Row = tuple[str, dict[str, Any]]  # (place such as "problems.jsonl, line 3", column -> value)
 
@@ -124,8 +121,7 @@ def _hub_rows(data: str, split: str, subset: str | None, revision: str | None) -
         ) from None
     datasets.disable_progress_bars()
     try:
-        with _offline_if_the_hub_is_silent(datasets.config):
-            table = datasets.load_dataset(data, subset, split=split, revision=revision)
+        table = datasets.load_dataset(data, subset, split=split, revision=revision)
     except Exception as error:  # of datasets, the hub or the network
         raise UsageError(
             f"{data} is not a local file, and as a data set on the hub it cannot be loaded "
@@ -161,18 +157,6 @@ def _short(value: Any, kind: pa.DataType) -> Any:
     if hasattr(kind, "value_type") and isinstance(value, list):
         return [_short(inner, kind.value_type) for inner in value]
     return value
-
-
-@contextmanager
-def _offline_if_the_hub_is_silent(config: Any) -> Iterator[None]:
-    """Have `datasets`, whose `config` this is, look only into its cache if the hub is silent."""
-    before = config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
-    if not hub_answers():
-        config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
-    try:
-        yield
-    finally:
-        config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = before
 
 
 def _first_line(error: Exception) -> str:

@@ -15,7 +15,6 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.disk.metrics import MetricsLog
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.seal import require_metrics
-from mugrpo.engines import require_engines
 from mugrpo.engines.base import Engine
 from mugrpo.extensions.evals.comparing import is_run
 from mugrpo.extensions.evals.options import Suite
@@ -77,7 +76,6 @@ def measure(
     raw = apply_overrides(found.raw, overrides)
     base = with_precision(build_config(raw, target, overrides))
     require_packages(base.lora)
-    require_engines(base)
     model_sizes(base.model)  # a model that is not there is refused before anything is written
     at = _updates(found, updates)
     chosen = {**found.own, **chosen}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mugrpo.disk.errors import UsageError
-from mugrpo.engines.process import Host, Started
+from mugrpo.engines.process import Host
 from mugrpo.extensions.ray import RayBackend
 from mugrpo.processes.cluster import Job
 
@@ -49,7 +49,7 @@ class RayCluster:
     def connect(self) -> None:
         connected(self._address)  # a Ray that is started here ends with this thread
 
-    def start_engine(self, host: Host) -> Started:
+    def start_engine(self, host: Host) -> Any:
         from mugrpo.extensions.ray.actor import ActorPeer
 
         return ActorPeer(connected(self._address), host, host.gpus if self._on_gpus else 0)

@@ -268,12 +268,11 @@ class Planner:
     def require_fit(self) -> None:
         """Raise UsageError if weights, gradients and moments do not fit on the devices."""
         state = self.state_bytes() / self.ranks
-        if not self.config.distributed.cpu_offload and state > self.machine.usable:
+        if state > self.machine.usable:
             raise UsageError(
                 f"weights, gradients and moments take {state / 2**30:.0f} GiB of each device, but "
                 f"only {self.machine.usable / 2**30:.0f} can be used; choose a --machine with "
-                "more or larger devices, turn on --distributed.cpu_offload, or train an adapter "
-                "(--lora.rank 16)"
+                "more or larger devices, or train an adapter (--lora.rank 16)"
             )
 
     def refresh(self) -> float:
