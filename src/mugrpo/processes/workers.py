@@ -123,6 +123,7 @@ class WorkerPool(ABC):
     ) -> None:
         self._module, self._setup, self._limits, self._count = module, setup, limits, count
         self._what, self._starting, self.log = what, starting, log
+        self._python: str | None = None  # another interpreter, for a module that is a file
         self._workers: list[Worker] = []
         self.greeting: dict[str, Any] = {}  # from a worker that was ready, if any has been
 
@@ -156,7 +157,13 @@ class WorkerPool(ABC):
         kind = f"worker of the {self._what}"
         options = {**self._setup, **setup}
         return Worker(
-            self._module, options, self._limits, kind=kind, starting=self._starting, log=self.log
+            self._module,
+            options,
+            self._limits,
+            kind=kind,
+            starting=self._starting,
+            log=self.log,
+            python=self._python,
         )
 
     def _dispatch(self) -> None:

@@ -153,7 +153,6 @@ def _loose(target: Reading, reading: Reading) -> bool:
         return not same and not sympy.solve(gold, gold.free_symbols)
     if _compares(gold):
         return False
-    gold, answer = _bare(gold), _bare(answer)
     return _shape(gold) != _shape(answer) or _far(gold, answer)
 
 
@@ -194,11 +193,6 @@ def _zero(value: Any) -> Any:
     if isinstance(value, sympy.Eq) and all(isinstance(side, sympy.Expr) for side in value.args):
         return value.lhs - value.rhs
     return None
-
-
-def _bare(value: Any) -> Any:
-    """Return the right side of an equation, and anything else unchanged."""
-    return grader.take_last_relation(value).rhs if grader.is_equation(value) else value
 
 
 def _shape(value: Any) -> tuple[int, int]:

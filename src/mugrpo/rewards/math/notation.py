@@ -182,6 +182,7 @@ RULES = [
     Rule(rf"(?<=[0-9}}])\s*({_AFTER_NUMBER})|(?<=[0-9}}])\s+((?:[A-Za-z]+ )*[A-Za-z]{{3,}}(?:[ /][A-Za-z]+)*)", r"\\text{\1\2}", "12 cm", r"12\text{cm}"),
     Rule(r"^\\forall[^,]*,|^[a-z]\s*\\in\s*\\mathbb\{R\},(?=.*<|.*>|.*\\[lg]e|.*\\ne)", "", r"\forall x>0, f(x)=0", "f(x)=0"),
     Rule(r"\s*\\text\{\s*(?:(?:square|sq\.?|cubic) )?units?\s*\}(?:\s*\^\{?[23]\}?)?$", "", r"7\text{ square units}", "7"),
+    Rule(r"(\\(?:sin|cos|tan|cot|sec|csc))\s*[({]?\s*([0-9.]+)\s*\^\s*\{?\\circ\}?\s*[)}]?", r"\1(\2\\cdot\\frac{\\pi}{180})", r"\sin 30^\circ", r"\sin(30\cdot\frac{\pi}{180})"),
 ]  # fmt: skip
 
 
