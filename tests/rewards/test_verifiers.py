@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from math_verify import grader as math_verify_grader
 
+from mugrpo.config.rewards import ExactOptions, NumericOptions, RegexOptions
 from mugrpo.disk.records import Status
 from mugrpo.rewards.math.mathematics import Mathematics
 from mugrpo.rewards.math.response import LONGEST_TEXT, find
-from mugrpo.rewards.verifiers import exact, matched, numeric
+from mugrpo.rewards.verifiers import exact, numeric, regex
 from tests.cases import table
 from tests.rewards.hostile import boxed, nested
 
@@ -111,7 +110,7 @@ def test_boxes_come_in_groups(text, groups):
     ],
 )
 def test_exact(text, reference, status):
-    assert exact(text, reference).status == status
+    assert exact(ExactOptions())(text, reference).status == status
 
 
 @table(
@@ -135,12 +134,12 @@ def test_exact(text, reference, status):
     ],
 )
 def test_numeric(text, reference, tolerance, status):
-    assert numeric(text, reference, tolerance=tolerance).status == status
+    assert numeric(NumericOptions(tolerance=tolerance))(text, reference).status == status
 
 
 def test_numeric_needs_a_number_as_reference():
     with pytest.raises(ValueError, match="'many' is not a number"):
-        numeric("12", "many", tolerance=0.0)
+        numeric(NumericOptions())("12", "many")
 
 
 @table(
@@ -154,5 +153,5 @@ def test_numeric_needs_a_number_as_reference():
     ],
 )
 def test_regex(pattern, text, status, answer):
-    verdict = matched(text, "12", pattern=re.compile(pattern))
+    verdict = regex(RegexOptions(pattern=pattern))(text, "12")
     assert (verdict.status, verdict.answer) == (status, answer)

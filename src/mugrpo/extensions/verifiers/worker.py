@@ -112,11 +112,8 @@ class Worker:
             del self._live[episode.rollout]
             episode.answers.put(None)  # in case a request still waits
         if self._own_reward and done["reward"] is None and done["failure"] is None:
-            self.send(
-                {
-                    "broken": f"{self._name} has given no reward, which the reward environment asks for"
-                }
-            )
+            lacking = "has given no reward, which the reward environment asks for"
+            self.send({"broken": f"{self._name} {lacking}"})
         self.send({"rollout": episode.rollout, "done": done})
 
     async def _run(self, episode: _Episode, task: Any) -> Any:

@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from mugrpo.arguments import Commands
 from mugrpo.config.extensions import Extension
 
-extension = Extension(commands=("mugrpo.extensions.view.command:add_view",))
+
+def add_view(commands: Commands) -> None:
+    """Add the command. Textual is imported only by the viewer."""
+    text = "list, filter and read rollouts in the terminal"
+    command = commands.add("view", text, run="mugrpo.extensions.view.viewer:view")
+    command.add_argument("target", type=Path, help="a run's directory")
+
+
+extension = Extension(commands=("mugrpo.extensions.view:add_view",))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import ClassVar
 
 from rich.cells import set_cell_size
@@ -40,9 +40,9 @@ _MOVES = {"up": (-1, 0), "down": (1, 0), "pageup": (0, -1), "pagedown": (0, 1)} 
 _MOVES |= {"home": (-(10**9), 0), "end": (10**9, 0)}
 
 
-def view(root: Path) -> None:
-    """Show the rollouts of the run at `root` until the user quits. Raises UsageError if no run."""
-    Viewer(Rollouts(root)).run()
+def view(options: argparse.Namespace) -> None:
+    """Show a run's rollouts until the user quits. Raises UsageError if the target is no run."""
+    Viewer(Rollouts(options.target)).run()
 
 
 class Listing(ScrollView, can_focus=True):
