@@ -60,7 +60,7 @@ LONGEST_PROGRAM = 100_000  # characters; something longer is not taken for a pro
 # block is at most 3 blanks further in: other fences may be in a docstring of the program.
 _BLOCK = re.compile(
     r"^([ \t]*)(`{3,}+(?!.*`)|~{3,})[ \t]*([{.]*[\w+#.-]*)[^\n]*\n"
-    r"(?:(?P<body>(?:(?!^\1?[ \t]{0,3}\2[`~]*[ \t]*$)[^\n]*\n)*)^\1?[ \t]{0,3}\2[`~]*[ \t]*$)?",
+    r"(?:(?P<lines>(?:(?!^\1?[ \t]{0,3}\2[`~]*[ \t]*$)[^\n]*\n)*)^\1?[ \t]{0,3}\2[`~]*[ \t]*$)?",
     re.MULTILINE,
 )
 _PYTHON = re.compile(r"[{.]*py(?:thon)?[0-9.]*", re.IGNORECASE)
@@ -160,14 +160,12 @@ def read_program(text: str) -> str | None:
     marks, its end as many, and lines lose as much indentation as the fence has.
     """
     programs: dict[bool, str | None] = {}  # by whether they are marked
-    end = 0
     for block in _BLOCK.finditer(text.replace("\r\n", "\n")):
-        if block.start() < end or (block[3] and not _PYTHON.fullmatch(block[3])):
-            continue
-        body = block["body"]
-        indented = len(block[1])
-        programs[bool(block[3])] = body and re.sub(rf"(?m)^[ \t]{{0,{indented}}}", "", body)
-        if body is None:
+        lines, indented = block["lines"], len(block[1])
+        if not block[3] or _PYTHON.fullmatch(block[3]):
+            program = lines and re.sub(rf"(?m)^[ \t]{{0,{indented}}}", "", lines)
+            programs[bool(block[3])] = program and program.removesuffix("\n")
+        if lines is None:
             break
     source = programs.get(True, programs.get(False))
     return source if source and source.strip() and len(source) <= LONGEST_PROGRAM else None

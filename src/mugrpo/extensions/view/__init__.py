@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from mugrpo.arguments import Commands
 from mugrpo.config.extensions import Extension
+
+if TYPE_CHECKING:
+    from mugrpo.arguments import Commands
 
 
 def add_view(commands: Commands) -> None:
