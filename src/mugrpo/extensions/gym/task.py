@@ -16,13 +16,6 @@ from mugrpo.extensions.gym import ReasoningGymOptions
 from mugrpo.tasks.dataset import GradedTask, with_template
 from mugrpo.tasks.embedded import held_out
 
-try:
-    import reasoning_gym
-except ImportError:
-    raise UsageError(
-        "the task reasoning-gym needs one more package: pip install 'mugrpo[reasoning-gym]'"
-    ) from None
-
 _REWARD = FunctionOptions(function="mugrpo.extensions.gym.scores:score_answer")
 _DRAWS = 4  # problems generated at most, as a multiple of those that one side needs
 
@@ -68,8 +61,14 @@ class ReasoningGym(GradedTask):
 
     def _generated(self, size: int) -> Any:
         """Return reasoning-gym's data set of `size` problems."""
+        try:
+            import reasoning_gym as gym
+        except ImportError:
+            raise UsageError(
+                "the task reasoning-gym needs one more package: pip install 'mugrpo[reasoning-gym]'"
+            ) from None
         # its composite draws parts by chance; a mixture has exact shares, and a score for each
-        known = sorted(set(reasoning_gym.factory.DATASETS) - {"composite"})
+        known = sorted(set(gym.factory.DATASETS) - {"composite"})
         if self._name not in known:
             near = difflib.get_close_matches(self._name, known, n=1) or known
             raise UsageError(
@@ -77,7 +76,7 @@ class ReasoningGym(GradedTask):
             )
         config = self._config
         try:
-            return reasoning_gym.create_dataset(self._name, **config, seed=0, size=size)
+            return gym.create_dataset(self._name, **config, seed=0, size=size)
         except (TypeError, ValueError, AssertionError) as error:
             raise UsageError(
                 f"task.config = {config!r} is refused by the data set {self._name}: {error}"

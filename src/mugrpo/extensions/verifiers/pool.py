@@ -223,17 +223,12 @@ class Conversation:
         """Add what is new in `messages`, and return it. Raises Rewritten."""
         known = len(self._messages)
         now = [_plain(message) for message in messages]
-        for place, (before, after) in enumerate(zip(self._messages, now, strict=False)):
-            if {**before, "name": None} != {**after, "name": None}:  # some leave a tool's out
+        for place, before in enumerate(self._messages):  # some leave a tool's name out
+            if place >= len(now) or {**before, "name": None} != {**now[place], "name": None}:
                 raise Rewritten(
-                    f"message {place} of the conversation ({before['role']}) is another one in "
-                    "the next request; a rollout must be one growing sequence of tokens"
+                    f"message {place} of the conversation ({before['role']}) is missing or another "
+                    "one in the next request; a rollout must be one growing sequence of tokens"
                 )
-        if len(now) < known:
-            raise Rewritten(
-                f"{known - len(now)} messages of the conversation are missing in the next "
-                "request; a rollout must be one growing sequence of tokens"
-            )
         for message in now[known:]:
             if message["role"] not in _ADDED:
                 raise Rewritten(
