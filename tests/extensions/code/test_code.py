@@ -126,6 +126,7 @@ def test_values_survive_the_way_out(value: Any):
         '{"class": "int"}',
         "[" * 100_000,
         "9" * 100_001,
+        json.dumps({"set": [n * (2**61 - 1) for n in range(201)]}),  # all have the hash 0
     ],
 )
 def test_what_describes_no_value_is_none(claim: str):

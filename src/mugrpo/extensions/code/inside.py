@@ -25,6 +25,8 @@ import json
 import os
 import symtable
 import sys
+from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
 from importlib import import_module
 from types import ModuleType
@@ -41,6 +43,7 @@ _MODULES = (
 )
 _ALONE = (*_MODULES, "decimal", "fractions", "os", "queue", "time")  # as modules, without names
 
+_ALIKE = 200  # entries of a set with the same hash: making it takes time for each pair of them
 LONGEST_INTEGER = 100_000  # digits: reading more takes a second, and Python's own limit is 4,300
 
 
@@ -86,10 +89,18 @@ def decode(value: Any) -> Any:
     if kind == "tuple":
         return tuple(map(decode, content))
     if kind == "set":
-        return frozenset(map(decode, content))
+        return frozenset(_apart(map(decode, content)))
     if kind == "dict":
-        return {decode(key): decode(entry) for key, entry in content}
+        keys = _apart(decode(key) for key, _ in content)
+        return dict(zip(keys, (decode(entry) for _, entry in content), strict=True))
     raise ValueError(f"no value is of the kind {kind!r}")
+
+
+def _apart(entries: Iterable[Any]) -> list[Any]:
+    listed = list(entries)
+    if max(Counter(map(hash, listed)).values(), default=0) > _ALIKE:
+        raise ValueError(f"more than {_ALIKE} entries have the same hash")
+    return listed
 
 
 class _Nowhere(io.TextIOBase):
