@@ -118,9 +118,6 @@ def test_what_is_no_single_conversation_fails_its_rollout(environments, plot: st
     assert found.reward is None
 
 
-def test_another_beginning_than_the_problem_fails(environments):
-    environments.begin(0, 0, {**row("plain"), "prompt": ({"role": "user", "content": "Begin"},)})
-    assert "message 0" in str(reply(environments, 0).failure)
 
 
 def test_a_rollout_that_waits_too_long_fails_alone(python):
@@ -208,11 +205,3 @@ def test_what_no_conversation_can_take(messages: list[Any], reason: str):
         Conversation(BEGIN).added(messages)
 
 
-def test_text_in_parts_is_text():
-    parts = [{"type": "text", "text": "be"}, {"type": "text", "text": "gin"}]
-    assert (
-        Conversation([{"role": "user", "content": "be\ngin"}]).added(
-            [{"role": "user", "content": parts}]
-        )
-        == []
-    )
