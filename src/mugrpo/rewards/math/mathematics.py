@@ -184,8 +184,8 @@ def _consistent(gold: Any, answer: Any, chain: list[str]) -> bool:
 
 def _unknown(side: str) -> bool:
     """Return whether a side can stand for an unknown: x, a+b, f(2), |AB|, but not 2x."""
-    bare = re.sub(r"(?<=[A-Za-z'])\([^()]*\)|_\{[^{}]*\}", "", side)
-    return not re.search(r"[0-9^]|\\(?:frac|sqrt|pi)(?![a-z])", bare)
+    bare = re.sub(r"[fghFGHPE]'*\([^()]*\)|_\{[^{}]*\}", "", side)
+    return not re.search(r"[-0-9^]|\\(?:frac|sqrt|pi)(?![a-z])", bare)
 
 
 def _zero(value: Any) -> Any:

@@ -5,8 +5,7 @@
   string cuts the tag off.
 - The last \\boxed is the answer. Boxes with only "and", "or" or punctuation between them are one.
   If the last box is not closed, there is no answer: its end is cut off.
-- Without a box it is what follows the last "answer is", "answer:", "option is" or "####", or what
-  stands alone on the last line.
+- Without a box it is what follows the last "answer is", "answer:", "option is" or "####".
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from collections import deque
 from mugrpo.rewards.math.units import OTHERWISE, TELLING, after_number, words_of
 
 LONGEST_TEXT = 10_000  # characters at the end of a response that are read
-_LONGEST_LINE = 60  # characters of a last line that is nothing but the answer
 LONGEST_ANSWER = 1_000  # characters; something longer is not taken for an answer
 
 _THOUGHT = re.compile(r"</think(?:ing)?>|\[/THINK\]|\u25c1/think\u25b7", re.IGNORECASE)
@@ -47,7 +45,7 @@ _SENTENCE_END = re.compile(
 )
 _WORDLESS = re.compile(
     r"(?:\\(?:text\w*|mbox|mathrm|begin|end)\{[^{}]*\}|\\[A-Za-z]+|[^A-Za-z\n]"
-    r"|\b(?:[A-Za-z]|[A-Z]{2}|or|and)(?![A-Za-z]))+"
+    r"|\b(?:[A-Za-z]|[A-Z]{2}|or|and)(?![A-Za-z])|\*\*[A-Za-z]+\*\*)+"
 )
 _PROSE = re.compile(r"(?:[A-Za-z']+[ ,]+){3}")
 _RANGE = re.compile("(?<=[0-9])\\s*[\u2010-\u2014]\\s*(?=[0-9])")  # 3 to 5, and no difference
@@ -65,10 +63,6 @@ _DENIED = re.compile(
     re.IGNORECASE,
 )
 _COMPARED = re.compile(r"(?:[<\u2264\u2265\u2260]|\\(?:neq?|leq?|geq?|lt|gt)\s*|\w\s*>)\s*$")
-_ALONE = re.compile(
-    r"[\[{('\"`*_>$\s]*(\*\*[A-Za-z]+\*\*|\([A-Ja-j]\)|[A-Ja-j]|-?[0-9]*\.?[0-9]+%?)"
-    r"[\]})'\"`*_$.\s]*"
-)
 
 
 def final_part(text: str) -> str:
@@ -173,15 +167,13 @@ def _closings(text: str) -> dict[int, int]:
 
 
 def _stated(text: str) -> str | None:
-    """Return the sentence or formula after the last mark, or what stands alone on the last line.
+    """Return the sentence or formula after the last mark.
 
     Return "" if nothing follows, and None if there is no mark or an explanation follows it.
     """
     marks = deque(_MARK.finditer(text), maxlen=1)
     if not marks:
-        line = text.rstrip().rpartition("\n")[2]
-        alone = _ALONE.fullmatch(line) if len(line) < _LONGEST_LINE else None
-        return alone[1] if alone else None
+        return None
     rest = text[marks[0].end() :].lstrip(" \t\r\n:*")[: 2 * LONGEST_ANSWER]
     if display := _DISPLAY.match(rest):
         return _with_unit(display)
