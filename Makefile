@@ -5,8 +5,9 @@ PYTHON ?= $(shell for one in python3.11 python3.12 python3.13 python3; do \
 BIN := .venv/bin
 
 # The rows of docs/cost_model.md's table, a target each: `make bench-update_smollm2`.
-ROWS := bench-update_smollm2 bench-run_same_schedule bench-run_to_accuracy bench-optimization_floor
+ROWS := bench-update_smollm2 bench-optimization_floor
 GENERATION := bench-generation_smollm2 bench-generation_chain
+WHOLE_RUN := bench-whole_run_schedule bench-whole_run_accuracy
 # A worker a core, and no threads beside it: the models of tests are tiny.
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest --numprocesses auto --dist worksteal
 NEED_NOTHING := not vllm and not verifiers and not ray and not wheel
@@ -15,8 +16,8 @@ CHAOS_OPTIONS ?= --kills 1000
 
 .PHONY: demo help test lint types unit chaos smollm2 addition picture \
   chain-model letters-model golden wheel site clean benchmarks \
-  benchmark-picture bench-gpu bench-refresh vllm-env verifiers-env test-vllm test-verifiers test-ray \
-  test-wheel test-all test-trl $(ROWS) $(GENERATION)
+  benchmark-picture bench-gpu vllm-env verifiers-env test-vllm test-verifiers test-ray \
+  test-wheel test-all test-trl $(ROWS) $(GENERATION) $(WHOLE_RUN)
 
 demo: .venv/installed  ## the default method on the embedded task, from start to finish
 	$(BIN)/mugrpo demo
@@ -106,13 +107,13 @@ $(GENERATION): bench-generation_%: .venv/installed-bench smollm2
 $(ROWS): bench-%: .venv/installed-bench smollm2
 	$(BIN)/python benchmarks/$*.py $(BENCH_OPTIONS)
 
-bench-refresh: .venv/installed-bench smollm2 vllm-env  ## new weights for vLLM, against a new engine
-	$(BIN)/python benchmarks/refresh.py $(BENCH_OPTIONS)
+$(WHOLE_RUN): bench-whole_run_%: .venv/installed-bench
+	$(BIN)/python benchmarks/whole_run.py $* $(BENCH_OPTIONS)
 
 bench-gpu: .venv/installed-bench  ## one big GPU: updates, attention, generation (ten minutes)
 	$(BIN)/python -u benchmarks/gpu.py $(BENCH_OPTIONS)
 
-benchmarks: $(ROWS) $(GENERATION) benchmark-picture  ## every row, one after another (hours)
+benchmarks: $(ROWS) $(GENERATION) $(WHOLE_RUN) benchmark-picture  ## every row, one after another (hours)
 
 benchmark-picture: .venv/installed  ## docs/benchmarks.svg from benchmarks/results
 	$(BIN)/python benchmarks/plot.py

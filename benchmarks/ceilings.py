@@ -14,17 +14,9 @@ from itertools import cycle
 
 import torch
 
+from counts import Group, Work, decoded, forward_flop, passed, prefill
 from device import clocked
-from mugrpo.extensions.lab.plan.counts import (
-    Cost,
-    Group,
-    Linear,
-    Shape,
-    Work,
-    decoded,
-    passed,
-    prefill,
-)
+from mugrpo.extensions.lab.plan.counts import STEP_BYTES, STEP_FLOP, Shape
 
 COLD_BYTES = 192 * 2**20  # of all copies of a matrix together, more than caches hold
 LONGEST = 0.3  # seconds for which a call is repeated
@@ -106,24 +98,20 @@ class Ceilings:
         return {**rates, "copy GB/s": self.copy() / 1e9}
 
 
-def products(
-    ceilings: Ceilings, linear: Linear, tokens: float, m: int, forms: Sequence[str]
-) -> float:
-    """Return the seconds of a layer's products over `tokens` tokens, `m` at a time."""
-    m = max(1, m)
-    flop = 2.0 * tokens * linear.k * linear.n * linear.count
-    return sum(flop / ceilings.matmul(form, m, linear.k, linear.n) for form in forms)
-
-
 def passes(
     ceilings: Ceilings, shape: Shape, work: Work, m: int, forms: Sequence[str] = ("forward",)
 ) -> float:
     """Return the seconds of a pass, `m` tokens at a time. A backward pass needs all three forms."""
-    seconds = sum(products(ceilings, lin, work.tokens, m, forms) for lin in shape.linears)
+
+    def products(tokens: float, m: int, k: int, n: int) -> float:
+        rates = (ceilings.matmul(form, max(1, m), k, n) for form in forms)
+        return sum(2.0 * tokens * k * n / rate for rate in rates)
+
+    layer = sum(products(work.tokens, m, k, n) for k, n in shape.matrices.values())
     share = work.positions / work.tokens if work.tokens else 0.0
-    at_once = max(1, round(m * share))
-    seconds += products(ceilings, shape.head, work.positions, at_once, forms)
-    return seconds + shape.attention_flop(work.pairs) * len(forms) / ceilings.peak
+    head = products(work.positions, round(m * share), shape.hidden, shape.vocab)
+    attention = shape.attention_flop(work.pairs) * len(forms) / ceilings.peak
+    return shape.layers * layer + head + attention
 
 
 def generation_floor(
@@ -154,8 +142,7 @@ def update_floor(
     for shared in (True, False):
         work = passed(groups, shared=shared)
         either.append(passes(ceilings, shape, work, min(m, max(1, work.tokens)), forms))
-    step = shape.adamw()
-    stepped = max(step.bytes / ceilings.copy(), step.flop / ceilings.peak)
+    stepped = shape.parameters * max(STEP_BYTES / ceilings.copy(), STEP_FLOP / ceilings.peak)
     return {
         "shared": either[0],
         "plain": either[1],
@@ -168,14 +155,8 @@ def counted(shape: Shape, groups: Sequence[Group]) -> dict[str, float]:
     """Return the GFLOP of the phases with and without shared prompts, for the results file."""
     rows: dict[str, float] = {}
     for name, shared in (("shared", True), ("plain", False)):
-        work = passed(groups, shared=shared)
-        cost: Cost = shape.forward(work.tokens, work.pairs, work.positions)
-        filled = prefill(groups, shared=shared)
-        rows[f"forward {name}"] = cost.flop / 1e9
-        rows[f"forward and backward {name}"] = 3 * cost.flop / 1e9
-        rows[f"prefill {name}"] = (
-            shape.forward(filled.tokens, filled.pairs, filled.positions).flop / 1e9
-        )
-    steps = decoded(groups)
-    rows["decode"] = shape.forward(steps.tokens, steps.pairs, steps.positions).flop / 1e9
-    return rows
+        forward = forward_flop(shape, passed(groups, shared=shared)) / 1e9
+        rows[f"forward {name}"] = forward
+        rows[f"forward and backward {name}"] = 3 * forward
+        rows[f"prefill {name}"] = forward_flop(shape, prefill(groups, shared=shared)) / 1e9
+    return {**rows, "decode": forward_flop(shape, decoded(groups)) / 1e9}

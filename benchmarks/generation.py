@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from ceilings import Ceilings, generation_floor
+from counts import Group
 from device import clocked
 from mugrpo.arguments import DEMO
 from mugrpo.config.load import build_config
@@ -31,7 +32,6 @@ from mugrpo.config.run import RunConfig
 from mugrpo.config.tasks import ChainOptions
 from mugrpo.engines import make_engine
 from mugrpo.engines.base import Request
-from mugrpo.extensions.lab.plan.counts import Group
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.tasks.embedded import Chain
 from side_by_side import Measured, Ratio, Row, alternate, parser, publish

@@ -9,6 +9,7 @@ from functools import cache, partial
 import torch
 
 from ceilings import Ceilings
+from counts import Group
 from device import clocked, forget_peak, peak_gib
 from generation import compare
 from gpu_work import (
@@ -23,7 +24,6 @@ from gpu_work import (
     stand_in,
     update_flop,
 )
-from mugrpo.extensions.lab.plan.counts import Group
 from mugrpo.model.attention import Kernel
 from mugrpo.model.policy import Policy
 from mugrpo.optimize.experience import Experience, TokenBudget

@@ -13,11 +13,12 @@ import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from counts import Group, forward_flop, passed
 from mugrpo.config.load import build_config
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.records import FinishReason, Rollout, Score, Status
 from mugrpo.engines.base import Request
-from mugrpo.extensions.lab.plan.counts import Group, Shape, passed
+from mugrpo.extensions.lab.plan.counts import Shape
 from mugrpo.model.adapter import Adapter
 from mugrpo.model.loading import load_tokenizer
 from mugrpo.model.policy import Policy
@@ -58,7 +59,7 @@ class Model:
         )
 
     def shape(self, *, tiny: bool) -> Shape:
-        return Shape.of(self.config(tiny=tiny))
+        return Shape.of(self.config(tiny=tiny).to_dict())
 
     def policy(self, config: RunConfig, *, tiny: bool) -> Policy:
         """Return a policy with random weights, on the GPU if there is one.
@@ -198,7 +199,7 @@ def update_flop(
     own operations are left out. So is what checkpointing computes twice.
     """
     work = passed(groups, shared=shared)
-    forward = shape.forward(work.tokens, work.pairs, work.positions).flop
+    forward = forward_flop(shape, work)
     return 2 * forward + (shape.attention_flop(work.pairs) if adapter else forward)
 
 

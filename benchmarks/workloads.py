@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from counts import Group
 from mugrpo.config.load import build_config
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.records import Problem, Rollout, Score, Status
 from mugrpo.engines import make_engine
 from mugrpo.engines.base import Completion, Request
-from mugrpo.extensions.lab.plan.counts import Group, Shape
+from mugrpo.extensions.lab.plan.counts import Shape
 from mugrpo.model.policy import Policy
 from mugrpo.optimize.trainer import Experience
 from side_by_side import ROOT
@@ -245,4 +246,4 @@ def varied(experience: Experience, group_size: int) -> list[Group]:
 
 
 def shape_of(policy: Policy) -> Shape:
-    return Shape.of(policy.model.config)
+    return Shape.of(policy.model.config.to_dict())

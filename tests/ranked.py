@@ -23,7 +23,7 @@ from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.forward import rollout_logprobs
 from mugrpo.optimize.fsdp import distribute
 from mugrpo.optimize.trainer import Trainer
-from mugrpo.processes.lifetime import DRIVER, driver_name
+from mugrpo.processes.lifetime import DRIVER
 from mugrpo.processes.ranks import Ranks, joined, within_a_machine
 from tests.builders import sampled_experience, save
 from tests.runs import _processes
@@ -48,7 +48,7 @@ def experiences(model: str) -> list[Experience]:
 def started(count: int, work: Callable[..., None], *arguments: Any) -> None:
     """Run work(ranks, *arguments) in `count` ranks, which are forked with everything imported."""
     with tempfile.TemporaryDirectory() as store:
-        place = {DRIVER: driver_name(), "WORLD_SIZE": str(count), **within_a_machine(store)}
+        place = {DRIVER: "forked", "WORLD_SIZE": str(count), **within_a_machine(store)}
         processes = [
             _processes().Process(target=_rank, args=(rank, place, work, *arguments))
             for rank in range(count)

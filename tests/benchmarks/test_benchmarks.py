@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from argparse import Namespace
 from dataclasses import replace
@@ -13,6 +12,7 @@ import torch
 import generation
 import gpu_steps
 import optimization_floor
+import whole_run
 from generation import plainly_generated
 from gpu import LARGE, MEDIUM
 from gpu_work import TINY
@@ -81,9 +81,8 @@ def test_all_sides_of_the_gpus_update_have_its_loss_and_gradient(model):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["run_same_schedule", "run_to_accuracy"])
-def test_rows_of_whole_runs(name, tmp_path, capfd):
-    command = importlib.import_module(name)
-    document = command.main(["--tiny", "--output", str(tmp_path / "row.json")])
+@pytest.mark.parametrize("question", ["schedule", "accuracy"])
+def test_rows_of_whole_runs(question, tmp_path, capfd):
+    document = whole_run.main([question, "--tiny", "--output", str(tmp_path / "row.json")])
     for side in document["sides"].values():
         assert all(seconds > 0 for seconds in side["seconds"]["values"])

@@ -60,6 +60,14 @@ def test_eight_ranks_take_at_most_a_twentieth_longer_than_the_ideal(case, share)
     assert time(works(rows, parts, share, SMOLLM2), ranks) <= 1.05 * ideal
 
 
+def test_long_prompts_and_a_small_budget_take_no_longer_than_the_plain_cut():
+    rows = lognormal(32, 16, 500, 500, 0.6)
+    plain = cut(rows, 4096, share=True)
+    ideal = sum(works(rows, plain, True, SMOLLM2)) / 8
+    parts = rounds(rows, 4096, share=True, ranks=8, price=SMOLLM2)
+    assert time(works(rows, parts, True, SMOLLM2), 8) <= 1.05 * ideal
+
+
 def test_ranks_share_two_groups_by_hand():
     """Two groups of four for three ranks: responses of 20 tokens to prompts of 10.
 

@@ -180,8 +180,8 @@ class ObjectiveOptions(Part):
 class BackendOptions(MadeOptions):
     """What starts engines and ranks that have processes of their own.
 
-    The factory of a cluster returns a `processes.cluster.Cluster`. Without one, this machine starts
-    them.
+    The factory of a cluster returns what has the methods of `extensions.ray.cluster.RayCluster`.
+    Without one, this machine starts them.
     """
 
     factory: ClassVar[str] = ""
@@ -190,6 +190,10 @@ class BackendOptions(MadeOptions):
     def clustered(self) -> bool:
         """Return whether a cluster chooses the machines and GPUs of engines and ranks."""
         return bool(self.factory)
+
+    def cluster(self) -> Any:
+        """Return what places engines and ranks, or None if this machine runs them."""
+        return self.made() if self.factory else None
 
     @property
     def addresses(self) -> Mapping[str, str]:

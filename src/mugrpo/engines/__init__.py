@@ -27,7 +27,6 @@ from mugrpo.engines.server import ServerEngine
 from mugrpo.engines.vllm import vllm_host
 from mugrpo.model.loading import Vocabulary
 from mugrpo.model.policy import Policy
-from mugrpo.processes.cluster import cluster_of
 from mugrpo.processes.peer import Peer
 
 
@@ -78,7 +77,7 @@ def make_engines(
         _host(vocabulary, config, log(f"engine-{number}").absolute())
         for number in range(len(reserved_gpus(config)))
     ]
-    if cluster := cluster_of(config.backend):
+    if cluster := config.backend.cluster():
         cluster.require_room(0, reserved_gpus(config))
         starts: list[Callable[[], Peer]] = [partial(cluster.start_engine, host) for host in hosts]
     else:
@@ -107,7 +106,7 @@ def _host(vocabulary: Vocabulary, config: RunConfig, log: Path) -> Host:
         return vllm_host(vocabulary, config.model, config.lora, options, log)
     assert isinstance(options, OwnEngineOptions)
     threads = 1  # of the CPU that an actor reserves
-    if cluster_of(config.backend) is None:
+    if not config.backend.clustered:
         threads = max(1, torch.get_num_threads() // options.processes)
     setup = {
         "backend": "own",

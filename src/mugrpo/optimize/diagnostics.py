@@ -67,7 +67,7 @@ class TokenStatistics:
         """
         if not self._sequences:
             return 1.0
-        log_weights = torch.cat(self._sequences)
+        log_weights = torch.cat(self._sequences)  # as logarithms: a sequence's ratio overflows
         log_share = 2 * log_weights.logsumexp(0) - (2 * log_weights).logsumexp(0)
         return min(log_share.exp().item() / len(log_weights), 1.0)  # in this order NaN stays NaN
 
@@ -113,6 +113,7 @@ def _quantile(values: torch.Tensor, share: float) -> float | None:
     """Return the smallest value v such that at least `share` of `values` are <= v."""
     if not len(values):
         return None
+    # torch.quantile interpolates, and refuses more than 16 million values.
     rank = max(1, -int(-share * len(values) // 1))  # ceil(share x n), at least 1
     return values.kthvalue(rank).values.item()
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from .messages import Inbox, send, to_json
 
+_lifelines: list[socket.socket] = []
 _HEARTBEAT = 1.0  # longest time in seconds between messages while work makes progress
 
 
@@ -32,12 +33,11 @@ class Channel:
     """
 
     def __init__(self) -> None:
-        self._socket, self._lifeline = (socket.socket(fileno=int(word)) for word in sys.argv[-2:])
+        self._socket, lifeline = (socket.socket(fileno=int(word)) for word in sys.argv[-2:])
         self._socket.set_inheritable(False)
-        self._lifeline.set_inheritable(False)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        end_with(self._lifeline)
+        end_with(lifeline)
         self._inbox = Inbox()
         self._spoke = time.monotonic()
 
@@ -109,6 +109,8 @@ def end_with(lifeline: socket.socket) -> None:
     and, unlike PR_SET_PDEATHSIG, whichever thread of the parent started this process and for all
     processes of the group. Elsewhere a thread waits for it.
     """
+    _lifelines.append(lifeline)  # it must stay open
+    lifeline.set_inheritable(False)
     try:
         fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
         fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 from mugrpo.disk.errors import Interrupted
+from mugrpo.processes.child import end_with
 
 
 def passed_on(**more: str) -> dict[str, str]:
@@ -25,27 +25,38 @@ def passed_on(**more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONSAFEPATH": "1", **more}
 
 
-DRIVER = "MUGRPO_DRIVER"  # environment variable: `driver_name` of the run that started the ranks
-_PR_SET_PDEATHSIG = 1
+# Environment variable of a rank: the id of the process that started it, and the descriptor of the
+# lifeline between them.
+DRIVER = "MUGRPO_DRIVER"
 _ALLOCATORS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
 
-def driver_name() -> str:
-    """Return this process's id and start time, which no other process ever has."""
-    return f"{os.getpid()} {began(os.getpid())}"
+def start_rank(
+    command: Sequence[str], log: Path, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start a rank, which ends with this process. Its output goes to LOG.log and LOG.err."""
+    ours, theirs = socket.socketpair()
+    ours.detach()  # it stays open for as long as this process lives
+    with theirs, open(f"{log}.log", "ab") as out, open(f"{log}.err", "wb") as err:
+        driver = {DRIVER: f"{os.getpid()} {theirs.fileno()}"}
+        return subprocess.Popen(
+            command,
+            env=passed_on(**environment, **driver),
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+        )
 
 
 def end_with_driver() -> None:
-    """Arrange that this process, if a run drives it, ends with that run.
+    """Arrange that this process, if it is a rank, ends with the process that started it.
 
-    Call this before the imports of a rank, which take seconds. On Linux the kernel kills it with
-    the run's thread that started it, even if it is stopped or holds the interpreter's lock. A
-    thread also looks for the run.
+    Call this before the imports of a rank, which take seconds.
     """
-    if not (driver := os.environ.get(DRIVER)):
-        return
-    end_with_parent()
-    threading.Thread(target=_end_with, args=[driver], daemon=True).start()
+    if driver := os.environ.get(DRIVER):
+        end_with(socket.socket(fileno=int(driver.split()[1])))
 
 
 def let_segments_grow() -> None:
@@ -56,28 +67,6 @@ def let_segments_grow() -> None:
     """
     if DRIVER in os.environ and not any(name in os.environ for name in _ALLOCATORS):
         os.environ[_ALLOCATORS[0]] = "expandable_segments:True"
-
-
-def end_with_parent() -> None:
-    """Arrange that the kernel, on Linux, kills this process when the one that started it ends."""
-    with suppress(AttributeError, OSError):  # another system
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def began(pid: int) -> str:
-    """Return when a process began, in clock ticks since boot, or "" if it has ended."""
-    try:
-        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
-    except OSError:
-        return ""
-    return "" if state in "ZX" else fields[18]
-
-
-def _end_with(driver: str) -> None:
-    pid, start = driver.split(" ")
-    while began(int(pid)) == start:
-        time.sleep(0.1)
-    os._exit(1)
 
 
 _SECOND_SIGNAL_STATUS = 130  # what a shell reports for a process ended by Ctrl-C

@@ -6,14 +6,12 @@ all of its group end with the process that started it, however that process ends
 
 from __future__ import annotations
 
-import atexit
 import math
 import os
 import signal
 import socket
 import subprocess
 import time
-import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from multiprocessing.connection import wait
@@ -37,9 +35,6 @@ class PeerLost(Exception):
     def __init__(self, text: str, ended: str | None = None) -> None:
         super().__init__(text)
         self.ended = ended  # how it ended, or None if it has not
-
-
-_peers: weakref.WeakSet[Peer] = weakref.WeakSet()
 
 
 class Peer:
@@ -79,7 +74,6 @@ class Peer:
                     env=passed_on(**environment),
                     start_new_session=True,
                 )
-        _peers.add(self)
         with suppress(PeerLost):  # if it has already ended, `hear` says how
             self.send(setup)
 
@@ -173,12 +167,3 @@ def _runs(pid: int) -> bool:
     with suppress(ChildProcessError):
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
     return False
-
-
-@atexit.register
-def _end_all() -> None:
-    for peer in list(_peers):
-        peer.end()
-
-
-os.register_at_fork(after_in_child=_peers.clear)  # a fork that exits does not end them

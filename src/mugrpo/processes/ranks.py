@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,20 @@ T = TypeVar("T")
 STORE = "MUGRPO_STORE"  # environment variable: the file in which the ranks of one machine meet
 TIMEOUT = datetime.timedelta(minutes=30)  # another rank may be loading, or writing a checkpoint
 _SENTENCE = re.compile(r"^mugrpo: (.*?)(?:\. Nothing published is lost.*)?$", re.MULTILINE)
+
+
+class Job(Protocol):
+    """Processes of ranks that have been started together."""
+
+    def running(self) -> bool:
+        """Return whether any of them runs."""
+        ...
+
+    def fault(self) -> str | None:
+        """Return what went wrong, once the processes have ended."""
+
+    def end(self, patience: float) -> None:
+        """Wait up to `patience` seconds until the processes have ended, then end them."""
 
 
 @dataclass(frozen=True)

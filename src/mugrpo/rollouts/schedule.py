@@ -121,6 +121,7 @@ def turn_seed(seed: int, turn: int) -> int:
 
 
 def _seed_of(*key: str) -> int:
+    # Not hash(), which differs from process to process.
     digest = hashlib.blake2b("\0".join(key).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 

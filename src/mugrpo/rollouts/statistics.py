@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
 from math import comb
 from pathlib import Path
 from typing import Any
@@ -258,18 +257,14 @@ def avg_at(right_P: Sequence[int], judged_P: Sequence[int]) -> Floats:
     return _each(lambda n, c: c / n, right_P, judged_P, 1)
 
 
-def pass_at(right_P: Sequence[int], judged_P: Sequence[int], k: int, least: int = 1) -> Floats:
-    """Return the probability that `least` or more of k responses to a problem are right, [P].
+def pass_at(right_P: Sequence[int], judged_P: Sequence[int], k: int) -> Floats:
+    """Return pass@k of each problem, [P]: the probability that one of k responses is right.
 
-    It is unbiased: the share of all subsets of k of the n responses, c of them right, with that,
-
-        sum over j >= least of C(c, j) C(n - c, k - j) / C(n, k).
-
-    With `least` 1 it is pass@k = 1 - C(n - c, k) / C(n, k) (Chen et al., arXiv 2107.03374, eq. 1),
-    and pass@1 = avg@n. Problems with fewer than k verdicts are NaN.
+    It is unbiased, the share of all subsets of k of the n responses that hold one of the c right
+    ones: 1 - C(n - c, k) / C(n, k) (Chen et al., arXiv 2107.03374, eq. 1). So pass@1 = avg@n.
+    Problems with fewer than k verdicts are NaN.
     """
-    assert 1 <= least <= k
-    return _each(lambda n, c: _at_least(n, c, k, least), right_P, judged_P, k)
+    return _each(lambda n, c: (comb(n, k) - comb(n - c, k)) / comb(n, k), right_P, judged_P, k)
 
 
 def _each(
@@ -278,10 +273,3 @@ def _each(
     """Return value(judged, right) of each problem, NaN if it has fewer than k verdicts."""
     pairs = zip(right_P, judged_P, strict=True)
     return np.array([value(n, c) if n >= k else math.nan for c, n in pairs], dtype=np.float64)
-
-
-@cache
-def _at_least(n: int, c: int, k: int, least: int) -> float:
-    """Return the hypergeometric P(X >= least) of k draws from n with c right, rounded once."""
-    ways = sum(comb(c, j) * comb(n - c, k - j) for j in range(least, min(c, k) + 1))
-    return ways / comb(n, k)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -16,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
-from threading import Event, Thread
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -30,9 +29,8 @@ from mugrpo.disk.records import Rollout
 from mugrpo.disk.run_dir import RunDir, Unsaved
 from mugrpo.engines import reserved_gpus
 from mugrpo.engines.process import visible_gpus
-from mugrpo.processes.cluster import Job, cluster_of
-from mugrpo.processes.lifetime import DRIVER, driver_name, passed_on
-from mugrpo.processes.ranks import said_by_ranks, show_log, within_a_machine
+from mugrpo.processes.lifetime import start_rank
+from mugrpo.processes.ranks import Job, said_by_ranks, show_log, within_a_machine
 from mugrpo.run.opening import OpenRun
 from mugrpo.stages.evaluate import measuring_due
 from mugrpo.stages.orders import TICK, Answer, Order, alive, answer_to, answered_logprobs, give
@@ -60,16 +58,23 @@ class LocalJob:
     def __init__(self, words: Sequence[str], logs: Path, options: DistributedOptions) -> None:
         """Start ranks that run `mugrpo WORDS`. Their output goes to `logs`. See `require_gpus`."""
         require_gpus(options)
-        self._words, self._logs, self._count = words, logs, options.processes
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._logs, self._count = logs, options.processes
         self._ended: list[tuple[int, int]] = []  # (rank, status) of those that failed, in order
         self._shown = 0  # bytes of the first rank's log
-        started = Event()
-        # The kernel kills a rank when the thread that started it ends (`lifetime.end_with_driver`),
-        # so this one lives as long as they do.
-        self._thread = Thread(target=self._watch, args=[started], daemon=True)
+        environment = {
+            **within_a_machine(tempfile.mkdtemp(dir=logs)),  # only this user enters it
+            "WORLD_SIZE": str(self._count),
+            "OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // self._count)),
+        }
+        command = [sys.executable, "-m", "mugrpo", *words]
+        self._processes = [
+            start_rank(
+                command, logs / f"rank-{rank}", {**environment, "RANK": rank, "LOCAL_RANK": rank}
+            )
+            for rank in map(str, range(self._count))
+        ]
+        self._thread = Thread(target=self._watch, daemon=True)
         self._thread.start()
-        started.wait()
 
     def running(self) -> bool:
         """Return whether any rank runs. Print what the first has said since the last call."""
@@ -99,13 +104,8 @@ class LocalJob:
             f"{log}"
         )
 
-    def _watch(self, started: Event) -> None:
-        """Start the ranks, and wait until they end."""
-        environment = within_a_machine(tempfile.mkdtemp(dir=self._logs))  # only this user enters it
-        try:
-            self._processes += [self._start(rank, environment) for rank in range(self._count)]
-        finally:
-            started.set()
+    def _watch(self) -> None:
+        """Wait until the ranks end."""
         left = dict(enumerate(self._processes))
         while left:
             for rank, process in list(left.items()):
@@ -116,25 +116,6 @@ class LocalJob:
             if left and self._ended:
                 self._terminate(_GRACE)
             time.sleep(TICK)
-
-    def _start(self, rank: int, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-        log = self._logs / f"rank-{rank}"
-        with open(f"{log}.log", "ab") as out, open(f"{log}.err", "ab") as err:
-            return subprocess.Popen(
-                [sys.executable, "-m", "mugrpo", *self._words],
-                env=passed_on(
-                    RANK=str(rank),
-                    LOCAL_RANK=str(rank),
-                    WORLD_SIZE=str(self._count),
-                    OMP_NUM_THREADS=str(max(1, torch.get_num_threads() // self._count)),
-                    **{DRIVER: driver_name()},
-                    **environment,
-                ),
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                start_new_session=True,
-            )
 
     def _terminate(self, patience: float) -> None:
         """Let the ranks save and end. Kill those that have not after `patience` seconds."""
@@ -162,9 +143,9 @@ class RankProcesses:
     def beside_engines(self) -> bool:
         """Whether ranks and engines can run at once. On a cluster, each reserve what they need."""
         config = self._run.config
-        if (cluster := cluster_of(config.backend)) is None:
+        if (cluster := config.backend.cluster()) is None:
             return True
-        return cluster.has_room(config.distributed.processes, reserved_gpus(config))
+        return bool(cluster.has_room(config.distributed.processes, reserved_gpus(config)))
 
     def start(self) -> None:
         """Start the ranks, unless they run. They load the newest checkpoint at once."""
@@ -177,7 +158,7 @@ class RankProcesses:
             old.mkdir(parents=True)
         words = ["optimize", str(folder.root.absolute())]
         options = run.config.distributed
-        if cluster := cluster_of(run.config.backend):
+        if cluster := run.config.backend.cluster():
             beside = self.beside_engines or (self.sampling is not None and self.sampling.busy())
             engines = reserved_gpus(run.config) if beside else ()
             self._job = cluster.start_ranks(words, logs, options.processes, engines)

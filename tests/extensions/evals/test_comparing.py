@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from mugrpo.disk.errors import UsageError
+from mugrpo.disk.publishing import publish_json, with_sum
 from mugrpo.extensions.evals.command import _data
 from mugrpo.extensions.evals.comparing import Measurement, compare, stored
 from mugrpo.extensions.evals.tables import comparison_table
@@ -47,7 +48,7 @@ def test_differences_are_by_problem():
     first = measurement("A", result("a", {"w": 4, "x": 2, "y": 0, "z": 0}))
     second = measurement("B", result("a", {"z": 0, "y": 2, "x": 4, "w": 4}))  # in another order
     compared = compare(first, second)
-    (one,) = compared.benchmarks
+    (one,) = compared.rows
     assert one.first is not None and one.second is not None
     assert (one.first[0], one.second[0], one.difference.problems) == (3 / 8, 5 / 8, 4)
     assert one.first[1:] == pytest.approx(interval([1, 0.5, 0, 0], samples=4))
@@ -55,33 +56,18 @@ def test_differences_are_by_problem():
     assert one.difference.value == 0.25
     assert one.difference.low == pytest.approx(0.25 - 0.459348, abs=1e-5)
     assert one.difference.high == pytest.approx(0.25 + 0.459348, abs=1e-5)
-    assert one.holm == one.difference.p_value and not compared.overall
+    assert one.holm == one.difference.p_value
     text = comparison_table(compared)
     assert "1 comparison, paired by problem" in text and "+0.250 (-0.209 to +0.709)" in text
 
 
-def test_pooled_rows_weigh_problems_or_benchmarks():
-    """Differences 1/4 on each of two problems, and 1 on a single one: means 1/2 and 5/8."""
+def test_the_last_row_is_the_mean_over_benchmarks():
+    """Differences 1/4 on each of two problems, and 1 on a single one: the mean is 5/8."""
     first = measurement("A", result("a", {"x": 0, "y": 1}), result("b", {"z": 0}))
     second = measurement("B", result("a", {"x": 1, "y": 2}), result("b", {"z": 4}))
-    by_problem, by_benchmark = compare(first, second).overall
-    assert by_problem.difference.value == pytest.approx((1 / 4 + 1 / 4 + 1) / 3)
-    assert by_benchmark.difference.value == pytest.approx((1 / 4 + 1) / 2)
-    assert by_problem.first is not None and by_problem.second is not None
-    assert (by_problem.first[0], by_problem.second[0]) == pytest.approx((1 / 12, 7 / 12))
-    assert by_problem.second[1:] == pytest.approx(interval([1 / 4, 1 / 2, 1], samples=4))
-    assert by_benchmark.first is None and by_benchmark.second is None
-    assert [by_problem.title, by_benchmark.title] == [
-        "all problems, equally weighted",
-        "mean over benchmarks",
-    ]
-
-
-def test_the_pooled_interval_is_that_of_the_mean_number_of_responses():
-    """Two problems of 4 responses and one of 1: nine responses to three problems."""
-    one, four = result("b", {"z": 1}, samples=1), result("a", {"x": 4, "y": 4})
-    (pooled, _) = compare(measurement("A", four, one), measurement("B", four, one)).overall
-    assert pooled.first == pytest.approx((1.0, *interval([1, 1, 1], samples=3)))
+    *_, mean = compare(first, second).rows
+    assert mean.difference.value == pytest.approx((1 / 4 + 1) / 2)
+    assert (mean.title, mean.first, mean.holm) == ("mean over benchmarks", None, None)
 
 
 def test_problems_without_a_verdict_are_left_out_and_told():
@@ -89,7 +75,7 @@ def test_problems_without_a_verdict_are_left_out_and_told():
     first, second = result("a", {"x": 0, "y": 1}), result("a", {"x": 4, "y": 2})
     first["per_problem"][0]["judged"] = 0
     compared = compare(measurement("A", first), measurement("B", second))
-    (one,) = compared.benchmarks
+    (one,) = compared.rows
     assert one.first is not None and one.second is not None
     assert (one.first[0], one.second[0], one.difference.problems) == (1 / 4, 1 / 2, 1)
     assert compared.notes == ["a: problems without a verdict in one of the two, left out: 1."]
@@ -111,7 +97,7 @@ def test_p_values_are_those_of_all_comparisons_together():
     )
     rights = {"u": 2, "v": 3, "w": 2, "x": 2, "y": 3, "z": 2}
     second = measurement("B", result("a", rights), result("b", {"x": 3, "y": 1, "z": 1}))
-    small, large = compare(first, second).benchmarks
+    small, large, _ = compare(first, second).rows
     assert small.difference.p_value < large.difference.p_value / 2
     assert small.holm == pytest.approx(2 * small.difference.p_value)
     assert large.holm == pytest.approx(large.difference.p_value)
@@ -121,7 +107,7 @@ def test_problems_of_one_side_only_are_told():
     first = measurement("A", result("a", {"x": 1, "y": 1, "z": 4}))
     second = measurement("B", result("a", {"w": 0, "x": 2, "y": 2}))
     compared = compare(first, second)
-    assert compared.benchmarks[0].difference.problems == 2
+    assert compared.rows[0].difference.problems == 2
     assert compared.notes == ["a: problems that only one of the two has, left out: 2."]
 
 
@@ -144,7 +130,7 @@ def test_stored_results_are_named_by_folder_or_by_run_and_update(tmp_path: Path)
     for update, right in ((0, 1), (64, 3)):
         folder = run / "benchmarks" / "a" / f"update-{update:06d}"
         folder.mkdir(parents=True)
-        (folder / "result.json").write_text(json.dumps(result("a", {"x": right})))
+        publish_json(folder / "result.json", with_sum(result("a", {"x": right})))
     (run / "config.json").write_text(json.dumps({"provenance": {}}))
 
     def right(name: str) -> int:
@@ -153,8 +139,6 @@ def test_stored_results_are_named_by_folder_or_by_run_and_update(tmp_path: Path)
 
     assert (right(f"{run}@0"), right(f"{run}@64"), right(str(run))) == (1, 3, 3)
     assert right(str(run / "benchmarks")) == 3
-    with pytest.raises(UsageError, match="after @ comes the number of updates"):
-        stored(f"{run}@last")
     with pytest.raises(UsageError, match="has no results of these suites"):
         stored(str(run), ["b"])
     (folder / "result.json").write_text("{")
@@ -167,7 +151,7 @@ def test_a_folder_may_have_an_at_in_its_name(tmp_path: Path):
     for update in (0, 64):
         file = folder / "a" / f"update-{update:06d}" / "result.json"
         file.parent.mkdir(parents=True)
-        file.write_text(json.dumps(result("a", {"x": 1}, update=update)))
+        publish_json(file, with_sum(result("a", {"x": 1}, update=update)))
     found = [stored(name).results["a"]["update"] for name in (f"{folder}", f"{folder}@0")]
     assert found == [64, 0]
     with pytest.raises(UsageError, match="has no results in"):
@@ -188,7 +172,7 @@ def test_data_is_a_path_unless_it_begins_with_a_suite(text: str, names: str, fil
 
 
 def test_data_of_an_unknown_suite_is_refused():
-    with pytest.raises(UsageError, match="--data c=x: write NAME=FILE with NAME among a, b"):
+    with pytest.raises(UsageError, match=r"'c' is none of the suites; write .* among a, b"):
         _data("c=x", ["a", "b"])
 
 

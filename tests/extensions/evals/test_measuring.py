@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from mugrpo.disk.errors import RunStopped
-from mugrpo.disk.metrics import read_metrics
 from mugrpo.engines.continuous import ContinuousEngine
 from tests.runs import Command, finished
 
@@ -162,7 +161,7 @@ def test_an_engine_process_gives_the_responses_of_this_process(
 
 
 @pytest.mark.long
-def test_a_run_is_sampled_as_it_trains_and_its_metrics_get_the_numbers(
+def test_a_run_is_sampled_as_it_trains(
     reference: Path, suite: Path, tmp_path: Path, command: Command
 ):
     """The run trains at temperature 1.3. Updates 0 and 6 are measured, then 3 on demand."""
@@ -175,14 +174,6 @@ def test_a_run_is_sampled_as_it_trains_and_its_metrics_get_the_numbers(
         result = result_in(folder)
         assert (result["temperature"], result["top_p"]) == (1.3, 1.0)
         assert {row["temperature"] for row in rows_in(folder, "rollouts")} == {1.3}
-        (line,) = (
-            line
-            for line in read_metrics(run / "metrics.jsonl")
-            if (line["kind"], line["update"]) == ("suite/short", result["update"])
-        )
-        assert [line["accuracy"], line["accuracy_low"], line["accuracy_high"]] == result[
-            "measures"
-        ]["avg@4"]
     assert command("benchmark", run, "--suite", suite, "--update", "4").status == 0
     assert command("train", run).status == 0  # the run is still itself
     refused = command("benchmark", run, "--suite", suite, "--update", "5")
@@ -204,17 +195,14 @@ def test_results_of_two_runs_are_not_taken_for_each_other(
     assert ended.status == 2 and "has this suite with weights =" in ended.err
 
 
-def test_a_suites_file_is_a_config_so_it_never_asks(
-    reference: Path, suite: Path, tmp_path: Path, command: Command
-):
-    run = Path(shutil.copytree(reference, tmp_path / "run"))
-    (run / "judge.py").write_text("def one(completions, **_):\n    return [1.0]\n")
-    mine = run / "mine.toml"
+def test_a_suites_file_is_a_config_so_it_never_asks(suite: Path, tmp_path: Path, command: Command):
+    (tmp_path / "judge.py").write_text("def one(completions, **_):\n    return [1.0]\n")
     old = 'rewards = [{ name = "regex", pattern = "=(\\\\d)$" }]'
     assert old in suite.read_text()
-    mine.write_text(suite.read_text().replace(old, f'rewards = "{run / "judge.py"}:one"'))
-    out = ("--out", tmp_path / "out")
-    assert command("benchmark", "chain", "--suite", mine, *out).status == 0
+    mine = suite.with_name("mine.toml")
+    mine.write_text(suite.read_text().replace(old, f'rewards = "{tmp_path / "judge.py"}:one"'))
+    ended = command("benchmark", "chain", "--suite", mine, "--out", tmp_path / "out")
+    assert ended.status == 0, ended
 
 
 @pytest.mark.parametrize(
@@ -223,7 +211,7 @@ def test_a_suites_file_is_a_config_so_it_never_asks(
         (["chain"], "name suites with --suite"),
         (["chain", "letters", "--suite", "gsm8k"], "one model or run at a time: 'letters'"),
         (["chain", "--suite", "gsm8"], "there is no suite 'gsm8'; did you mean gsm8k?"),
-        (["chain", "--suite", "gsm8k,svamp", "--data", "x.jsonl"], "--data gsm8k=x.jsonl"),
+        (["chain", "--suite", "gsm8k,svamp", "--data", "x.jsonl"], "write NAME=FILE,NAME=FILE"),
         (["chain", "--suite", "gsm8k", "--data", "x.jsonl"], "x.jsonl"),
         (["chain", "--suite", "gsm8k", "--update", "3"], "a model has no updates"),
         (["./nowhere", "--suite", "gsm8k"], "nowhere"),
@@ -262,4 +250,3 @@ def test_a_judge_that_hangs_costs_its_response_only(suite: Path, tmp_path: Path,
     result = result_in(tmp_path / "out" / "short" / "update-000000")
     assert result["statuses"] == {"unfinished": 4, "right": 44}
     assert result["measures"]["avg@4"][0] == pytest.approx(11 / 12)
-    assert "maj@4" not in result["measures"]  # a function reads no answers

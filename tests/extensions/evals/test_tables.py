@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from mugrpo.disk.errors import UsageError
+from mugrpo.disk.publishing import publish_json, with_sum
 from mugrpo.extensions.evals.tables import HEAD, row, write_table
 from tests.report.synthetic import HOSTILE
 from tests.runs import Command
@@ -23,7 +24,6 @@ MEASURES = {
     "avg@2": [0.375, 0.0625, 0.75],
     "pass@1": [0.375, 0.0625, 0.75],
     "pass@2": [0.5, 0.125, 0.875],
-    "maj@2": [0.375, 0.0625, 0.75],
     "truncated": [0.25, 0.125, 0.5],
     "no_answer": [0.125, 0.0, 0.25],
     "mean_length": [88.5, 80.25, 1097.0],
@@ -34,8 +34,7 @@ def write_result(root: Path, update: int = 0, suite: str = "sums", **changes: An
     """Write a result of two samples on four problems. Return its file."""
     rights = changes.pop("rights", (2, 1, 0, 0))
     problems = [
-        {"id": f"p{i}", "right": right, "judged": 2, "samples": 2, "majority": right / 2}
-        for i, right in enumerate(rights)
+        {"id": f"p{i}", "right": right, "judged": 2, "samples": 2} for i, right in enumerate(rights)
     ]
     result = {
         **{"suite": suite, "title": suite.capitalize(), "update": update, "model": "chain"},
@@ -49,7 +48,7 @@ def write_result(root: Path, update: int = 0, suite: str = "sums", **changes: An
     }
     file = root / suite / f"update-{update:06d}" / "result.json"
     file.parent.mkdir(parents=True)
-    file.write_text(json.dumps(result))
+    publish_json(file, with_sum(result))
     return file
 
 
@@ -59,7 +58,7 @@ def test_measures_that_are_missing_are_dashes(tmp_path: Path):
     file = write_result(tmp_path, measures=few)
     by_head = dict(zip(HEAD, row(json.loads(file.read_text())), strict=True))
     missing = [name for name, cell in by_head.items() if cell == "\u2013"]
-    assert missing == ["avg@k", "pass@k", "maj@k", "no answer", "tokens"]
+    assert missing == ["avg@k", "pass@k", "no answer", "tokens"]
 
 
 def test_hostile_titles_are_text_and_every_number_is_beside_its_interval(tmp_path: Path):
@@ -69,23 +68,17 @@ def test_hostile_titles_are_text_and_every_number_is_beside_its_interval(tmp_pat
     head, rule, *body = write_table(tmp_path).read_text().splitlines()
     assert len(body) == 2 and rule.count("|") == head.count("|") == len(HEAD) + 1
     for line in body:
-        assert line.count("0.375 (0.062 to 0.750)") == 2 and f"4 {chr(0xD7)} 2" in line
+        assert line.count("0.375 (0.062 to 0.750)") == 1 and f"4 {chr(0xD7)} 2" in line
         assert line.isprintable() and "<" not in line
         escaped = re.findall(r"\\([\\|\[])", line)
         assert escaped == [*"[||[\\"]  # the first is in HOSTILE, after the escape character
         assert re.sub(r"\\.", "", line).count("|") == len(HEAD) + 1
 
 
-@pytest.mark.parametrize(
-    ("text", "fault"),
-    [("{", "Expecting property name"), ('{"suite": "sums"}', "it has no title")],
-)
-def test_a_damaged_result_is_one_sentence(tmp_path: Path, text: str, fault: str):
-    write_result(tmp_path).write_text(text)
-    with pytest.raises(UsageError, match=fault) as caught:
+def test_a_damaged_result_is_one_sentence(tmp_path: Path):
+    write_result(tmp_path).write_text("{")
+    with pytest.raises(UsageError, match="makes it again from the stored responses"):
         write_table(tmp_path)
-    assert "makes it again from the stored responses" in str(caught.value)
-    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_a_comparison_says_how_many_comparisons_there_are(tmp_path: Path, command: Command):
@@ -102,14 +95,12 @@ def test_a_comparison_says_how_many_comparisons_there_are(tmp_path: Path, comman
     lines = [line for line in ended.out.splitlines() if line.startswith("| ")]
     table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
     rows = {name: cells for name, *cells in table[2:]}
-    assert list(rows) == [
-        *("Chains", "Sums", "all problems, equally weighted", "mean over benchmarks"),
-    ]
-    for _, first, second, difference, _, _ in list(rows.values())[:3]:
+    assert list(rows) == ["Chains", "Sums", "mean over benchmarks"]
+    for _, first, second, difference, _, _ in list(rows.values())[:2]:
         assert all(map(WITH_INTERVAL.fullmatch, (first, second, difference)))
     assert rows["mean over benchmarks"][1:3] == ["\u2013", "\u2013"]
     assert rows["Sums"][3].startswith("+0.250 (")
     made = json.loads((tmp_path / "out.json").read_text())
-    assert made["benchmarks"][1]["first"][0] == 0.375
+    assert made["rows"][1]["first"][0] == 0.375
     refused = command("benchmark", "compare", a, b, "--samples", "4")
-    assert refused.status == 2 and "it takes no --samples" in refused.err
+    assert refused.status == 2 and "it takes no samples" in refused.err

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,7 @@ from mugrpo.disk.errors import UsageError
 
 Say = Callable[[object], None]
 
-_COMPARE = "compare"
 _SAMPLING = ("samples", "max_new_tokens", "temperature", "top_p", "problems")
-_MEASURING = ("update", "data", "regrade", "trust")
 
 
 def add_benchmark(commands: Commands) -> None:
@@ -47,16 +45,12 @@ def add_benchmark(commands: Commands) -> None:
         "of `compare`, a JSON file to write"
     )
     command.add_argument("--out", type=Path, help=out)
-    command.add_argument("--regrade", action="store_true", help="score stored responses again")
     command.add_argument("--trust", action="store_true", help=TRUST)
 
 
 def run_benchmark(options: argparse.Namespace) -> None:
     """Measure what the arguments name, or compare two measurements."""
-    if options.targets[0] == _COMPARE:
-        _compare(options, options.say)
-    else:
-        _measure(options, options.say)
+    (_compare if options.targets[0] == "compare" else _measure)(options, options.say)
 
 
 def _measure(options: argparse.Namespace, say: Say) -> None:
@@ -78,12 +72,11 @@ def _measure(options: argparse.Namespace, say: Say) -> None:
     folder, results = measure(
         options.targets[0],
         suites,
-        chosen=_chosen(options),
+        chosen=_given(options, _SAMPLING),
         data=_data(options.data, [suite.name for suite in suites]),
         updates=options.update,
         overrides=options.overrides,
         out=options.out,
-        regrade=options.regrade,
         trust=options.trust,
         progress=Progress(),
         stop=options.stop,
@@ -92,34 +85,30 @@ def _measure(options: argparse.Namespace, say: Say) -> None:
     say(write_table(folder))
 
 
-def _chosen(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the sampling options that the command line sets, by their names in a suite."""
-    return {name: value for name in _SAMPLING if (value := getattr(options, name)) is not None}
+def _given(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """Return those of the named options that the command line sets."""
+    values = {name: getattr(options, name) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _data(text: str | None, names: list[str]) -> dict[str, Path]:
     """Return suite -> file from `FILE`, for a single suite, or `NAME=FILE,NAME=FILE,...`."""
     if text is None:
         return {}
-    named = text.partition("=")[0] in names  # a path can have a = in it
-    if len(names) == 1 and not named:
+    if len(names) == 1 and text.partition("=")[0] not in names:  # a path can have a = in it
         return {names[0]: Path(text)}
-    if "=" not in text:
+    pairs = [pair.partition("=") for pair in text.split(",")]
+    if wrong := [name for name, _, file in pairs if name not in names or not file]:
         raise UsageError(
-            f"--data {text}: several suites are measured, so say which one's file it is: "
-            f"--data {names[0]}={text}"
+            f"--data {text}: {wrong[0]!r} is none of the suites; write NAME=FILE,NAME=FILE with "
+            f"NAME among {', '.join(names)}"
         )
-    files: dict[str, Path] = {}
-    for pair in text.split(","):
-        name, _, file = pair.partition("=")
-        if name not in names or not file:
-            raise UsageError(f"--data {pair}: write NAME=FILE with NAME among {', '.join(names)}")
-        files[name] = Path(file)
-    return files
+    return {name: Path(file) for name, _, file in pairs}
 
 
 def _compare(options: argparse.Namespace, say: Say) -> None:
-    _require_no_more(options)
+    if given := [*_given(options, (*_SAMPLING, "update", "data")), *options.overrides]:
+        raise UsageError(f"compare reads stored results, so it takes no {given[0]}")
     names = options.targets[1:]
     if len(names) != 2:
         raise UsageError(f"compare needs two measurements, A and B, not {len(names)}")
@@ -133,14 +122,3 @@ def _compare(options: argparse.Namespace, say: Say) -> None:
     say(comparison_table(compared))
     if options.out:
         publish_json(options.out, asdict(compared))
-
-
-def _require_no_more(options: argparse.Namespace) -> None:
-    """Raise UsageError for an option that a comparison of stored results cannot follow."""
-    values = {name: getattr(options, name) for name in (*_SAMPLING, *_MEASURING)}
-    given = [name for name, value in values.items() if value is not None and value is not False]
-    more = [f"--{name.replace('_', '-')}" for name in given] + options.overrides
-    if more:
-        raise UsageError(
-            f"compare reads stored results, so it takes no {more[0]}; only --suite and --out"
-        )

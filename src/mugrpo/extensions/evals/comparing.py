@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from mugrpo.disk.errors import UsageError
-from mugrpo.extensions.evals.measures import Difference, holm, paired, pooled
+from mugrpo.disk.errors import RunStopped, UsageError
+from mugrpo.disk.publishing import read_summed
+from mugrpo.extensions.evals.measures import Difference, holm, over_benchmarks, paired
 from mugrpo.rollouts.statistics import Floats, avg_at, interval
 
 Result = Mapping[str, Any]  # the content of a result.json
@@ -19,7 +20,6 @@ Estimate = tuple[float, float, float]  # a mean over problems, and the ends of i
 
 # What must be the same for two results to be compared, with the words for it.
 _SAME = {"samples": "responses per problem", "temperature": "the temperature", "top_p": "top-p"}
-_NEEDED = ("suite", "title", "samples", "measures", "per_problem")
 
 
 @dataclass(frozen=True)
@@ -41,18 +41,17 @@ class Comparison:
     first: Estimate | None
     second: Estimate | None
     difference: Difference
-    holm: float | None  # p-value adjusted for all benchmarks; None for a pooled row
+    holm: float | None  # p-value adjusted for all benchmarks; None for their mean
 
 
 @dataclass(frozen=True)
 class Comparisons:
-    """The benchmarks that two measurements share, the pooled rows, and notes for readers."""
+    """The benchmarks that two measurements share, then their mean if they are several."""
 
     first: str
     second: str
-    benchmarks: Sequence[Comparison]
-    overall: Sequence[Comparison]  # empty if there is one benchmark
-    notes: Sequence[str]
+    rows: Sequence[Comparison]
+    notes: Sequence[str]  # for readers
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class _Pair:
     title: str
     first: Floats
     second: Floats
-    samples: float  # responses per problem, on average
+    samples: int  # responses per problem
 
 
 def stored(name: str, suites: Sequence[str] | None = None) -> Measurement:
@@ -71,7 +70,7 @@ def stored(name: str, suites: Sequence[str] | None = None) -> Measurement:
     Without an update, each suite's newest counts. `suites` limits them. Raises UsageError if there
     are none, or if one cannot be read.
     """
-    root, update = _place(name)
+    root, update = _named(name)
     root = root / "benchmarks" if is_run(root) else root
     pattern = "*/result.json" if update is None else f"update-{update:06d}/result.json"
     results = {}
@@ -95,38 +94,21 @@ def is_run(folder: Path) -> bool:
         return False
 
 
-def _place(name: str) -> tuple[Path, int | None]:
+def _named(name: str) -> tuple[Path, int | None]:
     """Return the path and the update in `name`. Digits after the last @ are an update."""
-    place, at, update = name.rpartition("@")
-    if at and update.isdecimal():
-        return Path(place), int(update)
-    if at and not Path(name).exists() and Path(place).exists():
-        raise UsageError(f"{name}: after @ comes the number of updates, as in {place}@64")
-    return Path(name), None
+    path, at, update = name.rpartition("@")
+    return (Path(path), int(update)) if at and update.isdecimal() else (Path(name), None)
 
 
 def read_result(file: Path) -> Result:
-    """Return the content of a result.json. Raises UsageError if it cannot be read."""
+    """Return the content of a result.json. Raises UsageError if it is damaged."""
     try:
-        result: Result = json.loads(file.read_text())
-        if missing := [name for name in _NEEDED if not result[name]]:
-            raise ValueError(f"{missing[0]} is empty")
-        _shares(result)
-        for value, low, high in result["measures"].values():
-            float(value), float(low), float(high)
-    except KeyError as error:
-        raise damaged(file, f"it has no {error.args[0]}") from None
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise damaged(file, str(error)) from None
-    return result
-
-
-def damaged(file: Path, fault: str) -> UsageError:
-    """Return the error that says what is wrong with a result.json, and the remedy."""
-    return UsageError(
-        f"{file} cannot be read ({fault}); remove it, and `mugrpo benchmark` makes it again "
-        "from the stored responses"
-    )
+        return read_summed(file)
+    except RunStopped:
+        raise UsageError(
+            f"{file} is damaged; remove it, and `mugrpo benchmark` makes it again from the stored "
+            "responses"
+        ) from None
 
 
 def compare(first: Measurement, second: Measurement) -> Comparisons:
@@ -150,7 +132,10 @@ def compare(first: Measurement, second: Measurement) -> Comparisons:
     differences = [paired(pair.second, pair.first) for pair in pairs]
     adjusted = holm([difference.p_value for difference in differences])
     rows = list(map(_comparison, pairs, differences, adjusted))
-    return Comparisons(first.name, second.name, rows, _overall(pairs), notes)
+    if len(pairs) > 1:
+        mean = over_benchmarks([(pair.second, pair.first) for pair in pairs])
+        rows.append(Comparison("mean over benchmarks", None, None, mean, None))
+    return Comparisons(first.name, second.name, rows, notes)
 
 
 def _pair(suite: str, first: Result, second: Result, notes: list[str]) -> _Pair:
@@ -167,35 +152,20 @@ def _pair(suite: str, first: Result, second: Result, notes: list[str]) -> _Pair:
     first_P, second_P = (np.array([shares[id_] for id_ in ids]) for shares in (of_first, of_second))
     judged = ~np.isnan(first_P + second_P)
     if not judged.any():
-        raise UsageError(f"{suite}: no problem has a verdict in both measurements; use --regrade")
+        raise UsageError(
+            f"{suite}: no problem has a verdict in both measurements; remove the folders scores/"
+        )
     if left := len(ids) - int(judged.sum()):
         notes.append(f"{suite}: problems without a verdict in one of the two, left out: {left}.")
     return _Pair(first["title"], first_P[judged], second_P[judged], first["samples"])
 
 
-def _overall(pairs: Sequence[_Pair]) -> list[Comparison]:
-    """Return the pooled rows: all problems together, and the mean over benchmarks."""
-    if len(pairs) == 1:
-        return []
-    over_problems, over_benchmarks = pooled([(pair.second, pair.first) for pair in pairs])
-    everything = _Pair(
-        "all problems, equally weighted",
-        np.concatenate([pair.first for pair in pairs]),
-        np.concatenate([pair.second for pair in pairs]),
-        sum(pair.samples * len(pair.first) for pair in pairs) / over_problems.problems,
-    )
-    return [
-        _comparison(everything, over_problems),
-        Comparison("mean over benchmarks", None, None, over_benchmarks, None),
-    ]
-
-
-def _comparison(pair: _Pair, difference: Difference, holm: float | None = None) -> Comparison:
+def _comparison(pair: _Pair, difference: Difference, holm: float) -> Comparison:
     first, second = (_estimate(each_P, pair.samples) for each_P in (pair.first, pair.second))
     return Comparison(pair.title, first, second, difference, holm)
 
 
-def _estimate(values_P: Floats, samples: float) -> Estimate:
+def _estimate(values_P: Floats, samples: int) -> Estimate:
     low, high = interval(values_P, samples)
     return float(values_P.mean()), float(low), float(high)
 

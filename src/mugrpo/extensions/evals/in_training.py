@@ -81,4 +81,5 @@ def _used(config: RunConfig, use: SuiteUse) -> Suite:
     if use.data is not None:
         suite = with_data(suite, use.data)
     temperature = config.rollouts.temperature  # so that the number is the one that training raises
-    return suite.adjusted(problems=use.problems, temperature=temperature, top_p=1.0)
+    problems = {} if use.problems is None else {"problems": use.problems}
+    return suite.over({"temperature": temperature, "top_p": 1.0, **problems})

@@ -12,13 +12,10 @@ from typing import Any
 from mugrpo.config.load import apply_overrides, build_config
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.metrics import MetricsLog
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.disk.seal import require_metrics
 from mugrpo.engines.base import Engine
 from mugrpo.extensions.evals.comparing import is_run
 from mugrpo.extensions.evals.options import Suite
-from mugrpo.extensions.evals.results import line_of
 from mugrpo.extensions.evals.stand_in import with_data
 from mugrpo.extensions.evals.suite import measure_suite, suite_config, suite_run
 from mugrpo.model.adapter import require_packages
@@ -28,7 +25,6 @@ from mugrpo.pipeline import weights_of
 from mugrpo.processes.lifetime import StopFlag
 from mugrpo.run.opening import OpenRun
 from mugrpo.run.progress import Progress
-from mugrpo.run.sinks import Sinks
 from mugrpo.run.target import require_known
 from mugrpo.stages.refresh import refreshed
 from mugrpo.stages.sampling import Sampling
@@ -60,7 +56,6 @@ def measure(
     updates: str | None,
     overrides: Sequence[str],
     out: Path | None,
-    regrade: bool,
     trust: bool,
     progress: Progress,
     stop: StopFlag,
@@ -79,7 +74,8 @@ def measure(
     model_sizes(base.model)  # a model that is not there is refused before anything is written
     at = _updates(found, updates)
     chosen = {**found.own, **chosen}
-    mine = [_with_data(suite, data).adjusted(**chosen) for suite in suites]
+    placed = [with_data(s, str(data[s.name])) if s.name in data else s for s in suites]
+    mine = [suite.over(chosen) for suite in placed]
     configs = [_config(base, suite, overrides) for suite in mine]
     if found.stored:
         require_known(*found.stored, target, trust=trust)
@@ -90,8 +86,6 @@ def measure(
             for suite, config in zip(mine, configs, strict=True)
         ]
         first = _as_trained(runs[0], base)
-        used = {use.label for use in base.evaluation.suites}  # training writes their lines
-        log = opened.enter_context(_metrics(found, base, out, progress))
         with Sampling(first, weights_of(first)) as sampling:
             for update in at:
 
@@ -102,10 +96,7 @@ def measure(
 
                 for suite, run in zip(mine, runs, strict=True):
                     folder = found.results / suite.name / f"update-{update:06d}"
-                    result = measure_suite(run, suite, engines, update, folder, regrade=regrade)
-                    results.append(result)
-                    if log is not None and suite.name not in used:
-                        log.put(f"suite/{suite.name}", update, **line_of(result))
+                    results.append(measure_suite(run, suite, engines, update, folder))
     return found.results, results
 
 
@@ -124,11 +115,6 @@ def _target(target: str, out: Path | None) -> Target:
     name = path.resolve().name if path.exists() else target.replace("/", "--")
     results = out or Path("runs") / "benchmarks" / name
     return Target(RunDir(results), results, {"model": {"path": target}}, None)
-
-
-def _with_data(suite: Suite, data: Mapping[str, Path]) -> Suite:
-    file = data.get(suite.name)
-    return suite if file is None else with_data(suite, str(file))
 
 
 def _config(base: RunConfig, suite: Suite, overrides: Sequence[str]) -> RunConfig:
@@ -171,30 +157,4 @@ def _locked(found: Target, progress: Progress) -> Iterator[None]:
     with found.folder.locked() as notices, other:
         for notice in notices:
             progress.say(notice)
-        if found.stored:
-            require_metrics(found.folder)
         yield
-
-
-@contextmanager
-def _metrics(
-    found: Target, config: RunConfig, out: Path | None, progress: Progress
-) -> Iterator[MetricsLog | None]:
-    """Yield the log of a run's metrics, which its sinks copy; None for results elsewhere."""
-    if not found.stored or out is not None:
-        yield None
-        return
-    folder, update = found.folder, found.folder.newest_update()
-    sinks = Sinks(
-        config.sinks,
-        folder.root,
-        config.model_dump(mode="json"),
-        update,
-        progress.say,
-    )
-    log = MetricsLog(folder.metrics, update, sinks.log)
-    try:
-        yield log
-    finally:
-        log.close()
-        sinks.close()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -80,19 +80,6 @@ class SuiteOptions(Options):
             )
         return self
 
-    @model_validator(mode="after")
-    def _conventions_are_of_options(self) -> Self:
-        groups = (SuiteOptions, DatasetOptions, PromptOptions)
-        known = [name for group in groups for name in group.model_fields]
-        for name, source in self.conventions.items():
-            if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean {near[0]}?" if near else "name an option of the suite"
-                raise ValueError(f"conventions has {name}, which is no option; {hint}")
-            if not source.strip():
-                raise ValueError(f"conventions.{name} is empty; say where its value comes from")
-        return self
-
 
 class GroupOptions(Options):
     """Several suites under one name."""
@@ -111,32 +98,11 @@ class Suite:
     options: SuiteOptions
     file: Path
 
-    def adjusted(
-        self,
-        *,
-        problems: int | None = None,
-        samples: int | None = None,
-        max_new_tokens: int | None = None,
-        temperature: float | None = None,
-        top_p: float | None = None,
-    ) -> Suite:
-        """Return this suite with the options that are given (not None) instead of its own.
-
-        Raises UsageError if one is out of bounds.
-        """
-        given = {
-            "problems": problems,
-            "samples": samples,
-            "max_new_tokens": max_new_tokens,
-            "temperature": temperature,
-            "top_p": top_p,
-        }
-        return self.over({name: value for name, value in given.items() if value is not None})
-
-    def over(self, raw: dict[str, Any]) -> Suite:
+    def over(self, raw: Mapping[str, Any]) -> Suite:
         """Return this suite with raw values of options over its own.
 
-        What it says of an option's source is left out if the option has another value now.
+        What it says of an option's source is left out if the option has another value now. Raises
+        UsageError if a value is out of bounds.
         """
         before = self.options.model_dump()
         options = validated(SuiteOptions, {**before, **raw}, f"suite {self.name}")
@@ -159,37 +125,26 @@ def load_suites(words: str) -> list[Suite]:
     named = [word.strip() for word in words.split(",") if word.strip()]
     if not named:
         raise UsageError(f"no suite is named; choose among {', '.join(packaged())}, or name a file")
-    files: dict[str, Path] = {}
-    suites = []
-    for file, raw in (found for word in named for found in _found(word, Path(), ())):
-        name = file.stem
-        if name not in files:
-            files[name] = file
-            suites.append(Suite(name, validated(SuiteOptions, raw, str(file)), file))
-        elif files[name] != file:
+    suites: dict[str, Suite] = {}
+    for file, raw in (found for word in named for found in _found(word, Path())):
+        if (same := suites.get(file.stem)) and same.file != file:
             raise UsageError(
-                f"two suites are called {name}, {files[name]} and {file}; rename one file, because "
-                "results are kept by name"
+                f"two suites are called {file.stem}, {same.file} and {file}; rename one file, "
+                "because results are kept by name"
             )
-    return suites
+        suites[file.stem] = Suite(file.stem, validated(SuiteOptions, raw, str(file)), file)
+    return list(suites.values())
 
 
-def _found(
-    word: str, folder: Path, inside: tuple[Path, ...]
-) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield the file and the raw values of each suite that `word` names, seen from `folder`.
-
-    `inside` has the groups around it.
-    """
+def _found(word: str, folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield the file and the raw values of each suite that `word` names, seen from `folder`."""
     file = Path(os.path.abspath(_file(word, folder)))
-    if file in inside:
-        raise UsageError(f"{file}: the group contains itself")
     raw = read_toml(file)
     if "suites" not in raw:
         yield file, raw
         return
     for member in validated(GroupOptions, raw, str(file)).suites:
-        yield from _found(member, file.parent, (*inside, file))
+        yield from _found(member, file.parent)
 
 
 def _file(word: str, folder: Path) -> Path:

@@ -12,14 +12,11 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from mugrpo.config.rewards import MathOptions
 from mugrpo.config.tasks import DatasetOptions
-from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
+from mugrpo.disk.records import FinishReason, Score, Status
 from mugrpo.disk.shards import ShardSet, score_from_row
-from mugrpo.extensions.evals.measures import ProblemResult, Vote, majority, measured, merged
+from mugrpo.extensions.evals.measures import ProblemResult, measured
 from mugrpo.extensions.evals.options import Suite
-from mugrpo.rewards.math.answers import agree, read
-from mugrpo.rewards.math.numbers import exact_number, same_numbers
 from mugrpo.run.opening import OpenRun
 
 
@@ -40,14 +37,13 @@ def result_of(
     """Return the content of result.json. Sampling and scoring took `seconds`."""
     config, task = run.config, run.config.task
     assert isinstance(task, DatasetOptions)
-    problems = {problem.id: problem for problem in run.eval_problems}
     statuses: Counter[str] = Counter()
     results = []
     everything = _responses(rollouts, scores)
     for id_, group in groupby(everything, key=lambda response: response.problem_id):
         run.stop.check()
         responses = list(group)
-        results.append(_problem_result(run, problems[id_], responses))
+        results.append(_problem_result(id_, responses))
         statuses.update(response.score.status.value for response in responses)
     measures = measured(results)
     return {
@@ -99,51 +95,14 @@ def _responses(rollouts: ShardSet, scores: ShardSet) -> Iterator[_Response]:
         yield from map(_Response, *parts, rows)
 
 
-def _problem_result(
-    run: OpenRun, problem: Problem, responses: Sequence[_Response]
-) -> ProblemResult:
-    scores = [response.score for response in responses]
+def _problem_result(id_: str, responses: Sequence[_Response]) -> ProblemResult:
+    statuses = [response.score.status for response in responses]
     return ProblemResult(
-        id=problem.id,
-        right=sum(score.status is Status.RIGHT for score in scores),
-        judged=sum(score.status.rewarded for score in scores),
+        id=id_,
+        right=statuses.count(Status.RIGHT),
+        judged=sum(status.rewarded for status in statuses),
         samples=len(responses),
-        majority=_majority(run, problem, scores),
         truncated=sum(r.finish_reason == FinishReason.LENGTH for r in responses),
-        no_answer=sum(score.status is Status.NO_ANSWER for score in scores),
+        no_answer=statuses.count(Status.NO_ANSWER),
         tokens=sum(response.tokens for response in responses),
     )
-
-
-def _majority(run: OpenRun, problem: Problem, scores: Sequence[Score]) -> float | None:
-    """Return maj@k, or None if no verifier reads answers or no response has a verdict.
-
-    Numbers are compared exactly. If all rewards are verifiers and the first is "math", it says
-    whether other answers are equal. Otherwise answers of another form differ.
-    """
-    task = run.config.task
-    assert isinstance(task, DatasetOptions)
-    verifiers = [reward for reward in task.rewards if reward.verifies]
-    if not verifiers or not any(score.status.rewarded for score in scores):
-        return None
-    asks = len(verifiers) == len(task.rewards) and isinstance(verifiers[0], MathOptions)
-    counts = Counter(
-        (score.parts["answer"], score.status is Status.RIGHT)
-        for score in scores
-        if "answer" in score.parts
-    )
-    answers = {answer: read(answer) for answer, _ in counts}
-
-    def equal(first: str, second: str) -> bool:
-        one, other = answers[first], answers[second]
-        if agree(one, other, same_numbers) or agree(other, one, same_numbers):
-            return True
-        if not asks or None not in (exact_number(one.value), exact_number(other.value)):
-            return False
-        asked = Problem(problem.id, problem.prompt, second, problem.columns)
-        answer = Answer(asked, rf"\boxed{{{first}}}", (), FinishReason.STOP)
-        (score,) = run.task.score([answer])
-        return score.status is Status.RIGHT
-
-    votes = [Vote(answer, count, right) for (answer, right), count in counts.items()]
-    return majority(merged(votes, equal))

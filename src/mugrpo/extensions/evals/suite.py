@@ -122,15 +122,13 @@ def measure_suite(
     update: int,
     folder: Path,
     *,
-    regrade: bool = False,
     replace: bool = False,
 ) -> dict[str, Any]:
     """Do what of the suite is not published in `folder`, and return what its result.json holds.
 
     `run` comes from `suite_run`. `engines` returns engines with the policy after `update` updates;
-    it is called only if rollouts are missing. With `regrade`, stored rollouts are scored again. If
-    `folder` has other weights or the suite under other options, it is replaced if `replace` is
-    true. Otherwise that raises UsageError.
+    it is called only if rollouts are missing. If `folder` has other weights or the suite under
+    other options, it is replaced if `replace` is true. Otherwise that raises UsageError.
     """
     _settle(folder, _identity(run, suite, update), replace)
     rollouts = ShardSet(folder / "rollouts", "rollouts")
@@ -146,7 +144,7 @@ def measure_suite(
     groups = math.ceil(options.shard_rollouts / size)
     parts = [draws[start : start + groups] for start in range(0, len(draws), groups)]
     every = range(len(parts))
-    if regrade or not all(scored(rollouts, scores, shard, run.judge) for shard in every):
+    if not all(scored(rollouts, scores, shard, run.judge) for shard in every):
         path.unlink(missing_ok=True)  # it tells of other scores
     measure(
         run,
@@ -159,7 +157,7 @@ def measure_suite(
         update=update,
         temperature=options.temperature,
         top_p=suite.options.top_p,
-        again=regrade,
+        again=False,
     )
     if (result := _stored(path)) is None:
         seconds = time.monotonic() - began

@@ -10,7 +10,7 @@ from mugrpo.extensions.evals.comparing import Comparison, Comparisons, Result, r
 from mugrpo.report.readable import MISSING, TIMES, markdown, plain
 
 HEAD = (
-    *("benchmark", "update", f"problems {TIMES} samples", "avg@k", "pass@k", "maj@k"),
+    *("benchmark", "update", f"problems {TIMES} samples", "avg@k", "pass@k"),
     *("truncated", "no answer", "tokens"),
 )
 
@@ -29,7 +29,6 @@ def row(result: Result) -> list[str]:
         f"{result['problems']} {TIMES} {k}",
         with_interval(measures.get(f"avg@{k}")),
         with_interval(measures.get(f"pass@{k}")) if k > 1 else MISSING,
-        with_interval(measures.get(f"maj@{k}")) if k > 1 else MISSING,
         with_interval(measures.get("truncated")),
         with_interval(measures.get("no_answer")),
         with_interval(measures.get("mean_length")),
@@ -61,9 +60,9 @@ def comparison_table(compared: Comparisons) -> str:
     """Return a row per benchmark and the pooled rows, with the number of comparisons below."""
     first, second = compared.first, compared.second
     head = ["benchmark", "problems", first, second, "difference", "p", "p (Holm)"]
-    rows = [_compared(one) for one in (*compared.benchmarks, *compared.overall)]
-    number = len(compared.benchmarks)
-    pooled = " The pooled rows are not among them." if compared.overall else ""
+    rows = [_compared(one) for one in compared.rows]
+    number = sum(one.first is not None for one in compared.rows)
+    pooled = " The mean over benchmarks is not among them." if number > 1 else ""
     note = (
         f"{number} comparison{'s' if number != 1 else ''}, paired by problem. Averages are avg@k "
         f"over the problems compared, differences are {second} minus {first}, all with 95 % "

@@ -1,4 +1,4 @@
-"""The backend "ray": what places engines and ranks (`processes.cluster.Cluster`)."""
+"""The backend "ray": what places engines and ranks. `engines` are the GPUs of each engine."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from typing import Any
 from mugrpo.disk.errors import UsageError
 from mugrpo.engines.process import Host
 from mugrpo.extensions.ray import RayBackend
-from mugrpo.processes.cluster import Job
+from mugrpo.extensions.ray.actor import ActorPeer
+from mugrpo.extensions.ray.ranks import RayJob
 
 _PATIENCE = 10.0  # seconds to wait for a cluster to accept a connection
 _OBJECT_STORE = 1 << 28  # bytes, for a Ray started here; it carries only messages
 
 
 class RayCluster:
-    """See `processes.cluster.Cluster`."""
+    """A cluster that chooses the machines of engines and ranks."""
 
     def __init__(self, options: RayBackend) -> None:
         address = options.address or os.environ.get("RAY_ADDRESS")
@@ -32,6 +33,8 @@ class RayCluster:
         self._address = address or "local"
 
     def require_room(self, ranks: int, engines: Sequence[int]) -> None:
+        """Raise UsageError if the cluster can never provide what they reserve at once."""
+        connected(self._address)  # in this thread, with which a Ray that is started here ends
         # A cluster may grow, so on a cluster Ray waits until there is room.
         if self._here and not self.has_room(ranks, engines):
             cpus, gpus = self._reserved(ranks, engines)
@@ -42,23 +45,19 @@ class RayCluster:
             )
 
     def has_room(self, ranks: int, engines: Sequence[int]) -> bool:
+        """Return whether the cluster, as it is now, has what they reserve at once."""
         cpus, gpus = self._reserved(ranks, engines)
         resources = connected(self._address).cluster_resources()
         return bool(cpus <= resources.get("CPU", 0) and gpus <= resources.get("GPU", 0))
 
-    def connect(self) -> None:
-        connected(self._address)  # a Ray that is started here ends with this thread
-
-    def start_engine(self, host: Host) -> Any:
-        from mugrpo.extensions.ray.actor import ActorPeer
-
+    def start_engine(self, host: Host) -> ActorPeer:
+        """Start an engine's process."""
         return ActorPeer(connected(self._address), host, host.gpus if self._on_gpus else 0)
 
     def start_ranks(
         self, words: Sequence[str], logs: Path, count: int, engines: Sequence[int]
-    ) -> Job:
-        from mugrpo.extensions.ray.ranks import RayJob
-
+    ) -> RayJob:
+        """Start `count` ranks that run `mugrpo WORDS` beside engines. Their logs go to `logs`."""
         self.require_room(count, engines)
         connected(self._address)
         return RayJob(words, logs, count, with_gpus=self._on_gpus)

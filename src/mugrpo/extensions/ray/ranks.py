@@ -20,7 +20,7 @@ from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
-from mugrpo.processes.lifetime import DRIVER, driver_name, passed_on
+from mugrpo.processes.lifetime import start_rank
 from mugrpo.processes.peer import kill_with_all
 from mugrpo.processes.ranks import said_by_ranks, show_log, within_a_machine
 
@@ -109,17 +109,8 @@ def _rank(config: dict[str, Any]) -> None:
         "WORLD_SIZE": str(size),
         "LOCAL_RANK": "0" if alone_on_its_gpu else str(context.get_local_rank()),
         "LOCAL_WORLD_SIZE": str(context.get_local_world_size()),
-        DRIVER: driver_name(),
     }
-    with open(f"{log}.log", "ab") as out, open(f"{log}.err", "wb") as err:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "mugrpo", *config["words"]],
-            env=passed_on(**environment),
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            start_new_session=True,
-        )
+    process = start_rank([sys.executable, "-m", "mugrpo", *config["words"]], log, environment)
     others = [log.with_name(f"rank-{other}.err") for other in range(size) if other != rank]
     try:
         _wait(process, others)

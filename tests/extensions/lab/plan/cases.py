@@ -9,7 +9,7 @@ import numpy as np
 from mugrpo.config.load import build_config
 from mugrpo.config.run import RunConfig
 from mugrpo.extensions.lab.plan.counts import Shape
-from mugrpo.extensions.lab.plan.lengths import Lengths, Seen
+from mugrpo.extensions.lab.plan.lengths import Lengths
 from mugrpo.extensions.lab.plan.machine import Machine
 from mugrpo.extensions.lab.plan.planner import Planner
 
@@ -27,13 +27,12 @@ def machine(**changes: Any) -> Machine:
     Keys of `changes` are those of a table, the rates first and the shares last, or of Machine.
     """
     tables: dict[str, dict[str, float]] = {
-        "rates": dict.fromkeys(("memory", "link", "network", "disk", "checksum"), FAST)
+        "rates": dict.fromkeys(("memory", "link", "network", "disk"), FAST)
         | {"fp32": 1000.0, "bf16": 2000.0},
         "shares": dict.fromkeys(("decode", "update", "memory", "link"), 1.0),
         "overheads": {
             "step": 1.0,
             "sequence": 0.5,
-            "key": 0.0,
             "request": 2.0,
             "micro_batch": 1.0,
             "update": 2.0,
@@ -48,8 +47,7 @@ def machine(**changes: Any) -> Machine:
         "devices": 1,
         "per_machine": 8,
         "memory_gib": 80.0,
-        "host_gib": 80.0,
-        "sources": dict.fromkeys((*tables, "memory_gib", "host_gib"), "this file"),
+        "sources": dict.fromkeys((*tables, "memory_gib"), "this file"),
         **tables,
     }
     for name, value in changes.items():
@@ -78,19 +76,14 @@ def config(**groups: Any) -> RunConfig:
     return build_config(raw, "a test")
 
 
-def lengths(prompt: int, responses: list[int]) -> Lengths:
-    """Return groups of equal responses: one for each number."""
-    seen = Seen(0, np.full(len(responses), prompt), np.array([[n, n] for n in responses]))
-    return Lengths((seen,), "a test")
-
-
 def planner(
     *,
     prompt: int = 2,
     responses: tuple[int, ...] = (3,),
     on: Machine | None = None,
-    varied: float = 1.0,
     **groups: Any,
 ) -> Planner:
-    known = lengths(prompt, list(responses))
-    return Planner(config(**groups), TINY, on or machine(), known, varied)
+    """Return a planner of groups of two equal responses: one group for each number."""
+    pairs = np.array([[n, n] for n in responses])
+    lengths = Lengths(np.full(len(responses), prompt), pairs, "a test")
+    return Planner(config(**groups), TINY, on or machine(), lengths)

@@ -9,12 +9,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config
 
-from mugrpo.extensions.lab.plan.counts import Cost, Group, Shape, causal, decoded, passed, prefill
-
-# hidden 4, one layer, 2 heads of 3, one KV head, feed-forward 5, vocabulary 7.
-TINY = Shape(
-    hidden=4, layers=1, heads=2, kv_heads=1, head_dim=3, intermediate=5, vocab=7, tied=True
-)
+from counts import Group, Work, causal, decoded, forward_flop, passed, prefill
+from mugrpo.extensions.lab.plan.counts import Shape
+from tests.extensions.lab.plan.cases import TINY
 
 
 def test_parameters_are_those_of_the_matrices():
@@ -26,23 +23,8 @@ def test_parameters_are_those_of_the_matrices():
 def test_a_forward_pass_by_hand():
     # Five tokens, causal: 15 pairs; logits at two of them.
     assert causal(5) == 15
-    cost = TINY.forward(5, causal(5), 2)
     # 2 x 132 x 5; scores and values: 2 x (2 heads x 3) x 15 each; 2 x 4 x 7 x 2
-    assert cost.flop == 1320 + 2 * 2 * 6 * 15 + 112
-    assert cost.bytes == 4 * (132 + 28)
-    assert TINY.backward(5, causal(5), 2) == cost * 2
-
-
-def test_a_decode_step_reads_weights_and_cache_by_hand():
-    # Two slots with caches of 3 and 4 keys, including the new ones.
-    cost = TINY.decode_step(2, 7)
-    assert cost.flop == 2 * 132 * 2 + 4 * 6 * 7 + 2 * 28 * 2
-    # A key and a value of 3 numbers a token: 7 read, 2 written.
-    assert cost.bytes == 4 * 160 + 2 * 4 * 3 * (7 + 2)
-
-
-def test_adamw_moves_seven_numbers_a_parameter_and_clipping_three():
-    assert TINY.adamw() == Cost(14 * 160, 40 * 160)
+    assert forward_flop(TINY, Work(5, causal(5), 2)) == 1320 + 2 * 2 * 6 * 15 + 112
 
 
 def test_work_of_groups_by_hand():
@@ -94,11 +76,11 @@ def test_counts_equal_pytorchs_counter(form):
         logits = model(input_ids=ids, use_cache=False).logits
     with FlopCounterMode(display=False) as backward:
         logits.sum().backward()
-    shape = Shape.of(config)
+    shape = Shape.of(config.to_dict())
     # Eager attention computes every pair, future ones too.
-    work = (batch * length, batch * length * length, batch * length)
-    assert forward.get_total_flops() == pytest.approx(shape.forward(*work).flop, rel=0.02)
-    assert backward.get_total_flops() == pytest.approx(shape.backward(*work).flop, rel=0.02)
+    flop = forward_flop(shape, Work(batch * length, batch * length * length, batch * length))
+    assert forward.get_total_flops() == pytest.approx(flop, rel=0.02)
+    assert backward.get_total_flops() == pytest.approx(2 * flop, rel=0.02)
     parameters = sum(p.numel() for p in model.parameters() if p.ndim == 2)
     assert shape.parameters == parameters
 

@@ -8,34 +8,26 @@ import numpy as np
 import pytest
 
 from mugrpo.disk.errors import UsageError
-from mugrpo.extensions.lab.plan.lengths import Lengths, Seen, assumed, from_run
-
-
-def test_the_newest_lengths_that_are_not_newer_count():
-    seen = tuple(Seen(update, np.array([1]), np.array([[update + 1]])) for update in (0, 4, 12))
-    known = Lengths(seen, "a test")
-    assert [known.at(update).update for update in (0, 3, 4, 11, 12, 99)] == [0, 0, 4, 4, 12, 12]
+from mugrpo.extensions.lab.plan.lengths import Lengths, assumed, from_run
 
 
 def test_every_group_is_drawn_before_any_is_drawn_again():
-    seen = Seen(0, np.arange(1, 6), np.arange(10).reshape(5, 2) + 1)
-    prompts, responses = Lengths((seen,), "a test").draw(0, 10, 2)
+    known = Lengths(np.arange(1, 6), np.arange(10).reshape(5, 2) + 1, "a test")
+    prompts, responses = known.draw(10, 2)
     assert sorted(prompts[:5]) == sorted(prompts[5:]) == [1, 2, 3, 4, 5]
     assert (responses[:, 1] == 2 * prompts).all()  # groups stay whole
-    _, four = Lengths((seen,), "a test").draw(0, 5, 4)
+    _, four = known.draw(5, 4)
     assert four.shape == (5, 4)
 
 
 def test_assumed_lengths_have_the_median_and_the_tail_that_are_asked_for():
     known = assumed(10_000, prompt=100, median=200, sigma=0.5)
-    marks = np.quantile(known.seen[0].responses, [0.5, 0.8413])
+    marks = np.quantile(known.responses, [0.5, 0.8413])
     assert marks[0] == pytest.approx(200, rel=0.02)
     assert marks[1] == pytest.approx(200 * np.exp(0.5), rel=0.02)  # one sigma above
     assert "99 %" in known.described()
     cut = assumed(200, prompt=100, median=200, sigma=0.5)
-    assert cut.seen[0].responses.max() == 200 and "50.0% cut" in cut.described().replace(
-        "49.9", "50.0"
-    )
+    assert cut.responses.max() == 200 and "50.0% cut" in cut.described().replace("49.9", "50.0")
 
 
 def test_a_median_above_the_limit_and_a_run_without_rollouts_are_refused(tmp_path: Path):

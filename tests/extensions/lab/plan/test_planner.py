@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mugrpo.disk.errors import UsageError
-from mugrpo.extensions.lab.plan.lengths import Lengths, Seen
+from mugrpo.extensions.lab.plan.lengths import Lengths
 from mugrpo.extensions.lab.plan.planner import with_updates
 from tests.extensions.lab.plan.cases import config, machine, planner
 
@@ -51,9 +51,8 @@ def test_a_plan_by_hand():
 
 
 def test_fewer_refreshes_cost_less_of_them_and_the_tail_is_never_longer():
-    uneven = Lengths((Seen(0, np.array([2]), np.array([[3, 30]])),), "a test")
     made = planner(engine={"slots": 4})
-    made.lengths = uneven
+    made.lengths = Lengths(np.array([2]), np.array([[3, 30]]), "a test")
     plans = [made.planned(with_updates(made.config, n)) for n in (1, 2, 4, 8)]
     refreshes = [plan.parts["refresh"] for plan in plans]
     assert refreshes == [800, 400, 200, 100]

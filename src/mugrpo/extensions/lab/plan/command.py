@@ -51,8 +51,6 @@ def add_plan(commands: Commands) -> None:
     plan.add_argument("--sigma", type=float, help=sigma)
     prompt = f"tokens of a prompt (default: {_PROMPT})"
     plan.add_argument("--prompt-tokens", type=int, default=_PROMPT, metavar="N", help=prompt)
-    share = "share of groups whose rewards differ (default: 1)"
-    plan.add_argument("--gradient-share", type=float, default=1.0, metavar="SHARE", help=share)
     form = "a directory with the model's config.json (default: model.path)"
     plan.add_argument("--form", type=Path, metavar="DIR", help=form)
 
@@ -90,10 +88,6 @@ def _planner(options: argparse.Namespace) -> Planner:
             f"name a machine: --machine NAME, with NAME one of {', '.join(names())} or a TOML file "
             "of your own"
         )
-    if not 0 < options.gradient_share <= 1:
-        raise UsageError(
-            f"--gradient-share {options.gradient_share:g} must be above 0 and at most 1"
-        )
     machine = load_machine(options.machine)
     config = machine.settled(config)
     limit = config.rollouts.max_new_tokens
@@ -102,8 +96,7 @@ def _planner(options: argparse.Namespace) -> Planner:
     else:
         prompt = options.prompt_tokens
         lengths = assumed(limit, prompt=prompt, median=options.median_tokens, sigma=options.sigma)
-    shape = shape_of(config, options.form)
-    return Planner(config, shape, machine, lengths, options.gradient_share)
+    return Planner(config, shape_of(config, options.form), machine, lengths)
 
 
 def batch_lines(planner: Planner) -> list[str]:
@@ -112,9 +105,8 @@ def batch_lines(planner: Planner) -> list[str]:
     stages, problems = planner.own_stages(), schedule.problems_per_update
     mu = f"{stages[0]:,}" if len(set(stages)) == 1 else ", ".join(map(str, stages))
     each, first = schedule.rollouts_per_update, schedule.batches(0)
-    rollouts = sum(map(planner.sampled, stages)) * schedule.group_size
-    drawn = planner.lengths.draw(0, problems, schedule.group_size)
-    update = planner.updates.update(*drawn)
+    rollouts = sum(map(planner.groups, stages)) * schedule.group_size
+    _, micro_batches = planner.updates.update(*planner.drawn_update())
     return [
         f"an update      {problems} problems x {schedule.group_size} responses = {each:,} rollouts "
         f"(global batch; verl: ppo_mini_batch_size {problems}, rollout.n {schedule.group_size})",
@@ -125,9 +117,8 @@ def batch_lines(planner: Planner) -> list[str]:
         f"staleness      0 to {max(stages) - 1:,} updates (off-policy steps)",
         f"the run        {len(stages)} refreshes, {sum(stages):,} updates (optimizer steps), "
         f"{rollouts:,} rollouts (episodes)",
-        f"micro-batches  {update.rounds} of each rank for an update (gradient accumulation), at "
-        f"most {config.optimizer.micro_batch_tokens:,} tokens; ranks are busy for "
-        f"{update.balance:.0%} of the time",
+        f"micro-batches  {micro_batches} of each rank for an update (gradient accumulation), at "
+        f"most {config.optimizer.micro_batch_tokens:,} tokens",
     ]
 
 
@@ -137,23 +128,20 @@ def size_lines(planner: Planner) -> list[str]:
     from mugrpo.extensions.lab.plan.planner import STATE
 
     config, engines, prices = planner.config, planner.engines, planner.prices
-    stages, first, tokens = planner.own_stages(), 0, 0.0
-    for updates in stages:
-        mean = float(planner.lengths.at(first).responses.mean())
-        tokens += planner.sampled(updates) * config.schedule.group_size * mean
-        first += updates
+    stages, lengths = planner.own_stages(), planner.lengths
+    rollouts = sum(map(planner.groups, stages)) * config.schedule.group_size
+    tokens = rollouts * float(lengths.responses.mean())
     checkpoints = len(planner.checkpoints(stages))
     kept = min(checkpoints, config.checkpoint.keep + 1) if config.checkpoint.keep else checkpoints
     saved = STATE * planner.updates.trained
-    seen = planner.lengths.at(0)
-    longest = int(seen.prompts.max()) + config.rollouts.max_new_tokens
+    longest = int(lengths.prompts.max()) + config.rollouts.max_new_tokens
     weights = prices.each * planner.shape.parameters / engines.tensor_parallel / GIB
     full = engines.slots * longest * planner.shape.kv_bytes(1.0, prices.each) / GIB
     limit = cache_tokens(engines, prices, longest)
     room = f"room for {limit:,.0f} tokens" if engines.share else f"at most {full:.3g} GiB"
     state = planner.state_bytes() / planner.ranks / GIB
     return [
-        f"lengths        {planner.lengths.described()}",
+        f"lengths        {lengths.described()}",
         f"tokens         {tokens:,.0f} of responses",
         f"disk           {_ROLLOUT_BYTES * tokens / GIB:.3g} GiB of rollouts, and {kept} "
         f"checkpoints of {saved / GIB:.3g} GiB",

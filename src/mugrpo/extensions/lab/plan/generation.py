@@ -7,7 +7,7 @@ lengths alone, and not on what a step costs. Between two events (a start or an e
 requests run, and steps differ only in the keys that they read. So K intervals between events are
 kept instead of steps.
 
-A decode step reads the weights once and each sequence's cache, and makes the products that `counts`
+A decode step reads the weights once and each sequence's cache, and makes the products that `Shape`
 counts. The slower of the two counts (Williams et al. 2009), beside an overhead. With tensor
 parallelism, operations and bytes are divided among the GPUs, which add up two activations for each
 layer.
@@ -29,17 +29,6 @@ from mugrpo.extensions.lab.plan.machine import Machine
 Whole = NDArray[np.int64]
 Real = NDArray[np.floating[Any]]
 
-SIMULATED = 1 << 17  # rollouts of a stage that are simulated; more go on at their pace
-
-
-@dataclass(frozen=True)
-class Requests:
-    """N requests in the order in which an engine gets them."""
-
-    prompts: Whole  # [N], tokens of each prompt
-    responses: Whole  # [N], tokens of each response, at least 1
-    fresh: NDArray[np.bool_]  # [N], false if an earlier request has computed the same prompt
-
 
 @dataclass(frozen=True)
 class Occupancy:
@@ -55,9 +44,14 @@ class Occupancy:
     waiting: NDArray[np.bool_]  # [K], whether any request starts later
 
 
-def occupancy(requests: Requests, slots: int) -> Occupancy:
-    """Return what happens if an engine with `slots` slots answers the requests."""
-    decodes = requests.responses - 1
+def occupancy(prompts: Whole, responses: Whole, slots: int) -> Occupancy:
+    """Return what happens if an engine with `slots` slots answers groups of requests, in order.
+
+    Prompts are [D], responses [D, G]. A group's prompt is computed once, for its first request.
+    """
+    size = responses.shape[1]
+    own, decodes = np.repeat(prompts, size), responses.ravel() - 1
+    fresh = np.arange(len(own)) % size == 0
     begin = starts(np.maximum(decodes, 1), slots)
     ends = begin + np.maximum(decodes, 1)
     times, place = np.unique(np.concatenate([begin, ends]), return_inverse=True)
@@ -70,17 +64,17 @@ def occupancy(requests: Requests, slots: int) -> Occupancy:
     runs = decodes > 0
     active = np.cumsum(at(first[runs]) - at(last[runs]))
     # In step t, a request that began in step s with a prompt of P tokens reads P + 1 + t - s keys.
-    offset = (requests.prompts + 1 - begin)[runs]
+    offset = (own + 1 - begin)[runs]
     held = np.cumsum(at(first[runs], offset) - at(last[runs], offset))
-    fresh = np.where(requests.fresh, requests.prompts, 0)
+    computed = np.where(fresh, own, 0)
     return Occupancy(
         steps=steps,
         active=active,
         keys=held + active * (times[:-1] + (steps - 1) / 2),
         begun=at(first),
-        prompts=at(first[requests.fresh]),
-        prompt_tokens=at(first, fresh),
-        prompt_pairs=at(first, fresh * (fresh + 1) // 2),
+        prompts=at(first[fresh]),
+        prompt_tokens=at(first, computed),
+        prompt_pairs=at(first, computed * (computed + 1) // 2),
         waiting=times[:-1] < begin.max(),
     )
 
@@ -103,8 +97,6 @@ class Engines:
     count: int
     slots: int  # sequences that each decodes together
     tensor_parallel: int  # GPUs of each
-    groups: int  # of a shard
-    streams: bool  # whether an engine begins the next shard before the last response ends
     share: float  # of a GPU's memory that it takes; 0 if its cache has no limit
 
 
@@ -142,7 +134,7 @@ class EnginePrices:
         size = self.each * weights + shape.kv_bytes(1.0, self.each) * (keys + active)
         rate = machine.rates.memory * machine.shares.memory * self.tensor_parallel
         seconds = np.maximum(flop / self._operations, size / rate) + self._summed(active)
-        seconds = seconds + overheads.step + overheads.sequence * active + overheads.key * keys
+        seconds = seconds + overheads.step + overheads.sequence * active
         return np.where(active > 0, seconds, 0.0)
 
     def _begin(self, occupied: Occupancy) -> Real:
@@ -190,37 +182,19 @@ def cache_tokens(engines: Engines, prices: EnginePrices, longest: int) -> float:
 def generate(prompts: Whole, responses: Whole, engines: Engines, prices: EnginePrices) -> Generated:
     """Return how long engines take for the groups: prompts [D], responses [D, G].
 
-    A group shares its prompt. A cache that is too small for all slots decodes as many sequences as
-    it has room for at their mean length; vLLM's preemption, which costs more, is left out. Each
-    engine gets every `count`-th shard.
+    A cache that is too small for all slots decodes as many sequences as it has room for at their
+    mean length; vLLM's preemption, which costs more, is left out. Each engine gets every `count`-th
+    group.
     """
-    groups, size = responses.shape
-    most = max(1, SIMULATED // size)
-    if groups > most:
-        made = generate(prompts[:most], responses[:most], engines, prices)
-        more = (groups / most - 1) * (made.seconds - made.tail)
-        return Generated(made.seconds + more, made.tail)
+    size = responses.shape[1]
     limit = cache_tokens(engines, prices, int((prompts + responses.max(axis=1)).max()))
     mean = float((prompts / size + responses.mean(axis=1)).mean())
     slots = max(1, int(min(engines.slots, limit / mean)))
-    shards = [np.s_[i : i + engines.groups] for i in range(0, groups, engines.groups)]
-    if len(shards) < engines.count:  # engines share a shard
-        piece = -(-groups // engines.count)
-        shards = [np.s_[i : i + piece] for i in range(0, groups, piece)]
-    seconds, full = [0.0] * engines.count, 0.0
-    for engine in range(min(engines.count, len(shards))):
-        own = shards[engine :: engines.count]
-        pieces = [np.concatenate([np.arange(groups)[s] for s in own])] if engines.streams else own
-        for chosen in pieces:
-            occupied = occupancy(_requests(prompts[chosen], responses[chosen]), slots)
-            spent = prices.seconds(occupied)
-            seconds[engine] += float(spent.sum())
-            full += float(spent[occupied.waiting].sum())
+    seconds, full = [], 0.0
+    for engine in range(min(engines.count, len(prompts))):
+        own = np.s_[engine :: engines.count]
+        occupied = occupancy(prompts[own], responses[own], slots)
+        spent = prices.seconds(occupied)
+        seconds.append(float(spent.sum()))
+        full += float(spent[occupied.waiting].sum())
     return Generated(max(seconds), max(seconds) - full / engines.count)
-
-
-def _requests(prompts: Whole, responses: Whole) -> Requests:
-    fresh = np.zeros(responses.shape, bool)
-    fresh[:, 0] = True
-    every = np.broadcast_to(prompts[:, None], responses.shape).ravel()
-    return Requests(every, responses.ravel(), fresh.ravel())

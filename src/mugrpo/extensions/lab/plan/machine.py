@@ -33,8 +33,6 @@ class Rates(Options):
     """Bytes that a device sends to other machines."""
     disk: _Peak
     """Bytes that the whole machine writes to disk, or reads."""
-    checksum: _Peak
-    """Bytes that one process gets the SHA-256 of."""
 
 
 class Shares(Options):
@@ -57,8 +55,6 @@ class Overheads(Options):
     """Of each decode step."""
     sequence: _Seconds
     """Of each sequence in a decode step."""
-    key: _Seconds
-    """Of each key that a decode step reads."""
     request: _Seconds
     """Of each request: its prompt's prefill, and what begins and ends it."""
     micro_batch: _Seconds
@@ -86,8 +82,6 @@ class Machine(Options):
     """Devices of one machine, which `link` connects."""
     memory_gib: _Peak
     """Memory of a device. A CPU's is the host's."""
-    host_gib: _Peak
-    """Memory of a machine's host."""
     rates: Rates
     """What a device can do each second."""
     shares: Shares
@@ -99,15 +93,10 @@ class Machine(Options):
 
     @model_validator(mode="after")
     def _every_number_has_a_source(self) -> Self:
-        tables: dict[str, type[Options]] = {
-            "rates": Rates,
-            "shares": Shares,
-            "overheads": Overheads,
-        }
-        names = [
-            f"{table}.{name}" for table, group in tables.items() for name in group.model_fields
-        ]
-        for name in (*names, "memory_gib", "host_gib"):
+        tables: dict[str, type[Options]] = {}
+        tables |= {"rates": Rates, "shares": Shares, "overheads": Overheads}
+        names = [f"{table}.{name}" for table in tables for name in tables[table].model_fields]
+        for name in (*names, "memory_gib"):
             if not (self.sources.get(name) or self.sources.get(name.partition(".")[0])):
                 raise ValueError(f"{name} has no source; add one under [sources]")
         return self
@@ -130,10 +119,6 @@ class Machine(Options):
         """Return a device's operations each second in "fp32" or "bf16"."""
         return self.rates.bf16 if precision == "bf16" else self.rates.fp32
 
-    def with_devices(self, devices: int) -> Machine:
-        """Return the machine with another number of devices."""
-        return self.model_copy(update={"devices": devices})
-
 
 def names() -> list[str]:
     """Return the names of the machines that the package knows."""
@@ -154,7 +139,7 @@ def load_machine(name: str) -> Machine:
     count, _, device = name.partition("x")
     for known in names():
         if count.isdigit() and int(count) and known.partition("x")[2] == device != "":
-            return load_machine(known).with_devices(int(count))
+            return load_machine(known).model_copy(update={"devices": int(count)})
     raise UsageError(
         f"--machine {name}: there is no such machine; choose among {', '.join(names())} (with any "
         "number before the x), or name a TOML file of your own"

@@ -11,28 +11,23 @@ from pathlib import Path
 
 import numpy as np
 
-from mugrpo.config.engines import ContinuousOptions, VLLMOptions, VLLMServerOptions
+from mugrpo.config.engines import VLLMOptions, VLLMServerOptions
 from mugrpo.config.run import RunConfig
-from mugrpo.config.stages import DynamicSampling
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import FinishReason, Rollout
-from mugrpo.extensions.lab.plan.counts import FLOAT, Shape
+from mugrpo.extensions.lab.plan.counts import FLOAT, STEP_BYTES, STEP_FLOP, Shape, read_shape
 from mugrpo.extensions.lab.plan.generation import EnginePrices, Engines, Generated, Whole, generate
 from mugrpo.extensions.lab.plan.lengths import Lengths
 from mugrpo.extensions.lab.plan.machine import Machine
 from mugrpo.model.pretrained import model_path
 from mugrpo.optimize.cut import Price, rounds, work
 
-_NONE = np.zeros(0, np.float32)
+PARTS = ("refresh", "generate", "score", "logprobs", "optimize", "checkpoint", "evaluate")
 
-
-@dataclass(frozen=True)
-class Update:
-    """What an update consists of, in seconds, and how evenly its ranks work."""
-
-    seconds: float
-    rounds: int  # micro-batches that each rank computes
-    balance: float  # the work of all ranks together, as a share of their time
+STATE = 12  # bytes of a checkpoint for each parameter: the weight and two moments
+_SAMPLES = 3  # updates that stand for all
+_HELD_OUT = 256  # problems, if the config does not say how many
+_STAGES = 10_000  # a plan goes through each of them
 
 
 @dataclass(frozen=True)
@@ -44,29 +39,30 @@ class UpdatePrices:
     config: RunConfig
     ranks: int
 
-    def update(self, prompts: Whole, responses: Whole) -> Update:
-        """Return an update on the groups: prompts [D], responses [D, G]."""
-        shape, overheads, options = self.shape, self.machine.overheads, self.config.optimizer
+    def update(self, prompts: Whole, responses: Whole) -> tuple[float, int]:
+        """Return the seconds of an update on the groups, and the micro-batches of each rank.
+
+        Prompts are [D], responses [D, G].
+        """
+        overheads, options = self.machine.overheads, self.config.optimizer
         rollouts = as_rollouts(prompts, responses)
         parts = rounds(
             rollouts,
             options.micro_batch_tokens,
             share=True,
             ranks=self.ranks,
-            price=price_of(shape),
+            price=price_of(self.shape),
         )
         flop, price = self._of_token()
-        works = [work([rollouts[i] for i in p], price, share=True) for p in parts]
-        longest = works[:: self.ranks]
+        # Ranks wait for the first of a round, which has the most work.
+        longest = [work([rollouts[i] for i in p], price, share=True) for p in parts[:: self.ranks]]
         seconds = sum(max(flop * one / self._operations, self._gathering) for one in longest)
         seconds += overheads.micro_batch * len(longest) + overheads.update + self.adamw
-        balance = sum(works) / (self.ranks * sum(longest)) if works else 1.0
-        return Update(seconds, len(longest), balance)
+        return seconds, len(longest)
 
     def logprobs(self, prompts: Whole, responses: Whole) -> float:
         """Return the seconds of one policy's logprobs of the groups: a forward pass."""
-        rollouts = as_rollouts(prompts, responses)
-        whole = work(rollouts, price_of(self.shape), share=True)
+        whole = work(as_rollouts(prompts, responses), price_of(self.shape), share=True)
         flop = 2.0 * self.shape.linear_parameters * whole
         return flop / (self._operations * self.ranks)
 
@@ -112,11 +108,10 @@ class UpdatePrices:
 
     @property
     def adamw(self) -> float:
-        """Return the seconds of the optimizer's step."""
-        cost = self.shape.adamw(self.trained)
+        """Return the seconds of clipping and of the optimizer's step."""
         rates, shares = self.machine.rates, self.machine.shares
-        seconds = max(cost.bytes / (rates.memory * shares.memory), cost.flop / rates.fp32)
-        return seconds / self.ranks
+        each = max(STEP_BYTES / (rates.memory * shares.memory), STEP_FLOP / rates.fp32)
+        return each * self.trained / self.ranks
 
 
 def price_of(shape: Shape) -> Price:
@@ -132,33 +127,22 @@ def as_rollouts(prompts: Whole, responses: Whole) -> Sequence[Rollout]:
 
     Each group has a prompt of its own.
     """
-    made = []
-    for group, (prompt, lengths) in enumerate(zip(prompts, responses, strict=True)):
-        ids = np.full(prompt, group, np.int32)
-        made += [
-            Rollout(
-                problem_id=str(group),
-                occurrence=0,
-                sample=sample,
-                seed=0,
-                prompt_ids=ids,
-                response_ids=np.zeros(length, np.int32),
-                behavior_logprobs=_NONE,
-                finish_reason=FinishReason.STOP,
-                temperature=1.0,
-                policy_step=0,
-            )
-            for sample, length in enumerate(lengths)
-        ]
-    return made
-
-
-PARTS = ("refresh", "generate", "score", "logprobs", "optimize", "checkpoint", "evaluate")
-
-STATE = 12  # bytes of a checkpoint for each parameter: the weight and two moments
-_SAMPLES = 3  # updates that stand for all of a stage
-_HELD_OUT = 256  # problems, if the config does not say how many
-_STAGES = 10_000  # a plan goes through each of them
+    return [
+        Rollout(
+            problem_id=str(group),
+            occurrence=0,
+            sample=sample,
+            seed=0,
+            prompt_ids=np.full(prompt, group, np.int32),
+            response_ids=np.zeros(length, np.int32),
+            behavior_logprobs=np.zeros(0, np.float32),
+            finish_reason=FinishReason.STOP,
+            temperature=1.0,
+            policy_step=0,
+        )
+        for group, (prompt, lengths) in enumerate(zip(prompts, responses, strict=True))
+        for sample, length in enumerate(lengths)
+    ]
 
 
 @dataclass(frozen=True)
@@ -175,21 +159,10 @@ class Planned:
 
 
 class Planner:
-    """Plans a config on a machine, with a model of `shape` and responses of given lengths.
+    """Plans a config on a machine, with a model of `shape` and responses of given lengths."""
 
-    `varied` is the share of groups whose rewards differ.
-    """
-
-    def __init__(
-        self,
-        config: RunConfig,
-        shape: Shape,
-        machine: Machine,
-        lengths: Lengths,
-        varied: float = 1.0,
-    ) -> None:
-        self.config, self.shape, self.machine = config, shape, machine
-        self.lengths, self.varied = lengths, varied
+    def __init__(self, config: RunConfig, shape: Shape, machine: Machine, lengths: Lengths) -> None:
+        self.config, self.shape, self.machine, self.lengths = config, shape, machine, lengths
         gpus = machine.kind == "gpu"
         self.ranks = machine.devices if gpus else config.distributed.processes
         self.updates = UpdatePrices(shape, machine, config, self.ranks)
@@ -201,17 +174,14 @@ class Planner:
             self.engines.tensor_parallel,
             adapter=self.updates.adapter,
         )
-        # Stages that begin with the same lengths, and have the same size, cost the same.
-        self._generated = cache(self._generate)
-        self._updated = cache(self._update)
+        self._generated = cache(self._generate)  # stages of the same size cost the same
 
     def compared(self, schedules: Sequence[int]) -> list[Planned]:
         """Return the plan of the config's own stages, and of each number of updates per refresh.
 
         Raises UsageError if the model does not fit, or a number is no whole number of batches.
         """
-        own = self.own_stages()
-        several = [own]
+        several = [self.own_stages()]
         for number in schedules:
             stages = with_updates(self.config, number)
             several += [stages] if stages not in several else []
@@ -226,39 +196,33 @@ class Planner:
 
     def planned(self, stages: Sequence[int]) -> Planned:
         """Return the plan of stages with numbers of updates."""
-        config, parts, tail, first = self.config, dict.fromkeys(PARTS, 0.0), 0.0, 0
-        size, needs = config.schedule.group_size, len(config.needs)
+        config, total = self.config, sum(stages)
+        made = [self._generated(self.groups(updates)) for updates in stages]
+        parts = dict.fromkeys(PARTS, 0.0)
         starts = len(stages) if getattr(config.engine, "rest", "stay") == "end" else 1
         if not config.engine_in_process:
-            parts["refresh"] += starts * self.machine.overheads.start
-        for updates in stages:
-            groups = self.sampled(updates)
-            known = self.lengths.at(first).update
-            made = self._generated(known, groups)
-            tail += made.tail
-            parts["refresh"] += self.refresh()
-            parts["generate"] += made.seconds
-            parts["score"] += self.machine.overheads.score * groups * size
-            parts["optimize"] += updates * self._updated(known)
-            if needs:
-                drawn = self.lengths.draw(first, config.schedule.problems_per_update, size)
-                batches = updates // config.schedule.passes_per_batch
-                parts["logprobs"] += needs * batches * self.updates.logprobs(*drawn)
-            first += updates
+            parts["refresh"] = starts * self.machine.overheads.start
+        parts["refresh"] += len(stages) * self.refresh()
+        parts["generate"] = sum(each.seconds for each in made)
+        rollouts = sum(map(self.groups, stages)) * config.schedule.group_size
+        parts["score"] = self.machine.overheads.score * rollouts
+        if needs := len(config.needs):
+            batches = total // config.schedule.passes_per_batch
+            parts["logprobs"] = needs * batches * self.updates.logprobs(*self.drawn_update())
+        parts["optimize"] = total * self._update()
         parts["checkpoint"] = len(self.checkpoints(stages)) * self.checkpoint()
-        parts["evaluate"] = self.evaluations(first)
-        return Planned(tuple(stages), parts, tail)
+        parts["evaluate"] = self.evaluations(total)
+        return Planned(tuple(stages), parts, sum(each.tail for each in made))
 
-    def sampled(self, updates: int) -> int:
-        """Return the groups that a stage samples: more than it trains on if it chooses among them.
+    def groups(self, updates: int) -> int:
+        """Return the groups of a stage with `updates` updates."""
+        schedule = self.config.schedule
+        return -(-updates // schedule.passes_per_batch) * schedule.problems_per_update
 
-        The stage makes `updates` updates.
-        """
-        schedule, options = self.config.schedule, self.config.sampling
-        groups = -(-updates // schedule.passes_per_batch) * schedule.problems_per_update
-        if not isinstance(options, DynamicSampling):
-            return groups
-        return int(groups / max(self.varied, 1 / options.max_oversampling))
+    def drawn_update(self, seed: int = 0) -> tuple[Whole, Whole]:
+        """Return the lengths of an update's groups: prompts [D], responses [D, G]."""
+        schedule = self.config.schedule
+        return self.lengths.draw(schedule.problems_per_update, schedule.group_size, seed)
 
     def state_bytes(self) -> float:
         """Return the bytes of weights, gradients and moments: a frozen model has only weights."""
@@ -303,43 +267,30 @@ class Planner:
         options = self.config.evaluation
         times = len({*range(0, total, options.every), total}) if options.every else 0
         problems = getattr(self.config.task, "eval_problems", None) or _HELD_OUT
-        drawn = self.lengths.draw(0, problems, options.samples)
-        made = generate(*drawn, self.engines, self.prices).seconds
+        made = generate(*self.lengths.draw(problems, options.samples), self.engines, self.prices)
         judged = self.machine.overheads.score * problems * options.samples
-        return times * (made + judged + self.refresh())
+        return times * (made.seconds + judged + self.refresh())
 
     def _engines(self) -> Engines:
         """Return as many engines as fit on GPUs; on a CPU, those that the config asks for."""
-        engine, schedule = self.config.engine, self.config.schedule
-        groups = -(-self.config.rollouts.shard_rollouts // schedule.group_size)
-        parallel, share, count = 1, 0.0, max(1, getattr(engine, "processes", 1))
+        engine, parallel, share = self.config.engine, 1, 0.0
+        count = max(1, getattr(engine, "processes", 1))
         if isinstance(engine, VLLMOptions):
             parallel, share = engine.tensor_parallel, engine.gpu_memory_utilization
         if isinstance(engine, VLLMServerOptions):
             count = len(engine.urls)
         if self.machine.kind == "gpu":
             count = max(1, self.machine.devices // parallel)
-        streams = not isinstance(engine, ContinuousOptions)
-        return Engines(count, engine.slots, parallel, groups, streams, share)
+        return Engines(count, engine.slots, parallel, share)
 
-    def _generate(self, first: int, groups: int) -> Generated:
-        drawn = self.lengths.draw(first, groups, self.config.schedule.group_size)
+    def _generate(self, groups: int) -> Generated:
+        drawn = self.lengths.draw(groups, self.config.schedule.group_size)
         return generate(*drawn, self.engines, self.prices)
 
-    def _update(self, first: int) -> float:
-        """Return the seconds of an update in a stage that begins after `first` updates."""
-        config, seconds = self.config, []
-        groups = config.schedule.problems_per_update
-        plain = config.advantage.name == "group" and config.reference.name == "off"
-        skipped = config.advantage.zero_variance_mask or plain
-        chosen = isinstance(config.sampling, DynamicSampling)
-        share = self.varied if skipped and not chosen else 1.0
-        for sample in range(_SAMPLES):
-            drawn = self.lengths.draw(first, groups, config.schedule.group_size, sample)
-            # A part of a group stands for a chance of the whole group.
-            whole = int(np.floor(share * groups + (sample + 0.5) / _SAMPLES))
-            seconds.append(self.updates.update(*(part[:whole] for part in drawn)).seconds)
-        return float(np.mean(seconds))
+    def _update(self) -> float:
+        """Return the seconds of an update, of which every group has a gradient."""
+        drawn = map(self.drawn_update, range(_SAMPLES))
+        return float(np.mean([self.updates.update(*each)[0] for each in drawn]))
 
 
 def shape_of(config: RunConfig, form: Path | None) -> Shape:
@@ -353,7 +304,7 @@ def shape_of(config: RunConfig, form: Path | None) -> Shape:
             f"{folder} has no config.json on this machine; name a directory that has the model's: "
             "--form DIR"
         )
-    return Shape.read(folder)
+    return read_shape(folder)
 
 
 def with_updates(config: RunConfig, updates: int) -> list[int]:
