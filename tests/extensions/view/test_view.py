@@ -171,7 +171,7 @@ def test_a_long_list_is_cut_and_that_is_said(tmp_path: Path, monkeypatch: pytest
 
     async def look(app: Viewer, pilot: Pilot[None]) -> None:
         assert seen(app)[-2] == "10 of 10 rollouts, the first 3 are listed"
-        await settled(app, pilot, "end", "enter")
+        await settled(app, pilot, "ctrl+end", "enter")
         assert seen(app)[0].endswith("1+1= · draw 0/0")
 
     viewed(rolled_run(tmp_path / "run"), (80, 24), look)
