@@ -3,6 +3,10 @@ SUITS := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
 PYTHON ?= $(shell for one in python3.11 python3.12 python3.13 python3; do \
   $$one $(SUITS) 2>/dev/null && echo $$one && break; done)
 BIN := .venv/bin
+# To compile every module of every package takes a minute, and a run uses a sixth of them: they are
+# compiled at first use, and kept.
+export PIP_COMPILE := 0
+unexport PYTHONDONTWRITEBYTECODE
 
 # The rows of docs/cost_model.md's table, a target each: `make bench-update_smollm2`.
 ROWS := bench-update_smollm2 bench-optimization_floor
@@ -76,7 +80,11 @@ build/trl_tests/packages: .venv/installed-test
 test-trl: build/trl_tests/packages  ## TRL's own tests with mugrpo.extensions.trl (TRL_TESTS=.../test_grpo_trainer.py)
 	OMP_NUM_THREADS=1 $(BIN)/python scripts/trl_tests.py $(TRL_TESTS) build/trl_tests
 
-test-all: lint types  ## the tests of `make test` and those marked long: ranks, notebooks, pages, fuzzing, 100 faults (hours)
+.venv/installed-notebooks: .venv/installed-test
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test,notebooks]'
+	touch $@
+
+test-all: lint types .venv/installed-notebooks  ## the tests of `make test` and those marked long: ranks, notebooks, pages, fuzzing, 100 faults (hours)
 	$(PYTEST) -m "$(NEED_NOTHING)"
 
 .venv/installed-smollm2: .venv/installed
@@ -110,7 +118,7 @@ $(ROWS): bench-%: .venv/installed-bench smollm2
 $(WHOLE_RUN): bench-whole_run_%: .venv/installed-bench
 	$(BIN)/python benchmarks/whole_run.py $* $(BENCH_OPTIONS)
 
-bench-gpu: .venv/installed-bench  ## one big GPU: updates, attention, generation (ten minutes)
+bench-gpu: .venv/installed-bench  ## one big GPU: updates and generation (ten minutes)
 	$(BIN)/python -u benchmarks/gpu.py $(BENCH_OPTIONS)
 
 benchmarks: $(ROWS) $(GENERATION) $(WHOLE_RUN) benchmark-picture  ## every row, one after another (hours)

@@ -1,4 +1,4 @@
-"""Updates, attention and generation on one big GPU: `make bench-gpu`, in ten minutes.
+"""Updates and generation on one big GPU: `make bench-gpu`, in ten minutes.
 
 Models have random weights in the shapes of configs/recipes/forms. Prompts are random, with 256 to
 512 tokens, and groups have 8 responses of 256 to 512 tokens. The precision is bf16; weights and
@@ -10,7 +10,6 @@ optimizer are in fp32.
                 counted work of a side's forward and backward pass (docs/cost_model.md), divided by
                 its seconds and by the best bf16 rate of large square matrices, which is measured
                 just before. A model of 7B is trained by an adapter: all of it would take 137 GB.
-    attention   varlen_attn against masks and padding in an update, with its loss and gradient norm.
     generation  Our engine against `model.generate` with bf16 weights; generation.py says what is
                 compared. Random weights almost never end a sequence, so all responses are equally
                 long. Batches have no gaps that continuous batching could fill, and the ratio shows
@@ -18,7 +17,7 @@ optimizer are in fp32.
 
 Steps run in this order, each in a process of its own, for at most its share of the time, and each
 writes its JSON file as soon as it is done: a step that fails, hangs or takes the GPU's context with
-it does not keep the others from running. The warm-up of each side says which kernels ran. --tiny
+it does not keep the others from running. --tiny
 shows on any machine that the steps run, with a stand-in for the kernel that only GPUs have.
 """
 
@@ -39,7 +38,7 @@ from typing import Any
 
 import torch
 
-from gpu_steps import generation, update, update_by_attention
+from gpu_steps import generation, update
 from gpu_work import BIG, TINY, Model, Sizes
 from side_by_side import RESULTS, Row, machine, parser, publish, shown, spread
 
@@ -68,7 +67,6 @@ class Step:
 STEPS = (
     Step(update, MEDIUM, 90),
     Step(update, LARGE, 90),
-    Step(update_by_attention, MEDIUM, 60),
     Step(generation, MEDIUM, 70),
     Step(generation, SMALL, 60),
 )
@@ -108,7 +106,7 @@ def do(step: Step, sizes: Sizes, options: Namespace, folder: Path, end: float) -
 
 
 def summary(documents: Sequence[Mapping[str, Any]]) -> str:
-    """Return all rows in one table: medians, with the least and the greatest; and the kernels."""
+    """Return all rows in one table: medians, with the least and the greatest."""
     lines = [
         "| | side | seconds | per second | MFU | peak GiB |",
         "| - | - | - | - | - | - |",
@@ -125,8 +123,6 @@ def summary(documents: Sequence[Mapping[str, Any]]) -> str:
             lines.append(f"  MFU relative to {details['ceiling_tflops']:.4g} TFLOP/s, measured")
         lines += [f"  {ratio['label']}: {shown(ratio)}" for ratio in document["ratios"]]
         lines += [f"  {notice}" for notice in details.get("notices", ())]
-        for side, kernels in details.get("kernels", {}).items():
-            lines += [f"  kernels of {side}:", *(f"    {kernel}" for kernel in kernels)]
     return "\n".join(lines)
 
 

@@ -15,7 +15,6 @@ from generation import compare
 from gpu_work import (
     Model,
     Sizes,
-    kernels_of,
     mfu,
     random_experience,
     random_groups,
@@ -41,7 +40,6 @@ METRICS = (
 )
 SHARED, PLAIN = "shared prompts", "a prompt for each response"
 CHECKPOINTING = ", checkpointing"
-VARLEN, MASKS = "varlen", "masks and padding"
 
 
 class Updates:
@@ -68,11 +66,9 @@ class Updates:
         groups = random_groups(self.sizes.groups(self.model), self.sizes, seed=1 + repetition)
         return groups, random_experience(self.shape.vocab, groups)
 
-    def turn(
-        self, repetition: int, *, shared: bool, checkpointing: bool, kernel: Kernel | None
-    ) -> Measured:
+    def turn(self, repetition: int, *, shared: bool, checkpointing: bool) -> Measured:
         groups, experience = self.experience(repetition)
-        self.policy.can_share_prompts, self.policy.kernel = shared, kernel
+        self.policy.can_share_prompts = shared
         self.policy.working().train(checkpointing)  # transformers checkpoints in training only
         forget_peak(self.policy.device)
         metrics, seconds = clocked(lambda: self.trainer.step(experience), self.policy.device)
@@ -96,17 +92,16 @@ class Updates:
         time_left: TimeLeft,
     ) -> Row:
         # The warm-up, whose shapes no repetition has, also finds the micro-batch that fits.
-        kernels: dict[str, list[str]] = {}
+        warm = []
         for side, turn in sides.items():
-            if not kernels or time_left():
-                kernels[side] = kernels_of(partial(turn, -1))
-        results = alternate(
-            {side: sides[side] for side in kernels}, options.repetitions, time_left=time_left
-        )
-        measured = [ratio for ratio in ratios if {ratio.side, ratio.peer} <= results.keys()]
+            if not warm or time_left():
+                turn(-1)
+                warm.append(side)
+        measured = {side: sides[side] for side in warm}
+        results = alternate(measured, options.repetitions, time_left=time_left)
+        known = [ratio for ratio in ratios if {ratio.side, ratio.peer} <= results.keys()]
         details = {
-            "kernels": kernels,
-            "attention": VARLEN if self.kernel else MASKS,
+            "attention": "varlen" if self.kernel else "masks and padding",
             "notices": self.notices,
             "ceiling_tflops": self.ceiling / 1e12,
             "adapter_rank": self.model.rank,
@@ -114,7 +109,7 @@ class Updates:
             "lengths": self.sizes.lengths,
             "precision": self.config.model.precision,
         }
-        return Row(name, title, "useful tokens/s", results, measured, details, options.tiny)
+        return Row(name, title, "useful tokens/s", results, known, details, options.tiny)
 
 
 def update(model: Model, sizes: Sizes, options: Namespace, time_left: TimeLeft) -> Row:
@@ -123,7 +118,7 @@ def update(model: Model, sizes: Sizes, options: Namespace, time_left: TimeLeft) 
     sides: dict[str, Callable[[int], Measured]] = {}
     for ending, checkpointing in ((CHECKPOINTING, True), ("", False)):  # the smaller memory first
         for name, shared in ((SHARED, True), (PLAIN, False)):
-            how = {"shared": shared, "checkpointing": checkpointing, "kernel": updates.kernel}
+            how = {"shared": shared, "checkpointing": checkpointing}
             sides[name + ending] = partial(updates.turn, **how)
     title = f"Update on a GPU, {model.name}"
     ratios = [
@@ -131,24 +126,6 @@ def update(model: Model, sizes: Sizes, options: Namespace, time_left: TimeLeft) 
         Ratio(SHARED + CHECKPOINTING, SHARED, f"{title}, checkpointing against none", kind="own"),
     ]
     return updates.row(f"gpu_update_{model.key}", title, sides, ratios, options, time_left)
-
-
-def update_by_attention(model: Model, sizes: Sizes, options: Namespace, time_left: TimeLeft) -> Row:
-    """Measure updates with varlen_attn and with masks. Raises RuntimeError without varlen_attn."""
-    updates = Updates(model, sizes)
-    if updates.kernel is None:
-        raise RuntimeError("; ".join(updates.notices))
-    sides, ratios = {}, []
-    title = f"Attention of an update, {model.name}"
-    for rows, shared in ((SHARED, True), (PLAIN, False)):
-        for name, kernel in ((VARLEN, updates.kernel), (MASKS, None)):
-            how = {"shared": shared, "checkpointing": False, "kernel": kernel}
-            sides[f"{name}, {rows}"] = partial(updates.turn, **how)
-        label = f"{title}, {rows}, varlen against masks"
-        ratios.append(Ratio(f"{VARLEN}, {rows}", f"{MASKS}, {rows}", label, kind="own"))
-    return updates.row(
-        f"gpu_update_by_attention_{model.key}", title, sides, ratios, options, time_left
-    )
 
 
 def generation(model: Model, sizes: Sizes, options: Namespace, time_left: TimeLeft) -> Row:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch.profiler import ProfilerActivity, profile
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from counts import Group, forward_flop, passed
@@ -206,23 +205,6 @@ def update_flop(
 def mfu(flop: float, seconds: float, ceiling: float) -> float:
     """Return `flop` as a share of the operations possible in `seconds` at `ceiling` FLOP/s."""
     return flop / (seconds * ceiling)
-
-
-def kernels_of(work: Callable[[], object], most: int = 8) -> list[str]:
-    """Do `work`, and return the kernels that took most of its time, with their shares.
-
-    On a GPU, they are CUDA kernels; on a CPU, torch's operators.
-    """
-    gpu = torch.cuda.is_available()
-    with profile(activities=[ProfilerActivity.CUDA if gpu else ProfilerActivity.CPU]) as profiled:
-        work()
-        if gpu:
-            torch.cuda.synchronize()
-    of = "self_device_time_total" if gpu else "self_cpu_time_total"
-    times = {event.key: getattr(event, of) for event in profiled.key_averages()}
-    total = sum(times.values()) or 1
-    longest = sorted(times, key=lambda key: -times[key])[:most]
-    return [f"{times[key] / total:.0%} {key[:100]}" for key in longest]
 
 
 def stand_in(

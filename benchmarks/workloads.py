@@ -104,12 +104,6 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_precision(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--precision", choices=("fp32", "bf16"), help="of both sides (default: the configs')"
-    )
-
-
 def slots_of(config: RunConfig) -> int:
     """Return the number of sequences that the engine decodes together."""
     engine = config.engine

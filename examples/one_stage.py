@@ -33,7 +33,7 @@ for part in ABSENT.split():
 if config.objective.name != "topr":
     sys.exit("the objective of this example is topr; use `mugrpo train`")
 G, R = config.schedule.group_size, config.schedule.rollouts_per_update
-temperature, longest = config.rollouts.temperature, config.rollouts.max_new_tokens
+longest = config.rollouts.max_new_tokens
 
 # The policy, its engine, and the groups of stage 0. A problem comes up once per epoch, so a group
 # is a problem and its occurrence.
@@ -52,7 +52,7 @@ problem_of = {problem.id: problem for problem, _ in [*groups, *held_out]}
 Groups = Sequence[tuple[mugrpo.Problem, int]]
 
 
-def generate(stage: str, groups: Groups, samples: int) -> list[mugrpo.Rollout]:
+def generate(stage: str, groups: Groups, samples: int, temperature: float) -> list[mugrpo.Rollout]:
     """Return `samples` rollouts per group, in order, from the policy as it is now.
 
     A response is determined by the weights, its prompt and its seed. Token t is the first at which
@@ -85,8 +85,8 @@ def score(rollouts: Sequence[mugrpo.Rollout]) -> torch.Tensor:
     return rewards_N * torch.tensor([r.finish_reason == "stop" for r in rollouts])
 
 
-reward_before = score(generate("evaluation", held_out, 1)).mean()
-rollouts = generate("0", groups, G)
+reward_before = score(generate("evaluation", held_out, 1, config.evaluation.temperature)).mean()
+rollouts = generate("0", groups, G, config.rollouts.temperature)
 rewards_N = score(rollouts)
 
 # ---- Optimize: advantages, micro-batches, logprobs, loss, backward, step ------------------------
@@ -141,5 +141,5 @@ for update in range(config.schedule.updates_per_stage):
     optimizer.zero_grad(set_to_none=False)
     print(f"update {update:3}  reward {rewards_PG.mean():.3f}  loss {loss:+.4f}  norm {norm:.3f}")
 
-reward_after = score(generate("evaluation", held_out, 1)).mean()
+reward_after = score(generate("evaluation", held_out, 1, config.evaluation.temperature)).mean()
 print(f"{len(held_out)} held-out problems: {reward_before:.3f} before, {reward_after:.3f} after")

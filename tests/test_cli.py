@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from importlib import metadata
@@ -13,13 +12,10 @@ import pytest
 from mugrpo.arguments import DEMO
 from tests.faults.harm import contents, refused, resume_words, stopped
 from tests.runs import (
-    ENVIRONMENT,
     Command,
     Ended,
-    assert_same,
     checkpoints,
     final_weights,
-    finished,
     mugrpo,
     read_metrics,
     write_config,
@@ -27,23 +23,39 @@ from tests.runs import (
 
 pytest_plugins = ["tests.run_fixtures"]
 
-HELP = """
-import sys
+# What needs no model in one process, the lightest first: after each, nothing heavier is imported.
+LIGHT = """
+import contextlib, io, sys
+from pathlib import Path
+def without(*heavy):
+    if found := {"torch", "transformers", *heavy} & sys.modules.keys():
+        sys.exit(f"imported {found}")
 from mugrpo.cli import main
-try:
-    main(sys.argv[1:])
-except SystemExit as end:
-    assert end.code == 0
-heavy = {"torch", "transformers", "pyarrow", "safetensors"} & sys.modules.keys()
-sys.exit(f"imported {heavy}" if heavy else 0)
+config, run = sys.argv[1:]
+with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.suppress(SystemExit):
+    main(["train", "--help", "all"])
+assert said.getvalue().startswith("usage: mugrpo train ")
+from mugrpo.extensions.evals.options import load_suites
+load_suites("math")
+without("pyarrow", "safetensors", "datasets", "altair")
+assert main(["plan", config, "--machine", "1xCPU", "--schedules", "3"]) == 0
+import mugrpo.report
+without("altair", "vl_convert")
+from mugrpo.extensions.view.rollouts import Rollouts
+Rollouts(Path(run)).open(0)
+without("textual")
+import mugrpo.report.page
+assert "altair" in sys.modules
+without()
 """
 
 
-def test_what_only_prints_imports_neither_torch_nor_transformers():
-    words = [sys.executable, "-c", HELP, "train", "--help", "all"]
+def test_what_needs_no_model_imports_neither_torch_nor_transformers(
+    tmp_path: Path, reference: Path
+):
+    words = [sys.executable, "-c", LIGHT, write_config(tmp_path), reference]
     done = subprocess.run(words, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("usage: mugrpo train ")
 
 
 WITHOUT_TORCH = """
@@ -117,18 +129,6 @@ def test_output_into_a_closed_pipe_ends_quietly():
     script = f"{sys.executable} -m mugrpo train --help all | head -1"
     ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
     assert ended.stderr == "" and len(ended.stdout.splitlines()) == 1
-
-
-@pytest.mark.long
-def test_a_run_into_a_closed_pipe_ends_quietly_and_can_be_resumed(tmp_path: Path, reference: Path):
-    words = f"train {write_config(tmp_path)} --run-dir {tmp_path / 'run'}"
-    script = f"{sys.executable} -m mugrpo {words} | head -1"
-    ended = subprocess.run(
-        ["bash", "-c", script], capture_output=True, text=True, env={**os.environ, **ENVIRONMENT}
-    )
-    assert ended.stderr == "" and len(ended.stdout.splitlines()) == 1
-    finished(tmp_path / "run")
-    assert_same(tmp_path / "run", reference)
 
 
 def test_characters_that_a_terminal_obeys_are_shown_instead(

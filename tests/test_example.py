@@ -19,10 +19,10 @@ from tests.runs import ROOT, read_metrics
 EXAMPLE = ROOT / "examples" / "one_stage.py"
 SOURCE = EXAMPLE.read_text()
 
-# Two updates on each batch, several micro-batches, and every option that decides a step.
+# Two updates on each of two batches, several micro-batches, and every option that decides a step.
 TAPERED_GRPO = """
     --seed 10 --task.train_problems 24 --task.eval_problems 4
-    --schedule.batches_per_stage 3 --schedule.passes_per_batch 2 --schedule.problems_per_update 4
+    --schedule.batches_per_stage 2 --schedule.passes_per_batch 2 --schedule.problems_per_update 4
     --schedule.group_size 4 --engine.slots 8 --rollouts.temperature 1.1
     --rollouts.max_new_tokens 42 --optimizer.lr 1e-3 --optimizer.lr_schedule linear
     --optimizer.warmup_updates 1 --optimizer.weight_decay 0.1

@@ -8,7 +8,6 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from tests.report.parsed import layer, report
 from tests.runs import CONFIG, mugrpo, read_metrics, shard_path, write_config
 
 MIXTURE = CONFIG.replace(
@@ -80,16 +79,3 @@ def test_evaluations_measure_each_source(mixed: Path):
         parts = [line["accuracy/short"], line["accuracy/long"]]
         assert line["accuracy"] == pytest.approx((2 * parts[0] + 3 * parts[1]) / 5)
         assert line["problems"] == 5 and line["accuracy_low/long"] <= parts[1]
-
-
-@pytest.mark.long
-def test_the_report_has_a_chart_by_source(mixed: Path):
-    charts = report(mixed).charts()
-    shares = {
-        row["series"]: row["y"] for row in layer(charts["Share of rollouts by source"], "lines")
-    }
-    assert shares["long"] == pytest.approx([1 / 3, 1 / 3, 1, 1], abs=1e-4)
-    assert {row["series"] for row in layer(charts["Accuracy by source"], "lines")} == {
-        "short",
-        "long",
-    }

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.cases import some
+from tests.faults.harm import contents
 from tests.runs import (
+    Command,
     assert_same,
     checkpoints,
     final_weights,
@@ -44,36 +47,21 @@ def test_phases_in_separate_processes_give_the_bits_of_train(reference: Path, tm
         ]
 
 
-@pytest.mark.long
-def test_optimize_until_stops_after_that_update(reference: Path, tmp_path: Path):
-    """The last one is saved, even if no checkpoint is due."""
-    run_dir = tmp_path / "run"
-    words = [write_config(tmp_path / "config"), "--run-dir", run_dir]
-    for phase in ("generate", "score"):
-        assert mugrpo(phase, *words).status == 0
-    assert mugrpo("optimize", *words, "--until", 1).status == 0
-    assert checkpoints(run_dir) == [1]
-    assert mugrpo("optimize", *words, "--until", 2).status == 0
-    assert checkpoints(run_dir) == [1, 2]
-    finished(run_dir)
-    assert final_weights(run_dir) == final_weights(reference)
-
-
-def test_train_on_a_finished_run_changes_nothing_and_prints_the_summary(tmp_path: Path):
-    run_dir = tmp_path / "run"
-    first = finished(run_dir)
-    files = {p: p.read_bytes() for p in run_dir.rglob("*") if p.is_file()}
-    for target in ([write_config(tmp_path / "config"), "--run-dir", run_dir], [run_dir]):
-        again = mugrpo("train", *target)
-        assert (again.status, again.err) == (0, "")
-        assert {p: p.read_bytes() for p in run_dir.rglob("*") if p.is_file()} == files
-        summary = first.out[first.out.index("6 updates\n") :]
-        assert again.out.endswith(summary)
-        assert "accuracy" in summary and "refreshes" in summary
-        assert summary.splitlines()[-2:] == [
-            f"checkpoint  {run_dir / 'checkpoints' / 'update-000006'}",
-            f"report      mugrpo report {run_dir}",
-        ]
+def test_train_on_a_finished_run_changes_nothing_and_prints_the_summary(
+    reference: Path, tmp_path: Path, command: Command
+):
+    run_dir = Path(shutil.copytree(reference, tmp_path / "run"))
+    command("train", run_dir)  # it tells that the run has moved
+    files = contents(run_dir)
+    again = command("train", run_dir)
+    assert (again.status, again.err) == (0, "")
+    assert contents(run_dir) == files
+    summary = again.out[again.out.index("6 updates\n") :]
+    assert "accuracy" in summary and "refreshes" in summary
+    assert summary.splitlines()[-2:] == [
+        f"checkpoint  {run_dir / 'checkpoints' / 'update-000006'}",
+        f"report      mugrpo report {run_dir}",
+    ]
 
 
 @pytest.mark.promise("checkpoints")

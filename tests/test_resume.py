@@ -7,14 +7,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from mugrpo.disk.shards import ShardSet, read_logprobs, read_rollouts, write_rollouts
+from mugrpo.disk.shards import ShardSet, read_logprobs, read_rollouts
 from tests.cases import some
 from tests.runs import (
     ENVIRONMENT,
@@ -100,9 +99,9 @@ PLAIN = [
         2,
         State((1, 0), (0, 0), (), "evaluation 0", ("shard-00001.parquet",)),
     ),
-    ("half a metrics line", 3, State((3, 0), (3, 0), (2,), "update 2")),
     ("half a checkpoint", 2, State((3, 3), (3, 3), (2,), "update 4", ("update-000004",))),
     # from here on left to `make test-all`
+    ("half a metrics line", 3, State((3, 0), (3, 0), (2,), "update 2")),
     ("config", 1, State((0, 0), (0, 0), (), "", ("config.json",))),
     ("evaluation sampled", 1, State((0, 0), (0, 0), (), "", ("update-000000",))),
     ("canary", 2, State((0, 0), (0, 0), (), "evaluation 0")),
@@ -123,8 +122,8 @@ PLAIN = [
 # proximal period.
 OTHERS = [
     ("kl", "half a logprobs shard", 5),
-    ("proximal", "gradient", 3),
     # from here on left to `make test-all`
+    ("proximal", "gradient", 3),
     ("mixture", "rollout shard without manifest", 5),  # in the second round of a stage
     ("turns", "gradient", 5),
     ("lora", "half a checkpoint", 2),
@@ -162,7 +161,7 @@ def ran(name: str, run_dir: Path, **kill: Any) -> Ended:
 
 
 @pytest.mark.promise("killed")
-@pytest.mark.parametrize(("place", "nth", "on_disk"), some(3, PLAIN))
+@pytest.mark.parametrize(("place", "nth", "on_disk"), some(2, PLAIN))
 def test_a_run_killed_at_a_place_and_resumed_ends_in_the_same_bits(
     reference: Path, tmp_path: Path, place: str, nth: int, on_disk: State
 ):
@@ -179,7 +178,7 @@ def test_a_run_killed_at_a_place_and_resumed_ends_in_the_same_bits(
 
 
 @pytest.mark.promise("killed")
-@pytest.mark.parametrize(("name", "place", "nth"), some(2, OTHERS))
+@pytest.mark.parametrize(("name", "place", "nth"), some(1, OTHERS))
 def test_a_run_of_another_kind_killed_and_resumed_ends_in_the_same_bits(
     whole: dict[str, Path], tmp_path: Path, name: str, place: str, nth: int
 ):
@@ -199,7 +198,7 @@ STORED: list[tuple[str, str, list[dict[int, int]]]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "name", "updates"), some(2, STORED))
+@pytest.mark.parametrize(("kind", "name", "updates"), some(1, STORED))
 def test_logprobs_of_other_policies_are_stored_and_change_the_weights(
     whole: dict[str, Path], kind: str, name: str, updates: list[dict[int, int]]
 ):
@@ -211,27 +210,6 @@ def test_logprobs_of_other_policies_are_stored_and_change_the_weights(
         tokens = [len(r.response_ids) for n in made.numbers() for r in read_rollouts(made, n)]
         assert lengths == tokens  # the tiny run trains on its rollouts in their order
     assert final_weights(whole[kind]) != final_weights(whole["plain"])
-
-
-@pytest.mark.long
-def test_logprobs_of_a_shard_whose_rollouts_changed_are_made_again(tmp_path: Path):
-    """In one shard every response loses its last token. Its scores and logprobs stay."""
-    run_dir, name = tmp_path / "run", "trainer_behavior_logprobs"
-    assert ran("truncated", run_dir, at="gradient", nth=1).status == -signal.SIGKILL
-    rollouts, kept = (ShardSet(run_dir / "stages/000" / w, w) for w in ("rollouts", name))
-    own = ("rows", "bytes", "sha256", "tokens")
-    notes = {key: value for key, value in rollouts.entry(1).items() if key not in own}
-    cut = [
-        replace(r, response_ids=r.response_ids[:-1], behavior_logprobs=r.behavior_logprobs[:-1])
-        for r in read_rollouts(rollouts, 1)
-    ]
-    write_rollouts(rollouts, 1, cut, **notes)
-    old = [kept.entry(shard)["sha256"] for shard in range(3)]
-    assert ran("truncated", run_dir).status == 0
-    kept = ShardSet(kept.folder, name)
-    new = [kept.entry(shard)["sha256"] for shard in range(3)]
-    assert [a == b for a, b in zip(old, new, strict=True)] == [True, False, True]
-    assert [len(row) for row in read_logprobs(kept, 1)] == [len(r.response_ids) for r in cut]
 
 
 @pytest.mark.long
@@ -248,9 +226,10 @@ def test_a_run_killed_after_every_sixth_publish_ends_in_the_same_bits(
     assert differences(run_dir, whole[name], KINDS[name].updates) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("place", "nth"),
-    some(1, [("half a checkpoint", 2), ("metrics line", 5), ("rollout shard without manifest", 4)]),
+    [("half a checkpoint", 2), ("metrics line", 5), ("rollout shard without manifest", 4)],
 )
 def test_a_run_killed_while_a_checkpoint_is_written_ends_in_the_same_bits(
     reference: Path, tmp_path: Path, place: str, nth: int

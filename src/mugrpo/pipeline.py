@@ -29,7 +29,7 @@ from mugrpo.run.sinks import Sinks
 from mugrpo.run.weights import Weights, weights_at
 from mugrpo.stages.evaluate import evaluate as evaluate_policy
 from mugrpo.stages.evaluate import evaluate_once, evaluation_due, measures_of
-from mugrpo.stages.generate import generate_stage, remake_past_stage, sample_stage, score_stage
+from mugrpo.stages.generate import generate_stage, prepare_stage, remake_past_stage, score_stage
 from mugrpo.stages.logprobs import Compute, logprobs_stage
 from mugrpo.stages.optimize import optimize_stage
 from mugrpo.stages.orders import Order, answer_logprobs, ordered_rollouts, orders, stay_alive
@@ -79,7 +79,7 @@ def train(run: OpenRun, on_metrics: OnMetrics | None = None) -> None:
                 with generated_beside(run, stage, work.sampling, work.metrics):
                     work.optimize(stage)
             else:
-                sample_stage(run, stage, work.sampling, work.metrics)
+                prepare_stage(run, stage, work.sampling, work.metrics)
                 work.sampling.rest()
                 logprobs_stage(stage, work.compute, run.progress)
                 work.optimize(stage)

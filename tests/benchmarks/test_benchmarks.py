@@ -60,6 +60,7 @@ def test_a_row_is_stored_with_every_repetition(command, tmp_path, capsys):
     assert all(len(ratio["values"]) == 2 for ratio in document["ratios"])
 
 
+@pytest.mark.long
 def test_an_update_is_trls_update(tmp_path, capsys):
     import update_smollm2
 

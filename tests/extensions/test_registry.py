@@ -17,24 +17,30 @@ from tests.runs import read_metrics, write_config
 
 SOURCE = Path(mugrpo.__file__).parent
 EXAMPLE = Path(__file__).parents[2] / "examples" / "extension"
+TRAINS = [False, pytest.param(True, marks=pytest.mark.long)]
 
-# A config of one stage is trained, in a process that has these sources alone.
+# A process that has these sources alone reads a config, and trains it if there is a folder.
 PROGRAM = """
 import sys
 import mugrpo.arguments
 from mugrpo.config.extensions import installed
+from mugrpo.config.load import load_config
 from mugrpo.config.run import RunConfig
 from mugrpo.__main__ import main
+config, folder, *words = sys.argv[1:]
 print(sorted(installed()), sorted(RunConfig.choices()))
 mugrpo.arguments.parser()
-sys.argv = ["mugrpo", "train", sys.argv[1], "--run-dir", sys.argv[2], *sys.argv[3:]]
-sys.exit(main())
+load_config(config, words)
+if folder:
+    sys.argv = ["mugrpo", "train", config, "--run-dir", folder, *words]
+    sys.exit(main())
 """
 
 
-def trained(sources: list[Path], config: Path, run_dir: Path, *words: str) -> str:
+def ran(sources: list[Path], config: Path, run_dir: Path | None, *words: str) -> str:
+    """Return what the program says. It trains if it is given a `run_dir`."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sources))}
-    command = [sys.executable, "-P", "-c", PROGRAM, str(config), str(run_dir), *words]
+    command = [sys.executable, "-P", "-c", PROGRAM, str(config), str(run_dir or ""), *words]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
@@ -46,10 +52,12 @@ def copied(tmp_path: Path) -> Path:
     return copy
 
 
-def test_without_any_extension_the_core_trains(tmp_path: Path):
+@pytest.mark.parametrize("trains", TRAINS)
+def test_without_any_extension_the_core_trains(tmp_path: Path, trains: bool):
     core = copied(tmp_path)
     shutil.rmtree(core / "extensions")
-    said = trained([core.parent], write_config(tmp_path), tmp_path / "run", "--schedule.stages=1")
+    run_dir = tmp_path / "run" if trains else None
+    said = ran([core.parent], write_config(tmp_path), run_dir, "--schedule.stages=1")
     assert said.startswith("[]")
 
 
@@ -59,11 +67,12 @@ def test_an_extension_can_be_deleted(tmp_path: Path, name: str):
     core = copied(tmp_path)
     place = core / "extensions" / name
     shutil.rmtree(place) if place.is_dir() else place.with_suffix(".py").unlink()
-    said = trained([core.parent], write_config(tmp_path), tmp_path / "run", "--schedule.stages=1")
+    said = ran([core.parent], write_config(tmp_path), tmp_path / "run", "--schedule.stages=1")
     assert f"'{name}'" not in said.splitlines()[0] and len(installed()) > 1
 
 
-def test_a_package_of_ones_own_adds_an_objective_and_a_reward(tmp_path: Path):
+@pytest.mark.parametrize("trains", TRAINS)
+def test_a_package_of_ones_own_adds_an_objective_and_a_reward(tmp_path: Path, trains: bool):
     """The example's entry point is read from metadata, as pip writes it."""
     metadata = tmp_path / "site" / "mugrpo_short-0.1.dist-info"
     metadata.mkdir(parents=True)
@@ -77,8 +86,10 @@ def test_a_package_of_ones_own_adds_an_objective_and_a_reward(tmp_path: Path):
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = ["--objective.name=power", "--objective.power=0.25", "--schedule.stages=1"]
     words += ["--task.name=dataset", f"--task.data={data}", "--task.rewards=['short']"]
-    sources = [SOURCE.parent, tmp_path / "site"]
-    said = trained(sources, write_config(tmp_path), tmp_path / "run", *words)
+    sources, run_dir = [SOURCE.parent, tmp_path / "site"], tmp_path / "run" if trains else None
+    said = ran(sources, write_config(tmp_path), run_dir, *words)
     assert "'short'" in said.splitlines()[0]
+    if not trains:
+        return
     lines = [line for line in read_metrics(tmp_path / "run") if line["kind"] == "refresh"]
     assert [line["rewards/short/mean"] for line in lines] == [1.0]  # at most 8 tokens each

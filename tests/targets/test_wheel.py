@@ -21,7 +21,7 @@ from tests.runs import ROOT
 pytestmark = pytest.mark.wheel
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-EXTRAS = PROJECT["optional-dependencies"].keys() - {"test", "bench"}
+EXTRAS = PROJECT["optional-dependencies"].keys() - {"test", "bench", "notebooks"}
 TINY = [
     "--schedule.stages=1",
     "--schedule.batches_per_stage=2",

@@ -140,6 +140,7 @@ def test_letters_are_distinct_split_by_hash_and_sorted():
 # --- The shipped weights --------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_embedded_model_is_right_about_27_times_in_100_at_temperature_1(embedded_policy):
     problems = CHAIN.eval_problems()
     requests = [Request(encoded(embedded_policy, p.prompt), i) for i, p in enumerate(problems)]

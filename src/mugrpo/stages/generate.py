@@ -32,10 +32,10 @@ def remake_past_stage(run: OpenRun, stage: Stage, sampling: Sampling, metrics: M
             "run continues without them"
         )
         return
-    sample_stage(run, stage, sampling, metrics)
+    prepare_stage(run, stage, sampling, metrics)
 
 
-def sample_stage(run: OpenRun, stage: Stage, sampling: Sampling, metrics: MetricsLog) -> None:
+def prepare_stage(run: OpenRun, stage: Stage, sampling: Sampling, metrics: MetricsLog) -> None:
     """Generate, score and plan a stage, in as many rounds as dynamic sampling needs."""
     rounds = None
     while rounds != (rounds := len(stage_shards(stage))):

@@ -208,7 +208,7 @@ class RankProcesses:
         try:
             folder.settle()
             if folder.saved_update() < made and not obeying:
-                raise RunStopped(self._fault(job))
+                raise RunStopped(self._reason(job))
         finally:
             self._job, self._obeying = None, False
             shutil.rmtree(folder.ranks, ignore_errors=True)
@@ -246,18 +246,18 @@ class RankProcesses:
         run.stop.check()
         if self.sampling:
             self.sampling.busy()  # raises the error that stopped generation
-        raise RunStopped(self._fault(job))
+        raise RunStopped(self._reason(job))
 
     def running(self) -> bool:
         """Return whether the ranks run."""
         return self._job is not None and self._job.running()
 
-    def fault(self) -> RunStopped:
+    def take_error(self) -> RunStopped:
         """Return the error that ranks have ended with, which no longer run."""
         job, self._job = self._job, None
-        return RunStopped(self._fault(job))
+        return RunStopped(self._reason(job))
 
-    def _fault(self, job: Job | None) -> str:
+    def _reason(self, job: Job | None) -> str:
         said = job.fault() if job else None
         return said or "the ranks ended before their work was done"
 
@@ -295,7 +295,7 @@ class _WrittenByRanks:
             if max(self._run_dir.checkpoint_updates(), default=0) >= self.update:
                 return True  # with a later one, this one may be removed already
             if not running:
-                raise self._ranks.fault()
+                raise self._ranks.take_error()
             if not wait:
                 return False
             patience.look()

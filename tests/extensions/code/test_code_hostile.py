@@ -122,6 +122,7 @@ def test_an_assert_that_tells_what_is_expected_is_not_left_to_the_program(
     assert verifier(honest.text, honest.problem.answer).right
 
 
+@pytest.mark.long
 def test_sleepers(options: CodeOptions):
     programs = {
         "sleep": "import time; time.sleep(3600)",

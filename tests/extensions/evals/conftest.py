@@ -29,12 +29,16 @@ samples = "chosen for this test"
 """
 
 
-@pytest.fixture
-def suite(tmp_path: Path) -> Path:
-    """The file of a suite with 12 problems and 4 samples."""
+def suite_in(folder: Path) -> Path:
+    """Write a suite with 12 problems and 4 samples into `folder`. Return its file."""
     rows = [{"prompt": p, "answer": str(running_states(p)[-1])} for p in PROMPTS]
-    data = tmp_path / "problems.jsonl"
+    data = folder / "problems.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    file = tmp_path / "short.toml"
+    file = folder / "short.toml"
     file.write_text(SUITE.format(data=data))
     return file
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Path:
+    return suite_in(tmp_path)

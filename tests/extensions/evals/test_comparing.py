@@ -13,7 +13,6 @@ from mugrpo.disk.publishing import publish_json, with_sum
 from mugrpo.extensions.evals.command import _data
 from mugrpo.extensions.evals.comparing import Measurement, compare, stored
 from mugrpo.extensions.evals.tables import comparison_table
-from mugrpo.report.readable import markdown
 from mugrpo.rollouts.statistics import interval
 from tests.cases import table
 
@@ -82,12 +81,6 @@ def test_problems_without_a_verdict_are_left_out_and_told():
     first["per_problem"][1]["judged"] = 0
     with pytest.raises(UsageError, match="a: no problem has a verdict in both"):
         compare(measurement("A", first), measurement("B", second))
-
-
-def test_limits_on_tokens_may_differ_and_are_told():
-    first, second = (result("a", {"x": 1}, max_new_tokens=limit) for limit in (512, 448))
-    compared = compare(measurement("A", first), measurement("B", second))
-    assert compared.notes == ["a: a response has at most 512 tokens in A, 448 in B."]
 
 
 def test_p_values_are_those_of_all_comparisons_together():
@@ -174,11 +167,3 @@ def test_data_is_a_path_unless_it_begins_with_a_suite(text: str, names: str, fil
 def test_data_of_an_unknown_suite_is_refused():
     with pytest.raises(UsageError, match=r"'c' is none of the suites; write .* among a, b"):
         _data("c=x", ["a", "b"])
-
-
-def test_tables_line_up_and_bars_in_names_stay_in_their_cell():
-    assert markdown(["a", "b"], [["x|y", "1"]]).splitlines() == [
-        "| a    | b |",
-        "| ---- | - |",
-        "| x\\|y | 1 |",
-    ]

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from mugrpo.disk.errors import UsageError
@@ -88,14 +84,6 @@ def test_the_file_takes_the_place_of_data_set_subset_split_and_revision(jsonl):
     assert {"data", "revision"} <= gone and "prompt_template" not in gone
 
 
-def test_final_answers_are_not_searched_for_the_suites_pattern(jsonl):
-    rows: list[dict[str, Any]] = [
-        {"question": "a", "answer": "18"},
-        {"question": "b", "answer": 3},
-    ]
-    assert [p.answer for p in problems("gsm8k", jsonl(*rows))] == ["18", "3"]
-
-
 # ---- every problem ----
 
 
@@ -114,27 +102,3 @@ def test_a_limit_keeps_the_lowest_hashes_in_the_order_of_the_data(jsonl):
     assert [p.prompt for p in data_set.every_problem(7)] == [p for p in prompts if p in seven]
     assert {p.id for p in data_set.every_problem(3)} <= {p.id for p in data_set.every_problem(7)}
     assert data_set.every_problem(99) == data_set.every_problem()
-
-
-class ReadsNoDollars:
-    """A grader that cannot read the reference "$"."""
-
-    def start(self, log: Path) -> list[str]:
-        return []
-
-    def unreadable(self, references: Iterable[str]) -> dict[str, str]:
-        return {reference: "why" for reference in references if reference == "$"}
-
-
-def test_preparing_checks_the_references_of_the_problems_that_are_asked(jsonl, tmp_path):
-    file = jsonl(row("1", "1"), row("2", "$"), row("3", "3"))
-    data_set = task(file, rewards=["math"])
-    data_set.grader = ReadsNoDollars()
-    first, second, _ = data_set.every_problem()
-    data_set.prepare(tmp_path / "rewards.log", [first])
-    with pytest.raises(UsageError) as refused:
-        data_set.prepare(tmp_path / "rewards.log", [first, second])
-    assert str(refused.value) == (
-        f'the rewards cannot use 1 of 2 reference answers; the first: "$" ({file}, line 2): '
-        "why; fix the data, or choose another reward"
-    )

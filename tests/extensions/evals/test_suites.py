@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from mugrpo.disk.errors import UsageError
-from mugrpo.extensions.evals import options as suites
 from mugrpo.extensions.evals.options import load_suites, packaged
 from tests.cases import table
 
@@ -95,27 +92,6 @@ def test_sampling_is_that_of_the_field(words, sampling):
         assert o.problems is None
 
 
-def test_the_graders_of_all_suites_are_set_in_one_place(monkeypatch, file):
-    monkeypatch.setitem(
-        suites._DEFAULTS["task"], "rewards", ("math", {"name": "exact", "weight": 0})
-    )
-    for suite in load_suites(f"math500,{file()}"):
-        assert [(r.name, r.weight) for r in suite.options.task.rewards] == [
-            ("math", 1.0),
-            ("exact", 0.0),
-        ]
-    [own] = load_suites(file(MINE + "rewards = 'numeric'\n", "own.toml"))
-    assert [reward.name for reward in own.options.task.rewards] == ["numeric"]
-
-
-def test_loading_suites_does_not_load_torch():
-    code = (
-        "import sys; from mugrpo.extensions.evals.options import load_suites; load_suites('math');"
-        "assert not {'torch', 'transformers', 'datasets', 'pyarrow'} & sys.modules.keys()"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 # ---- files and groups of one's own ----
 
 
@@ -125,13 +101,6 @@ def test_a_file_is_a_suite_with_the_name_of_the_file(file):
     assert (suite.name, options.title, options.max_new_tokens) == ("sums", "Sums", 64)
     assert (options.samples, options.temperature, options.top_p) == (1, 1.0, 1.0)
     assert options.prompt.form == "chat" and options.task.prompt_template == "{prompt}"
-
-
-def test_another_option_of_the_prompt_leaves_the_form(file):
-    [suite] = load_suites(file(MINE + "[prompt]\noverlong = 'drop'\n"))
-    assert (suite.options.prompt.form, suite.options.prompt.overlong) == ("chat", "drop")
-    [plain] = load_suites(file(MINE + "[prompt]\nform = 'plain'\n"))
-    assert plain.options.prompt.form == "plain"
 
 
 def test_groups_of_groups_and_files_beside_them_are_expanded_once(file):

@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from mugrpo.config.load import build_config
 from mugrpo.config.run import RunConfig
-from mugrpo.config.stages import EvaluationOptions, SuiteUse
-from mugrpo.disk.errors import UsageError
+from mugrpo.config.stages import SuiteUse
 from mugrpo.disk.metrics import read_metrics
 from mugrpo.report import write_report
 from mugrpo.stages.evaluate import measuring_due, suites_due
@@ -126,17 +124,6 @@ def test_a_run_that_is_killed_while_it_measures_ends_the_same(
     finished(run, *suites)
     for kind in ("suite/short", "suite/rare", "update"):
         assert lines_of(run, kind) == lines_of(measured, kind)
-
-
-def test_options_that_contradict_each_other_are_refused():
-    use = {"name": "gsm8k"}
-    for raw, sentence in (
-        ({"evaluation": {"suites": [use, use]}}, "evaluation.suites has gsm8k twice"),
-        ({"evaluation": {"suites": [{**use, "evry": 3}]}}, "evaluation.suites.0.evry"),
-    ):
-        with pytest.raises(UsageError, match=sentence):
-            build_config(raw, "mine.toml")
-    assert EvaluationOptions().suites == ()
 
 
 @pytest.mark.parametrize(

@@ -73,10 +73,3 @@ def test_an_import_of_an_export_has_the_same_bits(
     assert (ended.status, ended.err) == (0, "")
     source = [bits(*pair) for stage in stages for pair in on_disk(reference, stage)]
     assert sorted(bits(*pair) for pair in imported(tmp_path / "run").values()) == sorted(source)
-
-
-def test_the_card_names_the_files_and_every_column(exported: Path):
-    head = (exported / "README.md").read_text().split("---\n")[1]
-    assert "configs:\n- config_name: default\n  data_files:\n  - split: train\n" in head
-    assert "    path: data/*.parquet\n" in head
-    assert len(list((exported / "data").glob("*.parquet"))) == 6

@@ -98,14 +98,6 @@ def test_other_columns_can_be_named_and_rewards_summed_with_weights(take: Any, t
     assert rewards == [0.5, 0.5, 1.5, 1.5]
 
 
-def test_made_ids_end_unless_they_are_as_many_as_a_response_may_have(take: Any, tmp_path: Path):
-    ended = checked(take(table(), "--policy", "chain", "--rollouts.max_new_tokens", 6))
-    assert "the ids of 4 responses are made by the tokenizer, and may differ" in ended.out
-    assert notes(tmp_path / "run")["ids"] == "made by the tokenizer for 4 rollouts"
-    for (_, text), (rollout, _) in by_text(tmp_path / "run", TOKENIZER).items():
-        assert rollout.response_ids.tolist() == [*ids_of(text), EOS]
-
-
 def test_a_named_policy_computes_the_logprobs_and_the_manifest_says_so(take: Any, tmp_path: Path):
     """At the temperature of the config, also in place of logprobs that the file has."""
     config = CONFIG.replace("[rollouts]", "[rollouts]\ntemperature = 1.3")
@@ -211,24 +203,6 @@ def test_completions_of_trl(take: Any, tmp_path: Path, monkeypatch: pytest.Monke
         (row["prompt"], row["response"]): row["reward"] for row in table()
     }
     assert notes(tmp_path / "run")["format"] == "trl"
-
-
-def test_a_reward_function_of_trl_may_give_no_reward(
-    take: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    nan = float("nan")
-    logs = trl_logs(right=[1.0, nan, 1.0, 0.0], short=[0.5, nan, nan, 0.5])
-    folder = written_by_trl(tmp_path, monkeypatch, 1, **logs)
-    columns = "reward=right+2*short,answer=solution"
-    checked(take(folder, "--format", "trl", "--policy", "chain", "--columns", columns))
-    scores = {key[1]: score for key, (_, score) in by_text(tmp_path / "run", TOKENIZER).items()}
-    assert {text: score.reward for text, score in scores.items()} == {
-        "3+2=5": 2.0,
-        "3+2=6": None,
-        "2-1=1": 1.0,
-        "2-1=0": 1.0,
-    }
-    assert scores["3+2=6"].status is Status.SKIPPED
 
 
 def test_conversations_of_trl(

@@ -6,27 +6,19 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.csv
-import pyarrow.parquet as pq
 import pytest
 
-from mugrpo.disk.records import FinishReason
-from mugrpo.extensions.exchange import importing
 from tests.extensions.exchange.imports import (
     EOS,
     GIVEN,
-    TOKENIZER,
     Row,
-    by_text,
     checked,
     config_in,
-    ids_of,
     imported,
     lines,
     table,
 )
-from tests.faults.harm import contents, refused
+from tests.faults.harm import refused
 from tests.runs import mugrpo as mugrpo_process
 
 pytest_plugins = ["tests.run_fixtures"]
@@ -102,28 +94,11 @@ def test_groups_are_cut_and_repeated_ones_left_out(take: Any, tmp_path: Path):
     assert sorted(identity.partition("#")[2] for identity in ids) == ["", "", "1", "1"]
 
 
-def test_text_that_ends_with_the_end_token_gets_no_second_one(take: Any, tmp_path: Path):
-    rows = table(finish_reason=["stop"] * 4)
-    rows = [row | {"response": row["response"] + "<eos>"} for row in rows]
-    checked(take(rows, "--policy", "chain"))
-    for (_, text), (rollout, _) in by_text(tmp_path / "run", TOKENIZER).items():
-        assert rollout.response_ids.tolist() == [*ids_of(text), EOS]
-        assert rollout.finish_reason is FinishReason.STOP
-
-
 def test_groups_that_do_not_fill_a_batch_are_told_of(take: Any, tmp_path: Path):
     rows = [*table(**GIVEN), *(row | {"prompt": "1+1="} for row in table(**GIVEN)[:2])]
     ended = checked(take(rows, "--schedule.problems_per_update", 2))
     assert "3 groups of 2 rollouts, for 1 batches\n1 of the groups do not fill a batch" in ended.out
     assert len(imported(tmp_path / "run")) == 4
-
-
-def test_a_temperature_in_single_precision_is_that_of_the_config(take: Any, tmp_path: Path):
-    values = pa.array([0.7] * 4, pa.float32())
-    file = tmp_path / "rows.parquet"
-    pq.write_table(pa.Table.from_pylist(table(**GIVEN)).append_column("temperature", values), file)
-    checked(take(file, "--rollouts.temperature", 0.7))
-    assert {r.temperature for r, _ in imported(tmp_path / "run").values()} == {0.7}
 
 
 def test_a_prompt_of_several_problems_is_told_apart_by_id_or_answer(take: Any, tmp_path: Path):
@@ -139,23 +114,6 @@ def test_a_prompt_of_several_problems_is_told_apart_by_id_or_answer(take: Any, t
         checked(take([row | known for row in rows[:2]], *options))
         assert {r.problem_id for r, _ in imported(tmp_path / "run").values()} == {"b"}
         (tmp_path / "run").rename(tmp_path / f"by_{next(iter(known))}")
-
-
-def test_a_run_that_appears_meanwhile_is_left_as_it_is(
-    take: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """Logprobs may take hours, in which another command can begin a run of this name."""
-    original = importing.write_rollouts
-
-    def write(*arguments: Any, **options: Any) -> None:
-        (tmp_path / "run").mkdir(exist_ok=True)
-        (tmp_path / "run" / "config.json").write_text("another run's")
-        original(*arguments, **options)
-
-    monkeypatch.setattr(importing, "write_rollouts", write)
-    refused(take(table(**GIVEN)), f"{tmp_path / 'run'} exists already; name a new folder")
-    assert contents(tmp_path / "run") == {Path("config.json"): b"another run's"}
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["r.jsonl", "run", "theirs.toml"]
 
 
 def test_an_import_that_is_killed_leaves_no_run_and_can_be_repeated(take: Any, tmp_path: Path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from mugrpo.cli import main
-from tests.faults.harm import accepted
 
 CONFIG = """
     preset = "grpo"
@@ -106,24 +104,6 @@ def test_the_cosines_are_those_of_gradients_by_autograd(run: Path):
             expected = cosine(gradient(run, stale, sign, interval), first + second, 0).item()
             assert row[name] == pytest.approx(expected, abs=1e-4), name
         assert row["fresh"] == pytest.approx(cosine(first, second, 0).item(), abs=1e-4)
-
-
-@pytest.mark.long
-def test_fresh_rollouts_are_kept_and_sampled_again_for_other_weights(run: Path, tmp_path: Path):
-    """The checkpoint's seal is part of what they rest on."""
-    copy = Path(shutil.copytree(run, tmp_path / "run"))
-    folder = copy / "alignment/stage-000/update-000002"
-    shard = folder / "rollouts/shard-00000.parquet"
-    kept = shard.stat().st_mtime_ns
-    assert main(["alignment", str(copy)]) == 0
-    assert shard.stat().st_mtime_ns == kept
-    seal = copy / "checkpoints/update-000002/sha256.json"
-    seal.write_text(json.dumps(json.loads(seal.read_text()), indent=3))
-    accepted(copy)
-    assert main(["alignment", str(copy)]) == 0
-    assert shard.stat().st_mtime_ns != kept
-    (row,) = json.loads((copy / "alignment/stage-000/alignment.json").read_text())
-    assert row["method"] == "this run"
 
 
 @pytest.mark.long

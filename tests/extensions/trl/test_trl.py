@@ -84,6 +84,7 @@ def test_without_new_options_it_is_trl_bit_for_bit(tmp_path: Path, further: dict
     assert_same_bits(trained(TRLConfig(**options)), theirs)  # with TRL's own config, too
 
 
+@pytest.mark.long
 def test_stages_of_trls_loss_are_trl_with_that_steps_per_generation(tmp_path: Path):
     options = {"output_dir": str(tmp_path), "max_steps": 12, **TINY}
     theirs = trained(TRLConfig(steps_per_generation=8, **options), TRLTrainer)

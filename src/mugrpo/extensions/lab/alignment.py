@@ -193,14 +193,11 @@ def _cosines(
     first, second = (_gradient(policy, weights.budget, half, on_policy) for half in halves)
     for name, method in configs.items():
         of = partial(_gradient, policy, weights.budget, stale, method)
-        positive, negative = of(sign=1), of(sign=-1)
-        objective = UpdateLoss(method).objective
-        adds_up = objective.prepass is None and not objective.needs_zero_advantages
         yield {
             "method": name,
-            "cosine": _cosine(positive + negative if adds_up else of(), first + second),
-            "positive": _cosine(positive, first + second),
-            "negative": _cosine(negative, first + second),
+            "cosine": _cosine(of(), first + second),
+            "positive": _cosine(of(sign=1), first + second),
+            "negative": _cosine(of(sign=-1), first + second),
             "fresh": _cosine(first, second),
         }
 

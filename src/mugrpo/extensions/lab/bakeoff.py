@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from mugrpo.config.load import build_config, changes, on_resume, with_newer_options
+from mugrpo.config.load import build_config
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.metrics import encoded, read_metrics
@@ -141,15 +141,12 @@ def _begin(run: OpenRun, stage: int, folder: Path, config: RunConfig) -> None:
     resolved = config.model_dump(mode="json")
     origin = {"rests_on": _origin(run, stage), "config": resolved}
     if folder.exists():
-        stored = read_summed(RunDir(folder).origin)
-        differing = [name for name, *_ in changes(with_newer_options(stored["config"]), resolved)]
-        if stored["rests_on"] != origin["rests_on"]:
-            what = "other rollouts or scores"
-        elif any(on_resume(name) != "harmless" for name in differing):
-            what = f"other options ({', '.join(differing)})"
-        else:
-            return
-        raise UsageError(f"{folder} was made with {what}; remove it to train it again")
+        if read_summed(RunDir(folder).origin) != origin:
+            raise UsageError(
+                f"{folder} was made with other rollouts, scores or options; remove it to train it "
+                "again"
+            )
+        return
     first = run.config.schedule.first_update(stage)
     run_dir = run.folder
     with publish_folder(folder) as unfinished:

@@ -69,7 +69,7 @@ def run_study(options: argparse.Namespace) -> int:
     from mugrpo.extensions.lab.study.spec import load_study
 
     load_study(options.target)  # refuse a bad file before PyTorch is imported
-    from mugrpo.extensions.lab.study.command import run_study, show_study
+    from mugrpo.extensions.lab.study.running import run_study, show_study
 
     if options.action == "show":
         options.say(show_study(options.target))

@@ -206,7 +206,8 @@ def last_said(text: str) -> str | None:
     text = answer_part(text)[-LONGEST_TEXT:].rstrip()
     line = text.rpartition("\n")[2]
     if _WORDLESS.fullmatch(line):
-        return line if _plausible(line) and not denied(text[: -len(line)]) else None
+        answer, before = line.strip("> '\""), text[: -len(line)]
+        return answer if _plausible(answer) and not denied(before) else None
     formula = deque(_FORMULA.finditer(text), maxlen=1)
     if formula and not re.search("[0-9]", text[formula[0].end() :]):
         return None if denied(text[: formula[0].start()]) else _with_unit(formula[0])

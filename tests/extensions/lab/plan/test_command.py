@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -49,13 +47,3 @@ def test_the_table_has_the_configs_schedule_and_those_that_are_asked_for(
     assert [(row[0], row[1]) for row in rows[2:]] == names
     assert re.search(r"As configured, \w+ takes most: \d+% of the time\.", said)
     assert "Assumed about the machine, not measured: " in said
-
-
-def test_nothing_of_torch_is_imported(file: Path):
-    words = ["plan", str(file), "--machine", "1xCPU", "--schedules", "4"]
-    code = (
-        f"import sys; from mugrpo.cli import main; assert main({words!r}) == 0; "
-        "print('torch' in sys.modules, 'transformers' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "False False"

@@ -13,8 +13,6 @@ from mugrpo.extensions.lab.study.intervals import (
     equivalence,
     estimate,
     geometric,
-    rank_correlation,
-    t_quantile,
 )
 from tests.cases import table
 
@@ -23,15 +21,16 @@ def test_an_estimate_by_hand():
     """1, 2, 6: mean 3, standard deviation sqrt((4 + 1 + 9) / 2) = sqrt 7, t(2) = 4.303."""
     found = estimate([1.0, None, 2.0, 6.0])
     assert found is not None and (found.mean, found.count) == (3.0, 3)
-    assert found.half_width == pytest.approx(4.303 * math.sqrt(7 / 3))
+    assert found.half_width == pytest.approx(4.303 * math.sqrt(7 / 3), rel=1e-3)
 
 
 def test_a_geometric_mean_by_hand():
     """1 and 100: the logarithms have mean log 10 and standard deviation sqrt 2 log 10."""
     found = geometric([1.0, None, 100.0, 0.0])
     assert found is not None
-    factor = 10**12.706
-    assert found == (pytest.approx(10), pytest.approx(10 / factor), pytest.approx(10 * factor), 2)
+    factor = 10**12.7062
+    expected = pytest.approx((10, 10 / factor, 10 * factor, 2), rel=1e-4)
+    assert found == expected
     assert geometric([None, 0.0]) is None
     huge = geometric([1e300, 1e-300])
     assert huge is not None and math.isfinite(huge[2])
@@ -40,17 +39,6 @@ def test_a_geometric_mean_by_hand():
 def test_one_value_has_no_interval_and_none_no_estimate():
     assert estimate([None, 0.5]) == Estimate(0.5, None, 1)
     assert estimate([None]) is None and estimate([]) is None
-
-
-@table("freedom", [1, 2, 3, 4, 5, 9, 13, 14, 25, 30])
-def test_the_quantile_leaves_a_fortieth_on_its_right(freedom):
-    """x = sqrt(n) tan(u) makes the t density the finite cos(u)^(n - 1), normalized over u."""
-    angles = np.linspace(-math.pi / 2, math.pi / 2, 2_000_001)
-    density = np.cos(angles) ** (freedom - 1)
-    beyond = angles > math.atan(t_quantile(freedom) / math.sqrt(freedom))
-    assert density[beyond].sum() / density.sum() == pytest.approx(
-        0.025, abs=4e-5
-    )  # the table has three decimals
 
 
 def test_equivalence_by_hand():
@@ -73,21 +61,6 @@ def test_equivalence_is_the_larger_of_two_one_sided_t_tests(shift):
     above = ttest_1samp(differences, -0.02, alternative="greater").pvalue
     below = ttest_1samp(differences, 0.02, alternative="less").pvalue
     assert equivalence(differences.tolist(), 0.02) == pytest.approx(max(above, below))
-
-
-def test_a_rank_correlation_by_hand():
-    """Ranks 1 2 3 4 and 1 2 4 3: 1 - 6 x 2 / (4 x 15) = .8; Fisher's error is 1.96 x 1.06."""
-    found = rank_correlation([(0.1, 10.0), (0.2, 20.0), (None, 5.0), (0.3, 99.0), (9.0, 30.0)])
-    assert found is not None and (found.mean, found.count) == (pytest.approx(0.8), 4)
-    low = math.tanh(math.atanh(0.8) - 1.96 * 1.06)
-    assert found.half_width == pytest.approx(0.8 - low)
-    assert rank_correlation([(1.0, 1.0), (2.0, 2.0), (3.0, 3.0)]) is None  # too few
-    assert rank_correlation([(1.0, n) for n in range(5)]) is None  # all the same
-
-
-def test_many_seeds_have_nearly_the_normal_quantile():
-    assert t_quantile(30) > t_quantile(31) > t_quantile(1000) > 1.960
-    assert t_quantile(1000) == pytest.approx(1.960, abs=0.003)
 
 
 @pytest.mark.long

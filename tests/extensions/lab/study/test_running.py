@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -16,11 +15,10 @@ import pytest
 from mugrpo.cli import main
 from mugrpo.disk.errors import Interrupted, UsageError
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.extensions.lab.study import command as command_module
-from mugrpo.extensions.lab.study.command import run_study, show_study
+from mugrpo.extensions.lab.study import running
 from mugrpo.extensions.lab.study.outcome import Results
 from mugrpo.extensions.lab.study.page import RESULTS, folder_of
-from mugrpo.extensions.lab.study.running import Cells
+from mugrpo.extensions.lab.study.running import Cells, run_study, show_study
 from mugrpo.extensions.lab.study.spec import load_study
 from mugrpo.model.hardware import with_precision
 from mugrpo.processes.lifetime import StopFlag
@@ -130,7 +128,7 @@ def test_a_stopped_study_says_how_to_go_on(monkeypatch, capsys):
         raise Interrupted("stopped by SIGINT")
 
     file = str(ROOT / "studies" / "demo.toml")
-    monkeypatch.setattr(command_module, "run_study", stopped)
+    monkeypatch.setattr(running, "run_study", stopped)
     assert main(["study", "run", file, "--work", "w", "--jobs", "1", "--keep"]) == 3
     said = capsys.readouterr().err
     assert "stopped by SIGINT" in said
@@ -198,29 +196,6 @@ def test_a_study_that_is_stopped_saves_the_current_run(tmp_path: Path, monkeypat
         run_study(file, tmp_path / "work", 1, keep=True, say=print, stop=stop)
     assert checkpoints(run)[-1] == read_metrics(run)[-1]["update"] < 600
     assert not Results(folder_of(file) / RESULTS).rows
-
-
-@pytest.mark.long
-def test_a_study_with_the_column_alignment_measures_it_in_every_cell(tmp_path: Path, monkeypatch):
-    """At the last checkpoint within the first stage, after 2 of 3 updates. With a KL term there is
-    nothing to measure, and the cell has a row all the same."""
-    monkeypatch.setattr(Cells, "_process", forked)
-    file = tmp_path / "rates.toml"
-    text = STUDY.format(base=write_config(tmp_path)).replace("checkpoint.every = 0", "")
-    text = text.replace('"training_seconds"', '"alignment"')
-    text = text.replace("optimizer.lr = 1e-9", 'reference.name = "kl"')
-    file.write_text(text.replace("[axes.rate]", "checkpoint.every = 1\n[axes.rate]"))
-    work = tmp_path / "work"
-    run_study(file, work, 1, keep=True, say=lambda _: None, stop=StopFlag())
-    rows = Results(folder_of(file) / RESULTS).rows
-    assert [row["seed"] for row in rows if row["alignment"] is None] == [10, 11]
-    for row in (row for row in rows if row["axis/rate"] == "high"):
-        measured = work / "cells" / row["cell"] / "alignment" / "stage-000" / "alignment.json"
-        first, last = json.loads(measured.read_text())
-        assert (first["staleness"], last["staleness"]) == (1, 2)
-        assert row["alignment"] == last["cosine"] and abs(row["alignment"]) <= 1
-        assert row["alignment/negative"] == last["negative"]
-    assert "alignment" in show_study(file)
 
 
 def test_two_studies_cannot_use_the_same_work_folder(studied: Studied):

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from scipy.special import stdtr, stdtrit
-from scipy.stats import spearmanr
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ def estimate(values: Sequence[float | None]) -> Estimate | None:
         return None
     if len(known) == 1:
         return Estimate(known[0], None, 1)
-    half_width = t_quantile(len(known) - 1) * stdev(known) / math.sqrt(len(known))
+    half_width = float(stdtrit(len(known) - 1, 0.975)) * stdev(known) / math.sqrt(len(known))
     return Estimate(fmean(known), half_width, len(known))
 
 
@@ -67,26 +66,5 @@ def equivalence(differences: Sequence[float | None], margin: float) -> float | N
     return float(stdtr(len(known) - 1, -room / error))
 
 
-def rank_correlation(pairs: Sequence[tuple[float | None, float | None]]) -> Estimate | None:
-    """Return Spearman's rank correlation of the pairs that are known, or None if it is undefined.
-
-    The half width is that of a 95 % interval by Fisher's transformation, with the standard error
-    1.06 / (n - 3)^0.5 of ranks. The interval is not symmetric; its longer side is given.
-    """
-    known = [(a, b) for a, b in pairs if a is not None and b is not None]
-    if len(known) < 4 or any(len(set(side)) < 2 for side in zip(*known, strict=True)):
-        return None
-    rho = float(spearmanr(*zip(*known, strict=True)).statistic)
-    middle = math.atanh(max(-1 + 1e-12, min(1 - 1e-12, rho)))
-    error = 1.96 * 1.06 / math.sqrt(len(known) - 3)
-    half_width = max(rho - math.tanh(middle - error), math.tanh(middle + error) - rho)
-    return Estimate(rho, half_width, len(known))
-
-
 def _exp(power: float) -> float:
     return math.exp(min(power, 700.0))  # a float holds up to e^709
-
-
-def t_quantile(degrees_of_freedom: int) -> float:
-    """Return the 0.975 quantile of Student's t to three decimals, as published tables give it."""
-    return round(float(stdtrit(degrees_of_freedom, 0.975)), 3)

@@ -13,7 +13,7 @@ from typing import Any
 import altair as alt
 
 from mugrpo.disk.publishing import publish_file
-from mugrpo.extensions.lab.study.intervals import equivalence, estimate, geometric, rank_correlation
+from mugrpo.extensions.lab.study.intervals import equivalence, estimate, geometric
 from mugrpo.extensions.lab.study.outcome import Row, quantity, rows_of
 from mugrpo.extensions.lab.study.spec import Figure, Study, arms
 from mugrpo.report.charts import (
@@ -234,14 +234,13 @@ def write_page(study: Study, file: Path, rows: Sequence[Row], cells: int) -> Pat
         "## Setting",
         study.setting.strip(),
         f"{len(rows)} of {cells} runs, seeds {', '.join(map(str, study.seeds))}, "
-        f"{_threads(study)} each; all runs together took {duration(spent)}, evaluations "
+        f"threads of each: {study.threads}; all runs together took {duration(spent)}, evaluations "
         f"included. Made by `mugrpo study run {file}`; every row of [{RESULTS}]({RESULTS}) holds "
         "its whole config. "
         "Intervals are 95 %, by Student's t distribution over seeds.",
         "## Result",
         table(study, rows),
         *images,
-        *(_correlation(pair, rows) for pair in study.correlate),
     ]
     if study.baseline:
         name = ", ".join(study.baseline.values())
@@ -250,10 +249,6 @@ def write_page(study: Study, file: Path, rows: Sequence[Row], cells: int) -> Pat
     with publish_file(folder / PAGE) as out:
         out.write(("\n\n".join(part for part in parts if part) + "\n").encode())
     return folder / PAGE
-
-
-def _threads(study: Study) -> str:
-    return "one thread" if study.threads == 1 else f"{study.threads} threads"
 
 
 def _mean(column: str, values: Sequence[float | None]) -> str:
@@ -300,18 +295,6 @@ def _equivalence(pairs: Sequence[tuple[Row, Row]], margin: float) -> str:
     return "below 0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def _correlation(columns: tuple[str, str], rows: Sequence[Row]) -> str:
-    """Return a sentence on the rank correlation of two columns over all cells."""
-    first, second = columns
-    found = rank_correlation([(quantity(row, first), quantity(row, second)) for row in rows])
-    if found is None:
-        return ""
-    return (
-        f"Spearman's rank correlation of {named(first)} with {named(second)} over {found.count} "
-        f"runs: {found.mean:.2f} ± {found.half_width:.2f}."
-    )
-
-
 def _spans_decades(column: str) -> bool:
     return column.startswith("ratio/")
 
@@ -321,5 +304,5 @@ def _number(column: str, value: float) -> str:
 
 
 def _markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *body]
+    lines = [head, ["---"] * len(head), *body]  # unpadded, so that a changed number is one cell
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

@@ -1,4 +1,4 @@
-"""Run a study's cells: as many at once as there are cores for their threads.
+"""The command `mugrpo study`: run a study's cells, as many at once as the cores allow.
 
     WORK/cells/CELL/          a cell's run, with its output in CELL.log
 
@@ -9,20 +9,24 @@ unless they are to be kept.
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
 from rich.console import Console
 
 from mugrpo.disk.errors import RunStopped, UsageError
+from mugrpo.disk.run_dir import RunDir
 from mugrpo.extensions.lab.alignment import can_align
 from mugrpo.extensions.lab.study.outcome import Results
-from mugrpo.extensions.lab.study.spec import Cell
+from mugrpo.extensions.lab.study.page import RESULTS, compared, folder_of, table, write_page
+from mugrpo.extensions.lab.study.spec import Cell, load_study
 from mugrpo.processes.lifetime import StopFlag, passed_on
 from mugrpo.run.opening import open_run
 from mugrpo.run.progress import Progress
@@ -32,29 +36,20 @@ _REMOVED = ("stages", "checkpoints", "evaluations", "benchmarks", "alignment")
 _LOOK = 0.5  # seconds between checks of the stop flag
 
 
+@dataclass
 class Cells:
     """The cells of a study, which run in `work` and put their rows into `results`."""
 
-    def __init__(
-        self,
-        base: Path,
-        cells: Sequence[Cell],
-        results: Results,
-        work: Path,
-        *,
-        keep: bool,
-        aligned: bool,
-        say: Callable[[str], None],
-        stop: StopFlag,
-    ) -> None:
-        self.base = base
-        self.cells = cells
-        self.results = results
-        self.work = work
-        self.keep = keep
-        self.aligned = aligned
-        self.say = say
-        self.stop = stop
+    base: Path
+    cells: Sequence[Cell]
+    results: Results
+    work: Path
+    keep: bool
+    aligned: bool
+    say: Callable[[str], None]
+    stop: StopFlag
+
+    def __post_init__(self) -> None:
         self._alone = Lock()  # held to open a run or to write results
 
     def run(self, at_once: int) -> list[str]:
@@ -138,3 +133,48 @@ class Cells:
 def _last_line(log: Path) -> str:
     lines = log.read_text(errors="replace").strip().splitlines()
     return lines[-1] if lines else "it printed nothing"
+
+
+def run_study(
+    file: Path,
+    work: Path,
+    jobs: int | None,
+    *,
+    keep: bool,
+    say: Callable[[str], None],
+    stop: StopFlag,
+) -> tuple[Path, list[str]]:
+    """Run the study's missing cells and write its page.
+
+    Returns the path of the page (of the study's file if there are no results) and a sentence per
+    failure. Raises UsageError if the file is bad, if `jobs` is below 1, if stored results were made
+    with other options, or if another process works in `work`; Interrupted after a signal.
+    """
+    if jobs is not None and jobs < 1:
+        raise UsageError(f"--jobs {jobs}: at least one cell must run at once; name 1 or more")
+    study, cells = load_study(file)
+    results = Results(folder_of(file) / RESULTS)
+    with RunDir(work).locked():
+        aligned = "alignment" in study.columns
+        running = Cells(Path(study.base), cells, results, work, keep, aligned, say, stop)
+        try:
+            failed = running.run(jobs or max(1, (os.cpu_count() or 1) // study.threads))
+        finally:
+            page = write_page(study, file, results.rows, len(cells)) if results.rows else None
+    return page or file, failed
+
+
+def show_study(file: Path) -> str:
+    """Return the table of the finished cells, and their comparison with the baseline.
+
+    Raises UsageError if no cell is finished.
+    """
+    study, cells = load_study(file)
+    results = Results(folder_of(file) / RESULTS)
+    if not results.rows:
+        raise UsageError(f"no cell of {file} is finished; `mugrpo study run {file}` runs them")
+    parts = [f"{study.title}: {len(results.rows)} of {len(cells)} runs", table(study, results.rows)]
+    if study.baseline:
+        name = ", ".join(study.baseline.values())
+        parts += [f"Against {name}, seed by seed:", compared(study, results.rows)]
+    return "\n\n".join(parts)

@@ -19,7 +19,7 @@ import difflib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain, product
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -104,8 +104,6 @@ class Study(Options):
     """Axis -> the value that the others are compared with, seed by seed."""
     equivalence: float | None = Field(None, gt=0)
     """Test whether each arm's accuracy is within this of the baseline's (two one-sided tests)."""
-    correlate: tuple[tuple[str, str], ...] = ()
-    """Pairs of columns whose rank correlation over all cells is on the page."""
     figures: tuple[Figure, ...] = ()
     """The study's pictures."""
     setting: str = ""
@@ -190,7 +188,7 @@ def _faults(study: Study) -> Iterator[str]:
 
 def _column_faults(study: Study) -> Iterator[str]:
     """Yield a sentence for each name that is no column of the results."""
-    named = [*study.columns, *chain(*study.correlate)]
+    named = [*study.columns]
     named += [figure.of for figure in study.figures if figure.kind == "values"]
     for column in named:
         if column not in _COLUMNS and not re.fullmatch(_PATTERNS, column):
