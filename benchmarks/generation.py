@@ -30,7 +30,6 @@ from mugrpo.arguments import DEMO
 from mugrpo.config.load import build_config
 from mugrpo.config.run import RunConfig
 from mugrpo.config.tasks import ChainOptions
-from mugrpo.engines import make_engine
 from mugrpo.engines.base import Request
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.tasks.embedded import Chain
@@ -142,8 +141,6 @@ def compare(
         seconds = generation_floor(ceilings, shape_of(policy), groups, slots)
         return Measured(seconds["total"], sum(lengths), {**seconds, **ceilings.described()})
 
-    notices: list[str] = []  # why an engine other than the requested one is used
-    make_engine(policy, config.engine, notices.append)
     warm = workload[: options.warm_up]
     sampled(policy, config, warm)
     plainly_generated(model, policy, warm, longest, options.peer_batch)
@@ -158,7 +155,6 @@ def compare(
         "group_size": options.group_size,
         "max_new_tokens": longest,
         "engine": config.engine.model_dump(mode="json"),
-        "engine_notices": notices,
         "peer_batch": options.peer_batch,
         "prompt_tokens": sum(len(r.prompt_ids) for r in workload) / len(workload),
     }

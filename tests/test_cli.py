@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -97,12 +96,6 @@ main(["train", sys.argv[1]])
     count, *names = done.stdout.split()
     heavy = {"torch", "transformers", "pyarrow", "scipy", "altair", "datasets", "peft", "sympy"}
     assert heavy.isdisjoint(names) and int(count) < 600
-
-
-def test_python_m_mugrpo_is_the_command_line():
-    words = [sys.executable, "-m", "mugrpo", "--version"]
-    done = subprocess.run(words, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, f"mugrpo {metadata.version('mugrpo')}\n")
 
 
 @pytest.mark.long

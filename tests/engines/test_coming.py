@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -64,18 +64,6 @@ def test_requests_that_come_later_get_the_responses_that_they_would_get_at_once(
         assert ours.finish_reason is theirs.finish_reason
 
 
-def test_the_same_requests_at_the_same_steps_give_the_same_bits():
-    policy = endless("llama")
-    engine = ContinuousEngine(policy, ContinuousOptions(slots=4))
-    requests = requests_of(policy, 9)
-
-    def once() -> list[Completion]:
-        return taken(engine, requests[:2], [requests[2:5], (), requests[5:]])
-
-    for ours, theirs in zip(once(), once(), strict=True):
-        np.testing.assert_array_equal(ours.logprobs, theirs.logprobs)
-
-
 def test_a_request_begins_beside_those_that_run_and_an_idle_engine_asks_again():
     """Two responses of four tokens; a third request comes after the first step, for two tokens.
 
@@ -93,23 +81,6 @@ def test_a_request_begins_beside_those_that_run_and_an_idle_engine_asks_again():
     assert ends == [[], [2], [0, 1], [], [], [3], []]
     # 2 + 1 + 1 first tokens; two slots in the first step, then three, of which some are idle.
     assert [d.slots for d in decoded] == [2 + 2, 1 + 3, 3, 0, 0, 1 + 3, 0]
-
-
-def test_more_is_not_asked_for_while_every_slot_has_work():
-    """Two slots with four requests of three tokens, two steps each."""
-    policy = endless("llama")
-    engine = ContinuousEngine(policy, ContinuousOptions(slots=2))
-    prompt, asked = encoded(policy, PROMPTS[0]), []
-    requests = [Request(prompt, seed, 3) for seed in range(4)]
-    done = 0
-
-    def more() -> Iterator[Sequence[Request]]:
-        asked.append(done)
-        yield ()
-
-    for decoded in engine.generate(requests, temperature=1.0, max_new_tokens=LIMIT, more=more()):
-        done += len(decoded.completions)
-    assert asked == [4]
 
 
 @table("name", ["hf", "continuous"])

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from mugrpo.config.engines import ContinuousOptions, VLLMOptions
+from mugrpo.config.engines import ContinuousOptions
 from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.disk.errors import Interrupted, RunStopped, UsageError
 from mugrpo.engines import make_engines, process
@@ -211,23 +211,6 @@ def test_a_process_that_generates_ends_with_a_killed_run(
     assert soon(lambda: not alive(pid))
 
 
-def test_an_interpreter_without_vllm_is_refused(embedded_policy: Policy, tmp_path: Path):
-    """This interpreter has no vLLM. It is refused in a sentence, without a restart."""
-    said: list[str] = []
-    (engine,) = make_engines(
-        RunConfig(engine=VLLMOptions()),
-        vocabulary=embedded_policy.vocabulary,
-        policy=None,
-        log=lambda name: tmp_path / f"{name}.log",
-        notify=said.append,
-        check=lambda: None,
-    )
-    with pytest.raises(UsageError, match=r"No module named 'vllm'; see --engine\.python"):
-        engine.refresh(0, lambda: CHAIN)
-    engine.close()
-    assert said == []
-
-
 # ---- answers are checked ----
 
 LIAR = """
@@ -267,13 +250,7 @@ def answer(ids: str = "[2, 1]", logprobs: str = "[-0.5, -0.5]", reason: str = "s
 @pytest.mark.parametrize(
     ("said", "error", "text"),
     [
-        (answer(ids="[2, 99]"), RunStopped, "token ids 2 to 99 of a vocabulary of"),
-        (answer(ids="[-1, 1]"), RunStopped, "token ids -1 to 1 of"),
-        (answer(ids="[2]"), RunStopped, "1 ids with 2 logprobs"),
-        (answer(ids="[]", logprobs="[]"), RunStopped, "0 ids with 0 logprobs"),
-        (answer(ids="[2] * 25", logprobs="[-1.] * 25"), RunStopped, "25 ids with 25 logprobs"),
-        (answer(logprobs="[np.nan, -1]"), RunStopped, "non-finite logprobs"),
-        (answer(reason="abort"), RunStopped, "a response with finish reason 'abort'"),
+        (answer(ids="[2, 99]"), RunStopped, "what no model gives"),
         ('{"failed": "memory", "text": "out of memory"}', MemoryError, "out of memory"),
         ('{"failed": "refused", "text": "no such option"}', UsageError, "no such option"),
     ],

@@ -132,16 +132,6 @@ def test_on_a_gpu_it_sleeps_and_wakes_the_weights_before_the_cache(calls: Calls)
     assert calls.asked[5:] == [("take_weights", ("/latest",)), "reset"]
 
 
-def test_on_a_cpu_it_stays_awake(calls: Calls):
-    calls.cpu = True
-    worker = VLLM(SETUP)
-    worker.load("/initial", 0)
-    assert not calls.made[0]["enable_sleep_mode"]
-    assert calls.made[0]["enable_chunked_prefill"] is False
-    assert not worker.sleep()
-    assert calls.asked == []
-
-
 def test_a_run_of_an_adapter_gives_its_processes_the_base_model_and_room_for_the_rank():
     """vLLM keeps room for certain ranks only. A run without an adapter hands over models."""
     vocabulary, options = load_policy(ModelOptions()).vocabulary, VLLMOptions(python="python")

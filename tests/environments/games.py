@@ -119,13 +119,6 @@ class Bare:
     def reset(self, **_): ...
 
 
-class Undescribed:
-    def reset(self, **_): ...
-
-    def add(self, number):
-        return number
-
-
 class Unmade:
     def __init__(self, size: int) -> None:
         raise ValueError(f"no size {size}")

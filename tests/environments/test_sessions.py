@@ -9,10 +9,8 @@ import pytest
 
 from mugrpo.config.rewards import EnvironmentOptions
 from mugrpo.disk.errors import BrokenReward, UsageError
-from mugrpo.disk.records import Problem
 from mugrpo.environments import worker
 from mugrpo.environments.base import Reply
-from mugrpo.environments.pool import row_of
 from mugrpo.rewards.functions import load_function
 from tests.cases import table
 from tests.environments import games
@@ -111,11 +109,11 @@ def test_bad_calls_are_told_to_the_model_in_trls_words():
 def test_an_object_is_made_once_and_reset_often():
     made: list[games.Counter] = []
 
-    def make() -> games.Counter:
-        made.append(games.Counter())
-        return made[-1]
+    class Counted(games.Counter):
+        def __init__(self) -> None:
+            made.append(self)
 
-    found = held(make)
+    found = held(Counted)
     for rollout in range(3):
         found.begin(rollout, 7, {"start": rollout})
         found.end(rollout)
@@ -139,13 +137,6 @@ def test_a_game_by_a_function_of_messages():
     found.begin(2, 7, {"prompt": "?", "answer": "9"})
     found.end(2)
     assert found.replies(0)[-1] == (2, Reply(done=True, reward=0.0))  # it has not ended by itself
-
-
-def test_kwargs_go_to_the_class_or_the_function():
-    found = begun(games.higher, {"answer": "9"}, kwargs={"limit": 1})
-    found.replies(0)
-    assert not told(found, 0, say("1")).done
-    assert told(found, 0, say("2")) == Reply(done=True, reward=None)
 
 
 @table("answer", ["list", "role", "set"])
@@ -184,25 +175,15 @@ def test_tools_alone():
         (games.Resetless, {}, False, "needs a method `reset`"),
         (games.Bare, {}, False, "a method that a model can call"),
         (games.Unmade, {"kwargs": {"size": 3}}, False, "cannot be made: ValueError: no size 3"),
-        (games.higher, {"kwargs": {"size": 1}}, False, "nor can it be called with messages and"),
-        (games.higher, {"tools": (f"{GAMES}:double",)}, False, "without environment.tools"),
+        (
+            games.higher,
+            {"tools": (f"{GAMES}:double",)},
+            False,
+            "is a function, so it has no",
+        ),
         (games.Seeded, {}, True, "has no `get_reward`, which the reward environment asks for"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(code, options, own_reward, sentence):
     with pytest.raises(UsageError, match=sentence):
         held(code, own_reward=own_reward, **options)
-
-
-def test_the_row_of_a_problem_has_its_columns_prompt_and_answer():
-    problem = Problem("p", "3+9?", "12", {"answer": "#### 12", "unit": "kg"})
-    assert row_of(problem) == {"prompt": "3+9?", "answer": "#### 12", "unit": "kg"}
-    assert row_of(Problem("p", ({"role": "user", "content": "?"},), "12")) == {
-        "prompt": [{"role": "user", "content": "?"}],
-        "answer": "12",
-    }
-
-
-def test_a_tool_without_a_description_is_refused():
-    with pytest.raises(UsageError, match="a tool cannot be described to a model"):
-        held(games.Undescribed).host.schemas()

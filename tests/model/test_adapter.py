@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -110,25 +109,10 @@ def test_a_merged_model_is_plain_and_has_the_same_logits_up_to_rounding(form: st
     assert (merged - logits_of(plain, policy)).abs().max() > 100 * (merged - expected).abs().max()
 
 
-@table(
-    ("options", "sentence"),
-    [
-        ({"rank": 2}, "another rank or of other layers"),
-        ({"rank": 4, "alpha": 8}, "another lora_alpha in"),
-        ({"rank": 4, "targets": ("q_proj",)}, "another rank or of other layers"),
-    ],
-)
-def test_an_adapter_of_another_form_is_refused(options: dict, sentence: str, tmp_path: Path):
-    load_policy(ModelOptions(), lora=LoRAOptions(**options)).save(tmp_path)
-    with pytest.raises(UsageError, match=rf"holds an adapter .*{sentence}"):
+def test_an_adapter_of_another_form_is_refused(tmp_path: Path):
+    load_policy(ModelOptions(), lora=LoRAOptions(rank=4, alpha=8)).save(tmp_path)
+    with pytest.raises(UsageError, match=r"holds an adapter .*another lora_alpha in"):
         load_policy(ModelOptions(), lora=LORA).load_weights(tmp_path, 1)
-
-
-def test_without_peft_one_sentence_names_the_extra(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(UsageError, match=r"needs peft .*pip install 'mugrpo\[lora\]'"):
-        load_policy(ModelOptions(), lora=LORA)
-    assert load_policy(ModelOptions(), lora=LoRAOptions()).adapter is None
 
 
 @table(

@@ -56,24 +56,6 @@ def test_gradients_of_several_backward_passes_are_summed_in_fp32():
     assert layer.weight.grad.item() == 1.0 + 2.0**-6
 
 
-def test_tied_weights_stay_tied_and_buffers_stay_in_fp32():
-    policy = tiny_policy("llama", precision="bf16")
-    policy.model.get_output_embeddings().weight = policy.model.get_input_embeddings().weight
-    working = policy.working()
-    head, embeddings = working.get_output_embeddings(), working.get_input_embeddings()
-    assert head.weight is embeddings.weight
-    assert {p.dtype for p in working.parameters()} == {torch.bfloat16}
-    assert {b.dtype for b in working.buffers()} == {torch.float32}
-
-
-def test_what_is_not_trained_has_no_gradient():
-    model = nn.Sequential(line(1.0), line(2.0))
-    model[0].weight.requires_grad_(False)
-    working = HalfCopy(model).working
-    working(torch.ones(1, 1, dtype=torch.bfloat16)).sum().backward()
-    assert model[0].weight.grad is None and model[1].weight.grad.item() == 1.0
-
-
 def test_under_an_adapter_weights_that_are_not_trained_are_in_bf16_once_and_compute_the_same(
     tmp_path: Path, experience: Experience
 ):
@@ -120,17 +102,6 @@ def test_weights_begin_at_random_places_so_that_a_quarter_of_the_copies_shows_a_
     moved = (copies(layer) - before) / STEP
     assert set(moved.unique().tolist()) == {0.0, 1.0}
     assert moved.mean().item() == pytest.approx(0.25, abs=0.03)  # 4,096 weights: sigma is 0.007
-
-
-def test_where_weights_begin_depends_on_the_seed_only_and_zero_stays_zero():
-    layers = [nn.Linear(8, 8) for _ in range(3)]
-    for layer, seed in zip(layers, (0, 0, 1), strict=True):
-        nn.init.constant_(layer.weight, 0.3)
-        nn.init.zeros_(layer.bias)
-        begin_in_bf16(layer, seed)
-    first, again, other = (layer.weight for layer in layers)
-    assert torch.equal(first, again) and not torch.equal(first, other)
-    assert not layers[0].bias.any()
 
 
 @table(("update", "copy_moves"), [(0, False), (1, True)])

@@ -152,12 +152,6 @@ def test_logits_of_the_last_chunk_are_computed_once_and_a_second_backward_pass_i
     assert torch.equal(*passes)
 
 
-def test_the_entropy_carries_no_gradient():
-    head = make_head()
-    logprobs, entropy = chunked_logprobs(*head, temperature=1.0, chunk=8)
-    assert logprobs.requires_grad and not entropy.requires_grad
-
-
 class LargestTensor(TorchDispatchMode):
     """Records the most elements that any operator's result has."""
 

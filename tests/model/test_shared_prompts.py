@@ -6,11 +6,9 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import nn
 from transformers import AutoModelForCausalLM, MambaConfig
 
-from mugrpo.model import shared_prompts
 from mugrpo.model.logprobs import response_logprobs
 from mugrpo.model.policy import Policy
 from mugrpo.model.shared_prompts import can_share_prompts
@@ -123,44 +121,6 @@ def test_in_bf16_shared_prompts_are_close(form):
     expected = gradients(exact, wanted)
     rounding = difference(gradients(policy, plain[0]), expected)
     assert rounding > 1e-4 and difference(gradients(policy, shared[0]), expected) < 2 * rounding
-
-
-@table("form", ["llama", "gpt2"])
-def test_padding_reaches_no_position_beyond_the_models_context(form):
-    # A context of 128: the first row's padding, as long as the other responses, would go on to 168.
-    policy = tiny_policy(form)
-    plain, shared = both(policy, rows([(120, [8]), (10, [50, 50])]))
-    torch.testing.assert_close(shared[0], plain[0], rtol=1e-5, atol=1e-5)
-
-
-@table("form", ["llama", "gemma3", "gpt2"])
-def test_on_a_gpu_masks_meet_as_many_key_heads_as_query_heads(form, monkeypatch):
-    """Numbers and gradients stay. Without a mask, heads stay grouped, as other kernels take them.
-
-    The CPU stands in for a GPU.
-    """
-    policy, case = tiny_policy(form), rows(RAGGED)
-    _, (grouped, _) = both(policy, case)
-    expected = gradients(policy, grouped)
-    heads: set[tuple[bool, int, int, bool]] = set()
-    attend = F.scaled_dot_product_attention
-
-    def seen(query: Any, key: Any, value: Any, **options: Any) -> Any:
-        assert key.shape == value.shape
-        masked, shared = options["attn_mask"] is not None, options["enable_gqa"]
-        heads.add((masked, query.shape[1], key.shape[1], shared))
-        return attend(query, key, value, **options)
-
-    monkeypatch.setattr(shared_prompts, "_UNGROUPED", ("cpu",))
-    monkeypatch.setattr(shared_prompts.F, "scaled_dot_product_attention", seen)
-    ids, prompt_lengths, mask, prompts = case
-    copied, _ = response_logprobs(
-        policy.model, ids, prompt_lengths, mask, prompts, temperature=0.7, chunk=16
-    )
-    few = 4 if form == "gpt2" else 2
-    assert heads == {(True, 4, 4, False), (False, 4, few, few < 4)}
-    torch.testing.assert_close(copied, grouped, rtol=1e-5, atol=1e-5)
-    assert difference(gradients(policy, copied), expected) < 1e-5
 
 
 # --- Models that cannot --------------------------------------------------------------------------

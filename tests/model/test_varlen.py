@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,8 +11,8 @@ from torch.nn.attention.varlen import varlen_attn
 from mugrpo.model.logprobs import response_logprobs
 from mugrpo.model.shared_prompts import Packing
 from tests.builders import tiny_policy
-from tests.cases import cross, table
-from tests.model.test_shared_prompts import CASES, FORMS, RAGGED, difference, gradients, rows
+from tests.cases import cross
+from tests.model.test_shared_prompts import CASES, FORMS, difference, gradients, rows
 
 
 def reference(
@@ -77,23 +76,6 @@ def test_packed_rows_have_the_logprobs_and_gradients_of_padded_ones(
     torch.testing.assert_close(packed, plain, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(packed_entropy, entropy, rtol=1e-5, atol=1e-5)
     assert difference(gradients(policy, packed), gradients(plain_policy, plain)) < 1e-5
-
-
-@table("form", ["llama", "qwen3"])
-def test_in_bf16_the_kernel_gets_bf16_alone(form):
-    policy, types = tiny_policy(form, precision="bf16"), set()
-
-    def kernel(*arguments: Any, **options: Any) -> torch.Tensor:
-        types.update(states.dtype for states in arguments[:3])
-        return reference(*arguments, **options)
-
-    *row, _ = rows(RAGGED)
-    plain, packed = (
-        response_logprobs(policy.working(), *row, temperature=0.7, chunk=16, kernel=chosen)[0]
-        for chosen in (None, kernel)
-    )
-    assert types == {torch.bfloat16}
-    assert (packed - plain).norm() < 0.02 * plain.norm()
 
 
 def test_sequences_by_hand():

@@ -46,11 +46,6 @@ def test_the_vocabulary_of_a_named_model(name: str, monkeypatch):
     assert actual == expected and actual.size > 10 and actual.stop_ids
 
 
-def test_the_vocabulary_of_each_form(folder: Path, monkeypatch):
-    expected, actual = both(ModelOptions(path=str(folder)), monkeypatch)
-    assert actual == expected == Vocabulary(24, [1])
-
-
 def test_the_generation_config_adds_ids_and_the_models_own_stands_in_for_it(
     folder: Path, monkeypatch
 ):

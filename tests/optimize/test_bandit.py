@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
+from mugrpo.config.base import choices
 from mugrpo.config.objectives import Advantage, Objective
-from mugrpo.config.options import choices
 from mugrpo.optimize import advantages, ratios
 from mugrpo.optimize.objectives import kl_surrogate, load_objective
 from tests.cases import table

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mugrpo.config import objectives
-from mugrpo.config.options import choices
+from mugrpo.config.base import choices
 from mugrpo.optimize.objectives import Objective, load_objective
 
 OBJECTIVES = {n: part for n, part in choices(objectives.Objective).items() if n != "file"}

@@ -65,7 +65,7 @@ def server() -> Iterator[Server]:
 def test_answers_that_are_missing_cut_or_errors(
     server: Server, said: str, error: type[Exception], sentence: str
 ):
-    server.says(said.encode(), pause=0.0 if said else 0.5)
+    server.says(said.encode(), pause=0.0 if said else 5.0)
     with pytest.raises(error, match=sentence):
         http.ask(server.url, "/it", {"a": 1}, seconds=0.2)
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from mugrpo.disk.errors import UsageError
-from mugrpo.processes.lifetime import DRIVER, let_segments_grow
+from mugrpo.processes.lifetime import DRIVER
 from mugrpo.processes.ranks import joined
 from tests.waiting import alive, soon, until
 
@@ -48,27 +48,6 @@ def test_a_stopped_rank_ends_with_the_process_that_started_it(doing: str, tmp_pa
     driver.kill()
     driver.communicate()
     assert soon(lambda: not alive(rank), 2)
-
-
-@pytest.mark.parametrize(
-    ("given", "grow"),
-    [
-        ({DRIVER: "1 1"}, True),
-        ({}, False),  # it may start an engine, which would inherit it
-        ({DRIVER: "1 1", "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128"}, False),
-    ],
-)
-def test_only_ranks_let_their_segments_grow_and_the_users_setting_wins(
-    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], grow: bool
-):
-    for name in (DRIVER, "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")  # so that it is removed after the test
-    monkeypatch.delenv("PYTORCH_ALLOC_CONF")
-    let_segments_grow()
-    assert os.environ.get("PYTORCH_ALLOC_CONF") == ("expandable_segments:True" if grow else None)
 
 
 def test_a_rank_without_a_gpu_says_so_before_it_meets_the_others(monkeypatch: pytest.MonkeyPatch):

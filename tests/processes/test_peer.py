@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from pathlib import Path
 
@@ -136,18 +135,6 @@ def test_it_ignores_ctrl_c_and_a_crash_leaves_no_core():
     peer.end()
 
 
-def test_it_outlives_the_thread_that_started_it():
-    peers: list[Peer] = []
-    thread = threading.Thread(target=lambda: peers.append(started()))
-    thread.start()
-    thread.join()
-    heard(peers[0])
-    time.sleep(0.2)
-    tell(peers[0], "channel.send(1)")
-    assert heard(peers[0]) == 1
-    peers[0].end()
-
-
 def test_a_peer_whose_channel_closes_first_leaves_nothing():
     """The kernel may close the descriptors of a killed parent in this order."""
     peer = started()
@@ -203,32 +190,3 @@ def test_it_and_what_it_started_die_with_a_killed_parent(busy: str):
     run.kill()
     run.communicate()
     assert soon(lambda: not any(map(alive, known)))
-
-
-def test_a_peer_that_is_still_starting_dies_with_its_parent():
-    """The parent is killed before the child has asked to end with it."""
-    run = parent("""
-    late = Peer(
-        [sys.executable, "-P", "-c", "import time; time.sleep(1)" + PROGRAM],
-        "{}", silence=1.0, environment={},
-    )
-    print(late.process.pid, late.process.pid, flush=True)
-    time.sleep(600)
-    """)
-    known = pids(run) + pids(run)
-    run.kill()
-    run.communicate()
-    assert soon(lambda: not any(map(alive, known)))
-
-
-def test_memory_is_limited_below_the_hard_limit_that_the_process_has():
-    code = """
-from resource import RLIMIT_DATA, getrlimit, setrlimit
-from mugrpo.processes.child import limit_memory
-setrlimit(RLIMIT_DATA, (1 << 30, 1 << 30))
-for megabytes in (0, 4096, 512):
-    limit_memory(megabytes)
-    print(getrlimit(RLIMIT_DATA)[0] >> 20)
-"""
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert ended.stdout.split() == ["1024", "1024", "512"], ended.stderr

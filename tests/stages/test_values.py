@@ -24,7 +24,12 @@ from mugrpo.stages.stage import (
 from tests.stages.builders import stage_of, write_shard
 
 MIXED, EASY = [1, 0, 0, 0], [1, 1, 1, 1]
-DYNAMIC = {"name": "dynamic", "max_oversampling": 2.0}
+DYNAMIC = {"name": "dynamic"}
+
+
+@pytest.fixture(autouse=True)
+def at_most_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mugrpo.stages.stage.OVERSAMPLING", 2)
 
 
 def no_logprobs(update: int, rollouts: object) -> list[np.ndarray]:

@@ -68,21 +68,6 @@ def test_gpus_have_name_and_memory(machine: pytest.MonkeyPatch):
     assert lines()[1]["GPUs"] == "Big One, 80.0 GiB, Big One, 80.0 GiB"
 
 
-@pytest.mark.parametrize(
-    ("flags", "told"),
-    [
-        ("fpu amx_bf16 avx512_bf16", ", AMX and AVX512 for bf16"),
-        ("fpu avx512_bf16", ", AVX512 for bf16"),
-        ("fpu avx512f", ", neither AMX nor AVX512 for bf16; leave model.precision at auto"),
-    ],
-)
-def test_the_cpus_flags_say_whether_bf16_is_fast(
-    machine: pytest.MonkeyPatch, flags: str, told: str
-):
-    machine.setattr(Path, "read_text", lambda _: f"processor : 0\nflags : {flags}\n")
-    assert lines()[1]["CPU"].endswith(f" GiB of memory{told}")
-
-
 def test_without_a_requirement_the_demo_cannot_run(
     machine: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

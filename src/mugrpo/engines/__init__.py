@@ -20,7 +20,7 @@ from mugrpo.config.engines import (
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.engines.base import Engine
-from mugrpo.engines.continuous import ContinuousEngine, unfit
+from mugrpo.engines.continuous import ContinuousEngine, require_fit
 from mugrpo.engines.hf import HFEngine
 from mugrpo.engines.process import Host, RemoteEngine, visible_gpus
 from mugrpo.engines.server import ServerEngine
@@ -30,20 +30,14 @@ from mugrpo.model.policy import Policy
 from mugrpo.processes.peer import Peer
 
 
-def make_engine(
-    policy: Policy, options: EngineOptions, notify: Callable[[str], None] = lambda _: None
-) -> Engine:
+def make_engine(policy: Policy, options: EngineOptions) -> Engine:
     """Return the engine that `options` describes, in this process, sampling from `policy`.
 
-    If continuous batching cannot decode the model, return the plain engine instead and notify the
-    user why.
+    Raises UsageError if continuous batching cannot decode the model.
     """
     if isinstance(options, ContinuousOptions):
-        reason = unfit(policy)
-        if reason is None:
-            return ContinuousEngine(policy, options)
-        notify(f"sampling in static batches, as this model cannot be decoded in slots: {reason}")
-        return HFEngine(policy, HFOptions(slots=options.slots))
+        require_fit(policy)
+        return ContinuousEngine(policy, options)
     assert isinstance(options, HFOptions), f"no engine for {type(options).__name__}"
     return HFEngine(policy, options)
 
@@ -71,7 +65,7 @@ def make_engines(
         return [ServerEngine(url, vocabulary, options) for url in options.urls]
     if config.engine_in_process:
         assert policy is not None, "an engine in this process needs the policy"
-        return [make_engine(policy, options, notify)]
+        return [make_engine(policy, options)]
     assert isinstance(options, OwnEngineOptions | VLLMOptions)
     hosts = [
         _host(vocabulary, config, log(f"engine-{number}").absolute())

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.records import FinishReason
+from mugrpo.processes.messages import printable
 
 _ROUNDING = 1e-3  # a logprob above 0 that is only imprecise: log-softmax in fp32 was 1e-6 off
 WAIT = 0.02  # seconds at most until an engine that has room looks at `more` again
@@ -126,21 +127,25 @@ def checked(
     A wrong id or logprob would be a wrong gradient. Raises RunStopped, naming `source`, if it is
     empty, longer than `longest` tokens, or has ids or logprobs that no model gives.
     """
-    fault = None
-    if not 0 < len(ids) <= longest or len(ids) != len(logprobs):
-        fault = f"{len(ids)} ids with {len(logprobs)} logprobs, where {longest} are asked for"
-    elif ids.min() < 0 or ids.max() >= vocab_size:
-        fault = f"token ids {ids.min()} to {ids.max()} of a vocabulary of {vocab_size}"
-    elif not np.isfinite(logprobs).all():
-        fault = "non-finite logprobs"
-    elif logprobs.max() > _ROUNDING:
-        fault = f"a logprob of {logprobs.max():g}, which no probability has"
-    elif reason not in list(FinishReason):
-        fault = f"a response with finish reason {reason!r}"  # such as "abort" of vLLM
-    if fault:
-        raise RunStopped(f"the engine returned {fault}; see {source}")
+    sound = (
+        0 < len(ids) == len(logprobs) <= longest
+        and 0 <= ids.min() <= ids.max() < vocab_size
+        and np.isfinite(logprobs).all()
+        and logprobs.max() <= _ROUNDING
+        and reason in list(FinishReason)  # such as "abort" of vLLM is not
+    )
+    if not sound:
+        raise RunStopped(
+            f"the engine returned what no model gives: at most {longest} ids of a vocabulary of "
+            f"{vocab_size} are {_shown(ids)}, with logprobs {_shown(logprobs)}, and end by "
+            f"{reason!r}; see {source}"
+        )
     return Completion(
         ids.astype(np.int32, copy=False),
         logprobs.astype(np.float32, copy=False),
         FinishReason(reason),
     )
+
+
+def _shown(values: NDArray[Any]) -> str:
+    return printable(str(values.tolist()), 80)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,21 +20,18 @@ import torch.nn.functional as F
 from transformers import DynamicCache
 
 from mugrpo.config.engines import ContinuousOptions
+from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import FinishReason
 from mugrpo.engines.base import Arrivals, Completion, Decoded, Engine, Request
 from mugrpo.engines.cache import ATTENTION, KeysValues, SlotCache, cache_argument, reordered
 from mugrpo.engines.sampling import left_padded, refuse_nan, sample, uniforms
 from mugrpo.model.attention import attending
+from mugrpo.model.loading import first_line
 from mugrpo.model.policy import Policy
 
-
-@dataclass(frozen=True)
-class Prefilled:
-    """The model's output for a prompt."""
-
-    layers: list[KeysValues]  # both [H, P, D]
-    logits: torch.Tensor  # [V], for the first response token
-
+# The model's output for a prompt: keys and values of each layer, both [H, P, D], and the logits [V]
+# of the first response token.
+Prefilled = tuple[list[KeysValues], torch.Tensor]
 
 _PREFILL_TOKENS = 2048  # padded prompt tokens that go through the model together
 
@@ -86,7 +82,7 @@ def prefill(policy: Policy, prompts: Sequence[np.ndarray]) -> list[Prefilled]:
     for row, prompt in enumerate(prompts):
         begin = ids_UP.shape[1] - len(prompt)
         layers = [(c.keys[row, :, begin:], c.values[row, :, begin:]) for c in cached]
-        prefilled.append(Prefilled(layers, logits_UV[row]))
+        prefilled.append((layers, logits_UV[row]))
     return prefilled
 
 
@@ -192,8 +188,9 @@ class _Sequences:
             self.length_S[rows] = 0
             drawn = torch.from_numpy(uniforms([r.seed for _, r in begun], self.limit))
             self.uniforms_ST[rows] = drawn.to(self.policy.device)
-            self.cache.begin(rows, self.ready[key].layers)
-            self._draw(rows, self.ready[key].logits.expand(len(begun), -1))
+            layers, logits_V = self.ready[key]
+            self.cache.begin(rows, layers)
+            self._draw(rows, logits_V.expand(len(begun), -1))
             self.active += len(begun)
             if self._next_prompt() != key:
                 del self.ready[key]
@@ -266,16 +263,18 @@ class _Sequences:
         self.cache.close(movers, gaps, remaining, live)
 
 
-def unfit(policy: Policy) -> str | None:
-    """Return why the model cannot be decoded in slots, or None if a token of it can.
+def require_fit(policy: Policy) -> None:
+    """Raise UsageError if the model cannot be decoded in slots, tried on one token.
 
     If that token were wrong, the canary would say so: it compares engine and trainer.
     """
     prompt, cache = np.arange(2, dtype=np.int32), SlotCache(1, split=policy.device.type == "cpu")
     try:
         with policy.evaluating(), torch.inference_mode():
-            cache.begin(np.array([0]), prefill(policy, [prompt])[0].layers)
+            cache.begin(np.array([0]), prefill(policy, [prompt])[0][0])
             decode(policy, cache, torch.tensor([0], device=policy.device), np.array([0]))
     except Exception as error:  # other kinds of models may fail in any way
-        return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-    return None
+        raise UsageError(
+            f"continuous batching cannot decode this model ({first_line(error)}); use "
+            "--engine.name hf"
+        ) from None

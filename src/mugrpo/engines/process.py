@@ -37,7 +37,6 @@ class Host:
     rest: Literal["sleep", "stay", "end"]  # what it does between generations
     slots: int = 0  # of an engine that takes requests while it works on others
     gpus: int = 1  # GPUs that it uses, if there are any
-    silence: float = SILENCE  # seconds without a message after which it counts as lost
 
     def start(self) -> Peer:
         """Start the process on this machine and return its peer.
@@ -49,7 +48,7 @@ class Host:
             return Peer(
                 [python, "-P", str(_WORKER)],
                 to_json(self.setup),
-                silence=self.silence,
+                silence=SILENCE,
                 environment=self.environment,
                 log=self.log,
             )

@@ -53,7 +53,7 @@ class Own:
         if self._engine is None:
             # An adapter's A does not matter before it is loaded.
             policy = load_policy(self._model, lora=self._lora, share_prompts=False)
-            self._engine = make_engine(policy, self._options, print)
+            self._engine = make_engine(policy, self._options)
         self._engine.policy.load_weights(path, update)
 
     def generate(

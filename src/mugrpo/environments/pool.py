@@ -24,7 +24,7 @@ from mugrpo.disk.records import Message, Problem
 from mugrpo.environments.base import Environments, Reply
 from mugrpo.processes.messages import to_json
 from mugrpo.processes.peer import TICK, PeerLost
-from mugrpo.processes.workers import STARTING_SECONDS, Job, Limits, Worker, WorkerPool
+from mugrpo.processes.workers import Job, Limits, Worker, WorkerPool
 
 # What is sent at once, less than a socket holds: a worker that sends does not read.
 _CALLS, _BYTES = 32, 1 << 15
@@ -65,7 +65,6 @@ class EnvironmentPool(WorkerPool):
             Limits(workers.waiting, 0.0, workers.memory_mb),
             workers.processes,
             what="environment",
-            starting=STARTING_SECONDS if workers.timeout else None,
             log=log,
         )
         self._rollouts: dict[int, Episode] = {}
@@ -83,7 +82,7 @@ class EnvironmentPool(WorkerPool):
             while (message := worker.hear()) is None:
                 pass
         except PeerLost as lost:
-            raise worker.never_ready(lost, bool(self.greeting)) from None
+            raise worker.never_ready(lost) from None
         finally:
             worker.end()
         if "refused" in message:

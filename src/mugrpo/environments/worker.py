@@ -249,12 +249,8 @@ class Host:
             tool.rpartition(":")[2]: load_function(tool, "tool") for tool in options.tools
         }
         self._loaded = load_function(options.name, "environment") if options.name else None
-        # a function of messages, and not what makes an object
-        self._answers = (
-            self._loaded is not None
-            and not inspect.isclass(self._loaded)
-            and not _callable(self._loaded, **self._kwargs)
-        )
+        # a class makes objects; any other function is one of messages
+        self._answers = self._loaded is not None and not inspect.isclass(self._loaded)
         self._sessions: dict[int, Session] = {}
         self._free: list[Session] = [self._first(f"the environment {options.name}", own_reward)]
 
@@ -312,11 +308,8 @@ class Host:
     def _first(self, what: str, own_reward: bool) -> Session:
         """Return a session. Raises UsageError if the environment does not keep the contract."""
         if self._answers:
-            if self.functions or not _callable(self._loaded, [], **self._kwargs):
-                raise UsageError(
-                    f"{what} is no class with `reset`, nor can it be called with messages and "
-                    "environment.kwargs alone, without environment.tools"
-                )
+            if self.functions:
+                raise UsageError(f"{what} is a function, so it has no environment.tools")
             return self._new()
         try:
             session = self._new()
@@ -336,22 +329,6 @@ class Host:
         if own_reward and not rewards:
             raise UsageError(f"{what} has no `get_reward`, which the reward environment asks for")
         return session
-
-
-def _callable(function: Any, *arguments: Any, **keywords: Any) -> bool:
-    """Return whether `function` can be called with only these arguments, by its signature.
-
-    Columns of the data fill the others of a function of messages, so these do not count.
-    """
-    try:
-        parameters = inspect.signature(function)
-        if not arguments:
-            parameters.bind(**keywords)
-        else:
-            parameters.bind_partial(*arguments, **keywords)
-    except (TypeError, ValueError):
-        return False
-    return True
 
 
 def _load(setup: dict[str, Any]) -> tuple[dict[str, Any], Answer]:

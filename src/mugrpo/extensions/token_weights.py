@@ -42,15 +42,10 @@ class Method:
             faults = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
             raise ValueError(f"method {name!r}: {'; '.join(faults)}") from None
         loss = UpdateLoss(config)
-        if loss.objective.prepass:
+        if loss.objective.prepass or loss.objective.needs:
             raise ValueError(
-                f"method {name!r} looks at all responses of an update before it weighs a token, "
-                "which another trainer's micro-batch does not hold; use `mugrpo train`"
-            )
-        if loss.objective.needs:
-            raise ValueError(
-                f"method {name!r} needs the logprobs of a third policy (proximal), which another "
-                "trainer does not keep; use `mugrpo train`"
+                f"method {name!r} needs the whole update or a third policy's logprobs, which "
+                "another trainer's micro-batch does not hold; use `mugrpo train`"
             )
         return cls(config, loss)
 

@@ -45,7 +45,6 @@ class GRPOConfig(TRLConfig):
     method: preset or objective, such as "tapered-grpo": advantages, objective, masks, reduction, KL
     method_options: tables as in a config: {"veto": {"kappa": 0.01}}
     stages: number of stages; each generates its rollouts once, with the weights of its beginning
-    updates_per_stage: updates of the first stage, instead of `stages`
     growth: length of each stage over the one before; that of the method, or 1
 
     Raises ValueError if the method is no weight on each token, or an option asks for another loss.
@@ -54,7 +53,6 @@ class GRPOConfig(TRLConfig):
     method: str | None = None
     method_options: dict[str, Any] | str | None = None
     stages: int | None = None
-    updates_per_stage: int | None = None
     growth: float | None = None
     loss_type: str | None = None
     epsilon: float | None = None
@@ -65,9 +63,8 @@ class GRPOConfig(TRLConfig):
     def __post_init__(self) -> None:
         if isinstance(self.method_options, str):
             self.method_options = json.loads(self.method_options)
-        lengths = (self.stages or 1, self.updates_per_stage or 1, self.growth or 1)
-        if (self.stages and self.updates_per_stage) or min(lengths) <= 0:
-            raise ValueError("set stages or updates_per_stage, not both, and each above 0")
+        if min(self.stages or 1, self.growth or 1) <= 0:
+            raise ValueError("stages and growth must be above 0")
         for name, value in {**_OF_TRL, **(self._of_method() if self.method else {})}.items():
             if name in GRPOConfig.__annotations__ and getattr(self, name) is None:
                 setattr(self, name, value)
@@ -110,7 +107,7 @@ class GRPOTrainer(TRLTrainer):
         config: Any = given.arguments.get("args")
         self._method: Method | None = None
         self._sizes: list[int] = []  # generation batches of each stage; [] leaves them to TRL
-        if any(getattr(config, name, None) for name in ("method", "stages", "updates_per_stage")):
+        if config is not None and (config.method or config.stages):
             config = given.arguments["args"] = copy(config)
             if config.method:
                 self._method = Method.named(config.method, config.method_options)
@@ -266,7 +263,7 @@ def _planned(args: Any, dataset: Any) -> list[int]:
     rows = math.inf if dataset is None else len(dataset)  # None: an environment gives the prompts
     epoch = rows * args.num_generations / responses  # in updates
     few = f"the data set has {rows} prompts, too few for whole groups in the batches that were set"
-    if not (args.stages or args.updates_per_stage):
+    if not args.stages:
         if epoch * accumulated < args.steps_per_generation:
             raise ValueError(few)
         return [1]
@@ -274,8 +271,7 @@ def _planned(args: Any, dataset: Any) -> list[int]:
     if total <= 0:
         total = int(min(args.num_train_epochs * epoch * passes, 10**9))
     growth = args.growth or 1.0
-    shares = sum(growth**k for k in range(args.stages or 1))
-    first = args.updates_per_stage or math.ceil(total / shares)
+    first = math.ceil(total / sum(growth**k for k in range(args.stages)))
     pieces = (math.ceil(first / passes / parts) for parts in range(1, first + 1))
     most = min(epoch, args.most_steps / accumulated)
     fitting = (n for n in pieces if n <= most and responses * n % args.num_generations == 0)
@@ -289,8 +285,8 @@ def _planned(args: Any, dataset: Any) -> list[int]:
     if args.process_index == 0:
         lengths = [size * unit * passes for size in sizes]
         lengths[-1] -= sum(lengths) - total
-        few = ", ".join(map(str, lengths[:8])) + ", ..." * (len(lengths) > 8)
-        print(f"mugrpo: {total} updates in stages of {few}; {args.steps_per_generation = }")
+        said = ", ".join(map(str, lengths))
+        print(f"mugrpo: {total} updates in stages of {said}; {args.steps_per_generation = }")
     return sizes
 
 

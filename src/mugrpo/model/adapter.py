@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -88,14 +87,8 @@ class Adapter:
         return initial
 
     def _saved(self, folder: Path) -> dict[str, torch.Tensor]:
-        file, ours = folder / _WEIGHTS, self._config.to_dict()
-        if not file.is_file():
-            raise UsageError(f"{folder} holds no adapter, but the run trains one (lora.rank)")
-        saved = read_config(folder)
-        try:
-            values: dict[str, torch.Tensor] = load_file(file)
-        except SafetensorError as error:
-            raise UsageError(f"{file} cannot be read ({error})") from None
+        saved, ours = read_config(folder), self._config.to_dict()
+        values: dict[str, torch.Tensor] = load_file(folder / _WEIGHTS)
         if other := [name for name in _ARITHMETIC if saved.get(name) != ours[name]]:
             raise UsageError(f"{folder} holds an adapter with another {other[0]} in {CONFIG}")
         shapes = {name: tensor.shape for name, tensor in self.tensors().items()}
@@ -106,12 +99,6 @@ class Adapter:
     def _set(self, values: Mapping[str, torch.Tensor]) -> None:
         for name, tensor in self.tensors().items():
             local(tensor).copy_(values[name][rows_of(tensor)])
-
-
-def require_packages(lora: LoRAOptions) -> None:
-    """Raise UsageError if a package that `lora` needs cannot be imported."""
-    if lora.rank:
-        imported_peft()
 
 
 def imported_peft() -> Any:

@@ -18,21 +18,10 @@ from mugrpo.disk.errors import RunStopped, UsageError
 
 Precision = Literal["fp32", "bf16"]
 
-_UNITS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512"}  # flags of CPUs that compute in bf16
-
 
 def device() -> str:
     """Return where models compute: on the GPU, if there is one."""
     return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def bf16_units() -> str:
-    """Return the units of this machine's CPU that compute in bf16, such as "AMX and AVX512"."""
-    try:
-        flags = Path("/proc/cpuinfo").read_text().split()
-    except OSError:  # not Linux
-        return ""
-    return " and ".join(name for flag, name in _UNITS.items() if flag in flags)
 
 
 def precision_of(options: ModelOptions) -> Precision:
@@ -53,8 +42,7 @@ def arithmetic() -> str:
     """Return what decides how this machine rounds: the GPU's name, or the CPU's vector units."""
     if device() == "cuda":
         return str(torch.cuda.get_device_name())
-    capability = torch.backends.cpu.get_cpu_capability()
-    return f"{capability}, {bf16_units()} for bf16" if bf16_units() else capability
+    return torch.backends.cpu.get_cpu_capability()
 
 
 # Keep or return freed memory; recognize and report out-of-memory errors.

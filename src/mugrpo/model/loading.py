@@ -16,7 +16,7 @@ from transformers.utils.peft_utils import find_adapter_config_file
 from mugrpo.config.run import ModelOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.model.files import tensors_of
-from mugrpo.model.pretrained import hub_answers, model_path, refuse_no_folder
+from mugrpo.model.pretrained import model_path, refuse_no_folder
 from mugrpo.processes.messages import printable
 
 _REMEDY = (
@@ -63,7 +63,7 @@ def tokenizer_at(path: str) -> Any:
     Its folder may be that of an adapter.
     """
     with _loading(f"the tokenizer of {path}"):
-        return AutoTokenizer.from_pretrained(path, **_how(path))
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
 
 
 def model_sizes(options: ModelOptions) -> tuple[int, int | None]:
@@ -81,10 +81,9 @@ def load_vocabulary(options: ModelOptions, tokenizer: Any) -> Vocabulary:
     Raises UsageError if they cannot be read, or if the tokenizer belongs to another model.
     """
     config, path = model_config(options), model_path(options)
-    local = _how(path)["local_files_only"]
     with _loading(f"the generation config of {path}"):
         try:
-            generation_config = GenerationConfig.from_pretrained(path, local_files_only=local)
+            generation_config = GenerationConfig.from_pretrained(path)
         except OSError:  # the model has none
             generation_config = GenerationConfig.from_model_config(config)
     size = config.get_text_config().vocab_size
@@ -115,7 +114,7 @@ def model_config(options: ModelOptions) -> Any:
     path = model_path(options)
     _refuse_absent(path)
     with _loading(f"the model {path}"):
-        return AutoConfig.from_pretrained(path, **_how(path))
+        return AutoConfig.from_pretrained(path, trust_remote_code=False)
 
 
 def load_model(path: str | Path) -> Any:
@@ -129,7 +128,7 @@ def load_model(path: str | Path) -> Any:
     info: dict[str, Any]
     with _loading(f"the model {text}"):
         model, info = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]
-            path, dtype=torch.float32, output_loading_info=True, **_how(text)
+            path, dtype=torch.float32, output_loading_info=True, trust_remote_code=False
         )
     if getattr(model, "hf_quantizer", None) is not None:
         raise UsageError(
@@ -146,7 +145,7 @@ def empty_model(path: str, names: set[str]) -> Any:
     Its weights are allocated but not written to.
     """
     with _loading(f"the model {path}"), torch.device("meta"):
-        config = AutoConfig.from_pretrained(path, **_how(path))
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
         model = AutoModelForCausalLM.from_config(
             config, dtype=torch.float32, trust_remote_code=False
         )
@@ -159,13 +158,6 @@ def empty_model(path: str, names: set[str]) -> Any:
 def first_line(error: Exception) -> str:
     """Return the first line of a library's error message, or the error's name."""
     return printable((str(error).strip() or type(error).__name__).split("\n")[0], 1000)
-
-
-def _how(path: str) -> dict[str, Any]:
-    """Return how transformers loads `path`: without code of the model's own, and without the hub
-    if that cannot be reached."""
-    from_hub = not Path(path).is_dir()
-    return {"trust_remote_code": False, "local_files_only": from_hub and not hub_answers()}
 
 
 @contextmanager
@@ -181,11 +173,6 @@ def _loading(description: str) -> Iterator[None]:
                 "needs code of its own, which mugrpo never runs; name a model that transformers "
                 "has the code of"
             )
-        elif "Unrecognized configuration class" in str(error):
-            reason = (
-                "is no causal model of text alone: it has an encoder, or reads images or sound "
-                "too; name a text model, or save this one's text part and name that"
-            )
         else:
             reason = f"cannot be loaded ({first_line(error)}); {_REMEDY}"
         raise UsageError(f"{description} {reason}") from None
@@ -198,7 +185,7 @@ def _refuse_absent(path: str) -> None:
     """
     refuse_no_folder(path)
     with _loading(f"the model {path}"):
-        adapter = find_adapter_config_file(path, local_files_only=_how(path)["local_files_only"])
+        adapter = find_adapter_config_file(path)
     if adapter is not None:
         raise UsageError(
             f"{path} holds an adapter, not a model; make one with `mugrpo merge {path} DIRECTORY` "

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-import socket
-from functools import cache
 from pathlib import Path
-from urllib.parse import urlsplit
-from urllib.request import getproxies
-
-from huggingface_hub import is_offline_mode
-from huggingface_hub.constants import ENDPOINT
 
 from mugrpo.config.run import ModelOptions
 from mugrpo.disk.errors import UsageError
@@ -59,19 +52,3 @@ def cached(name: str) -> Path:
     """Return the directory of the model `name` in the cache, which exists once it is made."""
     cache = os.environ.get("MUGRPO_CACHE") or Path.home() / ".cache" / "mugrpo"
     return Path(cache) / "models" / CACHED[name]
-
-
-@cache
-def hub_answers() -> bool:
-    """Return whether the hub can be reached. Libraries would try for half a minute."""
-    if is_offline_mode():
-        return False
-    if getproxies().keys() - {"no"}:
-        return True  # they may know the way
-    hub = urlsplit(ENDPOINT)
-    try:
-        port = hub.port or (443 if hub.scheme == "https" else 80)
-        socket.create_connection((hub.hostname, port), timeout=3).close()
-    except OSError:
-        return False
-    return True

@@ -21,7 +21,7 @@ from mugrpo.processes.child import Channel, cpu_deadline, limit_memory
 from mugrpo.processes.messages import printable, to_json
 from mugrpo.processes.peer import TICK, Peer, PeerLost, audible
 
-STARTING_SECONDS = 120.0  # for the imports of functions, which may include torch
+STARTING_SECONDS = 600.0  # for imports: verifiers imports much, and may be compiled first
 _DEATHS = 2  # workers that may die in a job's calls before it fails: once may be chance
 
 
@@ -38,8 +38,8 @@ class Worker(Peer):
     """A process that answers calls. Its silence is limited only while it works on one.
 
     It runs `python -m MODULE`, or the file `module` if `python` names another interpreter.
-    `kind` is what an error message calls it. `starting` limits the seconds of its start, if it is
-    not None. Its program gets `setup` with the limits. Raises OSError if it cannot be run.
+    `kind` is what an error message calls it. Its program gets `setup` with the limits. Raises
+    OSError if it cannot be run.
     """
 
     def __init__(
@@ -49,7 +49,6 @@ class Worker(Peer):
         limits: Limits,
         *,
         kind: str,
-        starting: float | None,
         log: Path | None,
         python: str | None = None,
     ) -> None:
@@ -60,11 +59,11 @@ class Worker(Peer):
         super().__init__(
             [sys.executable, "-m", module] if python is None else [python, "-P", module],
             to_json({**setup, "memory_mb": limits.megabytes, "timeout": limits.computing}),
-            silence=starting,
+            silence=STARTING_SECONDS,
             environment=environment,
             log=log,
         )
-        self.limits, self.kind, self._starting = limits, kind, starting
+        self.limits, self.kind = limits, kind
         self.ready = False
         self.jobs: list[Any] = []  # all that it has
         self.sent: deque[Any] = deque()  # those whose answers it owes, in order
@@ -77,16 +76,11 @@ class Worker(Peer):
             return f"not finished after {self.limits.computing:g} seconds of computing", True
         return f"the worker died ({lost.ended})", False
 
-    def never_ready(self, lost: PeerLost, proven: bool) -> Exception:
-        """Return the error for a worker that is lost before it is ready.
-
-        It is UsageError, or RunStopped if another was ready (`proven`) or something else killed it.
-        """
+    def never_ready(self, lost: PeerLost) -> RunStopped:
+        """Return the error for a worker that is lost before it is ready."""
         if lost.ended is None:
-            reason = f"a {self.kind} was not ready after {self._starting:g} seconds"
-        else:
-            reason = f"a {self.kind} died while it was loading ({lost.ended})"
-        return (RunStopped if proven or lost.ended == "SIGKILL" else UsageError)(reason)
+            return RunStopped(f"a {self.kind} was not ready after {STARTING_SECONDS:g} seconds")
+        return RunStopped(f"a {self.kind} died while it was loading ({lost.ended})")
 
 
 class Job:
@@ -118,11 +112,10 @@ class WorkerPool(ABC):
         count: int,
         *,
         what: str,
-        starting: float | None = STARTING_SECONDS,
         log: Path | None = None,
     ) -> None:
         self._module, self._setup, self._limits, self._count = module, setup, limits, count
-        self._what, self._starting, self.log = what, starting, log
+        self._what, self.log = what, log
         self._python: str | None = None  # another interpreter, for a module that is a file
         self._workers: list[Worker] = []
         self.greeting: dict[str, Any] = {}  # from a worker that was ready, if any has been
@@ -157,13 +150,7 @@ class WorkerPool(ABC):
         kind = f"worker of the {self._what}"
         options = {**self._setup, **setup}
         return Worker(
-            self._module,
-            options,
-            self._limits,
-            kind=kind,
-            starting=self._starting,
-            log=self.log,
-            python=self._python,
+            self._module, options, self._limits, kind=kind, log=self.log, python=self._python
         )
 
     def _dispatch(self) -> None:
@@ -181,8 +168,8 @@ class WorkerPool(ABC):
     def _attend(self, patience: float = TICK) -> None:
         """Wait until workers answer, end or reach their deadlines, and handle each of these events.
 
-        Wait for at most `patience` seconds. Raises UsageError if the code cannot be loaded
-        (RunStopped if a worker could load it before), and BrokenReward if it breaks its contract.
+        Wait for at most `patience` seconds. Raises UsageError if the code cannot be loaded,
+        RunStopped if a worker is lost meanwhile, and BrokenReward if it breaks its contract.
         """
         self._dispatch()
         for worker in audible(self._workers, patience):
@@ -196,7 +183,7 @@ class WorkerPool(ABC):
     def _take(self, worker: Worker, message: dict[str, Any]) -> None:
         if "refused" in message:
             self.close()
-            raise (RunStopped if self.greeting else UsageError)(message["refused"])
+            raise UsageError(message["refused"])
         if "broken" in message:
             self.close()
             raise BrokenReward(
@@ -215,7 +202,7 @@ class WorkerPool(ABC):
         """Handle a worker that died or reached a deadline."""
         if not worker.ready:
             self.close()
-            raise worker.never_ready(lost, bool(self.greeting))
+            raise worker.never_ready(lost)
         reason, unfinished = worker.loss(lost)
         # Between calls, each job may have ended it.
         for job in [worker.sent[0]] if worker.sent else list(worker.jobs):

@@ -15,7 +15,7 @@ from mugrpo.config.rewards import FunctionOptions, MathOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Answer, Score, Status
 from mugrpo.processes.messages import printable, to_json
-from mugrpo.processes.workers import STARTING_SECONDS, Job, Limits, Worker, WorkerPool
+from mugrpo.processes.workers import Job, Limits, Worker, WorkerPool
 
 _RIGHT_AT = 1.0  # the reward from which a response counts as right if only functions judge
 LOOK_AHEAD = 512  # most calls held at once: waiting, in progress, or done but not yet yielded
@@ -61,7 +61,6 @@ class Pool(WorkerPool):
             Limits(options.waiting if waits else 0.0, options.timeout, options.memory_mb),
             options.processes,
             what="reward",
-            starting=STARTING_SECONDS if options.timeout else None,
         )
         self._waiting: deque[Call] = deque()
 

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from mugrpo.config.base import imported
-from mugrpo.config.extensions import installed
+from mugrpo.config.base import imported, installed
 from mugrpo.config.run import RunConfig
-from mugrpo.config.stages import SuiteUse
+from mugrpo.config.training import SuiteUse
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.metrics import MetricsLog
 from mugrpo.disk.publishing import passing, publish_folder, publish_json, with_sum

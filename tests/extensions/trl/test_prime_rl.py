@@ -75,13 +75,3 @@ def test_samples_add_up_to_the_gradient_of_our_update(method: str):
     (sum(loss(sample, method=method).loss for sample in samples) / tokens).backward()
     assert expected.grad.abs().max() > 0
     torch.testing.assert_close(now.grad, expected.grad)
-
-
-def test_what_cannot_be_done_is_refused():
-    ones = torch.ones(2)
-    sample = LossInputs(ones, ones, None, torch.tensor([1.0, 2.0]), ones.bool())
-    with pytest.raises(ValueError, match="different advantages"):
-        loss(sample, method="mu-grpo")
-    sample.advantages = ones
-    with pytest.raises(ValueError, match="kapa"):
-        loss(sample, method="mu-grpo", veto={"kapa": 0.1})

@@ -103,7 +103,7 @@ def test_stages_of_trls_loss_are_trl_with_that_steps_per_generation(tmp_path: Pa
         ({"stages": 4, "max_steps": 96}, 1000, [24, 24, 24, 24], 24),
         ({"stages": 4, "max_steps": 98}, 1000, [25, 25, 25, 23], 25),
         ({"stages": 4, "max_steps": 30, "growth": 2}, 1000, [2, 4, 8, 16], 2),
-        ({"updates_per_stage": 3, "max_steps": 8}, 1000, [3, 3, 2], 3),
+        ({"stages": 3, "max_steps": 8}, 1000, [3, 3, 2], 3),
         # a stage of 24 updates takes 192 prompts: three parts of 64
         ({"stages": 4, "max_steps": 96}, 70, [24, 24, 24, 24], 8),
         ({"stages": 2, "max_steps": 96, "steps_per_generation": 20}, 1000, [48, 48], 16),
@@ -125,7 +125,7 @@ def test_the_arithmetic_of_stages(
     assert args.generation_batch_size == 64 * steps
     unit = steps * args.num_iterations
     assert [min(size * unit, args.max_steps) for size in sizes][:-1] == lengths[:-1]
-    if options.get("stages") or options.get("updates_per_stage"):
+    if options.get("stages"):
         total = args.max_steps
         assert total == sum(lengths) and (sum(sizes) - 1) * unit < total <= sum(sizes) * unit
         stages = ", ".join(map(str, lengths))
@@ -141,7 +141,6 @@ def test_the_arithmetic_of_stages(
         ({"method": "m2po"}, "use `mugrpo train`"),
         ({"method": "mu-grpo", "loss_type": "cispo"}, "decides loss_type"),
         ({"method": "mu-grpo", "delta": 6.0, "scale_rewards": "none"}, "scale_rewards and delta"),
-        ({"stages": 2, "updates_per_stage": 3}, "not both"),
         ({"stages": -1}, "above 0"),
     ],
 )

@@ -118,8 +118,6 @@ def test_what_is_no_single_conversation_fails_its_rollout(environments, plot: st
     assert found.reward is None
 
 
-
-
 def test_a_rollout_that_waits_too_long_fails_alone(python):
     environments = made(python, seconds=3.0)
     try:
@@ -203,5 +201,3 @@ def test_calls_are_written_as_openai_has_them_and_recognized():
 def test_what_no_conversation_can_take(messages: list[Any], reason: str):
     with pytest.raises(Rewritten, match=reason):
         Conversation(BEGIN).added(messages)
-
-

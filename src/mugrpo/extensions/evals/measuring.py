@@ -18,7 +18,7 @@ from mugrpo.extensions.evals.comparing import is_run
 from mugrpo.extensions.evals.options import Suite
 from mugrpo.extensions.evals.stand_in import with_data
 from mugrpo.extensions.evals.suite import measure_suite, suite_config, suite_run
-from mugrpo.model.adapter import require_packages
+from mugrpo.model.adapter import imported_peft
 from mugrpo.model.hardware import with_precision
 from mugrpo.model.loading import model_sizes
 from mugrpo.pipeline import weights_of
@@ -69,8 +69,9 @@ def measure(
     """
     found = _target(target, out)
     raw = apply_overrides(found.raw, overrides)
-    base = with_precision(build_config(raw, target, overrides))
-    require_packages(base.lora)
+    base = with_precision(build_config(raw, target))
+    if base.lora.rank:
+        imported_peft()
     model_sizes(base.model)  # a model that is not there is refused before anything is written
     at = _updates(found, updates)
     chosen = {**found.own, **chosen}
@@ -120,7 +121,7 @@ def _target(target: str, out: Path | None) -> Target:
 def _config(base: RunConfig, suite: Suite, overrides: Sequence[str]) -> RunConfig:
     """Return the suite's config. The command line's options stand above the suite's."""
     raw = suite_config(base, suite).model_dump(mode="json")
-    config = build_config(apply_overrides(raw, overrides), f"the suite {suite.name}", overrides)
+    config = build_config(apply_overrides(raw, overrides), f"the suite {suite.name}")
     return with_precision(config)
 
 

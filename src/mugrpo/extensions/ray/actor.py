@@ -10,6 +10,7 @@ from collections import deque
 from contextlib import suppress
 from typing import Any
 
+from mugrpo.config.engines import SILENCE
 from mugrpo.disk.errors import UsageError
 from mugrpo.engines.process import Host
 from mugrpo.processes.peer import TICK, Peer, PeerLost
@@ -58,7 +59,6 @@ class ActorPeer:
     def __init__(self, ray: Any, host: Host, gpus: int) -> None:
         self._ray = ray
         self._actor = ray.remote(Relay).options(num_cpus=1, num_gpus=gpus).remote(host)
-        self._silence = host.silence
         self._answered: float | None = None  # when the actor last answered
         self._inbox: deque[Any] = deque()
         self._pending: Any = None
@@ -73,8 +73,8 @@ class ActorPeer:
             self._pending = self._pending or self._actor.hear.remote()
             ready, _ = self._ray.wait([self._pending], timeout=patience)
             if not ready:
-                if self._answered and time.monotonic() - self._answered > self._silence:
-                    raise PeerLost(f"has sent nothing for {self._silence:g} s")
+                if self._answered and time.monotonic() - self._answered > SILENCE:
+                    raise PeerLost(f"has sent nothing for {SILENCE:g} s")
                 return None
             answer, self._pending = self._pending, None
             try:

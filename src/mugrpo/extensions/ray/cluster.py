@@ -6,7 +6,6 @@ import logging
 import os
 import secrets
 import signal
-import socket
 import sysconfig
 from collections.abc import Iterator, Sequence
 from contextlib import chdir, contextmanager
@@ -20,7 +19,6 @@ from mugrpo.extensions.ray import RayBackend
 from mugrpo.extensions.ray.actor import ActorPeer
 from mugrpo.extensions.ray.ranks import RayJob
 
-_PATIENCE = 10.0  # seconds to wait for a cluster to accept a connection
 _OBJECT_STORE = 1 << 28  # bytes, for a Ray started here; it carries only messages
 
 
@@ -28,7 +26,7 @@ class RayCluster:
     """A cluster that chooses the machines of engines and ranks."""
 
     def __init__(self, options: RayBackend) -> None:
-        address = options.address or os.environ.get("RAY_ADDRESS")
+        address = os.environ.get("RAY_ADDRESS")
         self._here = address is None
         self._address = address or "local"
 
@@ -41,7 +39,7 @@ class RayCluster:
             raise UsageError(
                 f"engines and updates need {cpus} CPUs and {gpus} GPUs at once, which this "
                 "machine's Ray does not have; lower --engine.processes or "
-                "--distributed.processes, or name a cluster with --backend.address"
+                "--distributed.processes, or name a cluster in RAY_ADDRESS"
             )
 
     def has_room(self, ranks: int, engines: Sequence[int]) -> bool:
@@ -95,7 +93,6 @@ def connected(address: str) -> Any:
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # as there, listen on loopback
         if "RAY_AUTH_MODE" not in os.environ:
             os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    _require_listener(address)
     # Ray has its workers import from the working directory, which may be anybody's. This one they
     # search anyway.
     with _handlers_kept(), chdir(sysconfig.get_path("purelib")):
@@ -111,25 +108,11 @@ def connected(address: str) -> Any:
                 **local_options,
             )
         except (ConnectionError, RuntimeError, ValueError) as error:
-            raise _no_answer(address, str(error).splitlines()[0]) from None
+            raise UsageError(
+                f"no Ray cluster answers at {address} ({str(error).splitlines()[0]}); name one "
+                "with --backend.address, or start one with `ray start --head`"
+            ) from None
     return ray
-
-
-def _require_listener(address: str) -> None:
-    """Raise UsageError if nothing listens at host:port. Ray itself would wait for minutes."""
-    host, colon, port = address.rpartition(":")
-    if colon and port.isdigit() and "/" not in host:
-        try:
-            socket.create_connection((host, int(port)), timeout=_PATIENCE).close()
-        except OSError as error:
-            raise _no_answer(address, error.strerror or str(error)) from None
-
-
-def _no_answer(address: str, reason: str) -> UsageError:
-    return UsageError(
-        f"no Ray cluster answers at {address} ({reason}); name one with "
-        "--backend.address, or start one with `ray start --head`"
-    )
 
 
 @contextmanager

@@ -65,14 +65,9 @@ class RayJob:
             return said
         if (error := self._job.exception()) is None:
             return None
-        if ends := _ENDED.findall(str(error)):
-            killed = [end for end in ends if "status" not in end]  # the others failed without it
-            return (
-                f"{(killed or ends)[0]}, and the others with it, {_RESTARTS + 1} times; their "
-                f"logs are in {self._logs}"
-            )
-        first = (str(error).splitlines() or [""])[0]
-        return f"Ray Train stopped with {type(error).__name__}: {first}"
+        ends = _ENDED.findall(str(error))
+        first = next((end for end in ends if "status" not in end), ends and ends[0])  # a kill
+        return f"{first or str(error).strip()}; the logs of the ranks are in {self._logs}"
 
 
 def _fit(count: int, with_gpus: bool, words: Sequence[str], logs: Path) -> None:

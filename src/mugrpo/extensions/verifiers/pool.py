@@ -26,7 +26,6 @@ from mugrpo.processes.peer import TICK, PeerLost
 from mugrpo.processes.workers import Worker
 
 _PROGRAM = Path(__file__).with_name("worker.py")
-_STARTING = 600.0  # seconds: verifiers imports much, and its interpreter may compile it first
 
 
 @dataclass(eq=False)
@@ -58,7 +57,7 @@ class VerifiersEnvironments(EnvironmentPool):
         assert options.name is not None and options.python is not None
         name = options.name.rpartition(":")[2]
         self._setup = {"name": name, "kwargs": options.kwargs, "own_reward": own_reward}
-        self._module, self._python, self._starting = str(_PROGRAM), options.python, _STARTING
+        self._module, self._python = str(_PROGRAM), options.python
         self._begun = 0
 
     @cached_property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mugrpo.config.extensions import Extension
+from mugrpo.config.base import Extension
 
 if TYPE_CHECKING:
     from mugrpo.arguments import Commands
