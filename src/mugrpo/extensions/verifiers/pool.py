@@ -168,7 +168,7 @@ class VerifiersEnvironments(EnvironmentPool):
             return
         self._reply(job, Reply(messages=added))
 
-    def _fail(self, job: Episode, reason: str, unfinished: bool = False) -> None:
+    def _fail(self, job: Any, reason: str, unfinished: bool = False) -> None:
         """Let a rollout fail, and tell its worker to forget it."""
         super()._fail(job, printable(reason), unfinished)
         for worker in [worker for worker in self._workers if job in worker.jobs]:

@@ -166,7 +166,7 @@ class Worker:
 
     async def _list(self, count: int) -> list[dict[str, Any]]:
         """Return the first `count` problems, each with the messages of its first request."""
-        rows = []
+        rows: list[dict[str, Any]] = []
         for task in itertools.islice(self.environment.taskset, count):
             first = await self._probe(task)
             data = task.data.model_dump(mode="json", exclude_none=True)

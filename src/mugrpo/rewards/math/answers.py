@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from fractions import Fraction
 from functools import lru_cache
 
 from mugrpo.rewards.math.notation import normal
@@ -60,6 +61,18 @@ _PRIMED = re.compile(r"\w'+")
 _LETTER = re.compile(r"(?<![\\A-Za-z])[A-Za-z](?![A-Za-z])")
 _DENIALS = {"not", "wrong", "incorrect", "false", "or", "and", "isnt"}
 
+_LARGEST_EXPONENT = 400  # of 10, in scientific notation
+_DIGITS = r"[0-9]+(?:\.[0-9]*)?"
+_NUMBER = re.compile(
+    rf"""(?P<sign>[-+]?)(?:
+        (?P<whole>[0-9]+)??\\frac\{{(?P<minus>-?)(?P<over>{_DIGITS})\}}\{{(?P<under>{_DIGITS})\}}
+        |(?P<over2>{_DIGITS})/(?P<under2>{_DIGITS})
+        |(?P<decimal>{_DIGITS})(?:(?:[eE]|(?:\\cdot|x)10\^)\{{?(?P<exponent>[-+]?[0-9]{{1,4}})\}}?)?
+        |10\^\{{(?P<power>-?[0-9]{{1,4}})\}}
+    )""",
+    re.VERBOSE,
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -102,8 +115,8 @@ def read(answer: str) -> Answer:
 
 def settled(target: Answer, answer: Answer) -> bool | None:
     """Return whether `answer` is the reference `target`, or None if their values decide that."""
-    if target.text == answer.text or _listed(target.text) == _listed(answer.text):
-        return True
+    if len({one.text.replace(r"\wedge ", ",") for one in (target, answer)}) == 1:
+        return True  # in a list of inequalities, all of them hold
     if target.choice[0] and target.choice[0] == answer.choice[0]:
         return not (target.choice[1] and answer.choice[1])
     if target.word:
@@ -180,6 +193,26 @@ def elements(mathematics: str, separator: str = ",") -> list[str]:
     return pieces
 
 
+def exact_number(text: str) -> Fraction | None:
+    """Return the number that `text` is, in parentheses or not, or None for anything else."""
+    match = _NUMBER.fullmatch(text[1:-1] if text[:1] + text[-1:] == "()" else text)
+    if match is None:
+        return None
+    over, under = match["over"] or match["over2"], match["under"] or match["under2"]
+    exponent = int(match["exponent"] or match["power"] or 0)
+    if abs(exponent) > _LARGEST_EXPONENT:
+        return None
+    if over is None:
+        value = Fraction((match["decimal"] or "1").rstrip(".")) * Fraction(10) ** exponent
+    elif not (divisor := Fraction(under.rstrip("."))):
+        return None
+    else:
+        if match["whole"] and match["minus"]:
+            return None
+        value = Fraction(over.rstrip(".")) / divisor + int(match["whole"] or 0)
+    return -value if (match["sign"] == "-") != (match["minus"] == "-") else value
+
+
 def spelled(text: str) -> str:
     """Return the letters of an answer in lower case, without article, blanks and signs."""
     bare = re.sub(r"^(?:an?|the) ", "", _TEXT.sub(r"\1", text).casefold())
@@ -230,11 +263,6 @@ def _without_name(core: str) -> tuple[str, str, str]:
     if _NAME.fullmatch(name):
         return name, core, value
     return (value, core, name) if re.fullmatch("[A-Za-z]", value) else ("", core, core)
-
-
-def _listed(text: str) -> str:
-    """Return inequalities with "and" as a list: in a list, all of them hold."""
-    return text.replace(r"\wedge ", ",")
 
 
 def _named_otherwise(target: Answer, answer: Answer) -> bool:

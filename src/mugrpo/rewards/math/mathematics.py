@@ -29,8 +29,7 @@ from sympy.core.random import seed
 from sympy.functions.combinatorial.factorials import CombinatorialFunction
 
 from mugrpo.disk.records import Status
-from mugrpo.rewards.math.answers import Answer, agree, elements, last, read, targets
-from mugrpo.rewards.math.numbers import exact_number
+from mugrpo.rewards.math.answers import Answer, agree, elements, exact_number, last, read, targets
 from mugrpo.rewards.math.response import find, last_said
 from mugrpo.rewards.verdict import Verdict, verdict
 
@@ -251,8 +250,8 @@ def _same_values(target: Answer, answer: Answer) -> bool:
         return alike
     ratios = [one.core.rpartition("=")[2].split(":") for one in (target, answer)]
     if max(map(len, ratios)) > 2:
-        first, second = ([exact_number(part) for part in ratio] for ratio in ratios)
-        if len(first) != len(second) or None in first + second:
+        first, second = ([exact_number(part) or 0 for part in ratio] for ratio in ratios)
+        if len(first) != len(second) or 0 in first + second:
             return False
         return all(a * second[0] == b * first[0] for a, b in zip(first, second, strict=True))
     ours, theirs = _read_whole(target.core), _read_whole(answer.core)
