@@ -75,11 +75,11 @@ def test_a_list_is_filtered_and_its_keys_are_in_the_footer(tmp_path: Path, size:
         assert lines[3].split() == ["0", "0/1", "wrong", "0", "yes", "3+2="]
         assert lines[5].split() == ["0", "0/1", "error", "\u2013", "1+1="]
         assert lines[-2] == "10 of 10 rollouts"
-        assert [word in lines[-1] for word in ("/ filter", "q quit")] == [True] * 2
         await filtered(app, pilot, "status:wrong stage:1,eval")
         lines = seen(app)
         assert [line.split()[0] for line in lines[2:4]] == ["1", "eval0"]
         assert lines[4] == "" and lines[-2] == "2 of 10 rollouts"
+        assert [word in lines[-1] for word in ("/ filter", "q quit")] == [True] * 2
         await filtered(app, pilot, "status:rong")
         assert "there is no status 'rong'; choose among right, wrong" in " ".join(seen(app)[-3:])
         await settled(app, pilot, "escape", "q")
