@@ -24,7 +24,7 @@ from tokenizers.pre_tokenizers import Split
 from torch.nn.utils.rnn import pad_sequence
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from mugrpo.config.options import NamedOptions
+from mugrpo.config.base import NamedOptions
 from mugrpo.config.tasks import ChainOptions, LettersOptions
 from mugrpo.model.pretrained import EMBEDDED
 from mugrpo.tasks import make_task

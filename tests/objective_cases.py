@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
+from mugrpo.config.base import choices
 from mugrpo.config.load import build_config
 from mugrpo.config.objectives import Objective
-from mugrpo.config.options import choices
 from mugrpo.optimize.experience import MicroBatch
 from mugrpo.optimize.loss import UpdateLoss
 from tests.updates import hand_batch
@@ -26,8 +26,6 @@ FORMS: dict[str, dict[str, Any]] = {
     "gspo": {"name": "grpo", "level": "sequence"},
     "relaxed": {"name": "grpo", "ratio_clip": (0.0, 5.0)},
     "dual clip": {"name": "grpo", "dual_clip": 3.0},
-    "proximal center": {"name": "grpo", "clip_center": "proximal"},
-    "gspo, proximal center": {"name": "grpo", "level": "sequence", "clip_center": "proximal"},
     **{
         f"topr by {taper}": {"name": "topr", "taper": taper}
         for taper in ("prefix", "smallest", "mean", "token")
@@ -43,7 +41,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "veto from": {"veto": {**_VETO, "scope": "from_trigger"}},
     "veto responses": {"veto": {**_VETO, "scope": "response"}},
     "sequence mask": {"sequence_mask": _OFF_POLICY},
-    "truncated": {"correction": {"name": "truncated", "cap": 1.2}},
+    "truncated": {"correction": {"name": "truncated", "interval": (0.0, 1.2)}},
     "truncated responses": {"correction": {"name": "truncated", "level": "sequence"}},
     "masked": {"correction": {"name": "masked", "interval": (0.8, 1.2)}},
     "masked responses": {"correction": {"name": "masked", "level": "sequence"}},
@@ -51,7 +49,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "all": {
         "veto": _VETO,
         "sequence_mask": _OFF_POLICY,
-        "correction": {"name": "truncated", "cap": 1.2},
+        "correction": {"name": "truncated", "interval": (0.0, 1.2)},
         "reference": {"name": "kl", "coefficient": 0.3},
     },
 }

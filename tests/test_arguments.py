@@ -93,11 +93,6 @@ def owners_in(text: str) -> dict[str, set[str]]:
     return found
 
 
-def test_an_option_to_know_first_has_one_entry():
-    names = [option.name for option in describe()]
-    assert [names.count(name) for name in FIRST] == [1] * len(FIRST)
-
-
 def test_help_says_which_choices_have_an_option():
     found = owners_in(options_text(every=True))
     for group, members in RunConfig.choices().items():

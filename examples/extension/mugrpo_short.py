@@ -11,8 +11,7 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
-from mugrpo.config.base import ObjectiveOptions, RewardOption
-from mugrpo.config.extensions import Extension
+from mugrpo.config.base import Extension, ObjectiveOptions, RewardOption
 
 
 class PowerOptions(ObjectiveOptions):

@@ -12,110 +12,77 @@ from typing import TYPE_CHECKING
 from mugrpo.config.cores import bound_spinning
 
 if TYPE_CHECKING:
-    from mugrpo.config.load import load_config
-    from mugrpo.disk.errors import RunStopped, UsageError
-    from mugrpo.disk.metrics import read_metrics
-    from mugrpo.disk.records import Answer, FinishReason, Problem, Rollout
-    from mugrpo.disk.shards import ROLLOUT_SCHEMA, ShardSet, read_rollouts, write_rollouts
-    from mugrpo.engines import make_engine
-    from mugrpo.engines.base import Request
-    from mugrpo.model.policy import load_policy
-    from mugrpo.optimize.advantages import group as group_advantages
-    from mugrpo.optimize.experience import Responses
-    from mugrpo.optimize.forward import batch_logprobs
-    from mugrpo.optimize.gradient import micro_batches
-    from mugrpo.optimize.loss import denominator, reduced_loss
-    from mugrpo.optimize.objectives.grpo import loss as grpo_loss
-    from mugrpo.optimize.objectives.topr import loss as topr_loss
-    from mugrpo.optimize.ratios import negative_advantage_veto
-    from mugrpo.optimize.trainer import learning_rate
-    from mugrpo.pipeline import evaluate, generate, score, train
-    from mugrpo.pipeline import optimize as make_updates
-    from mugrpo.report import write_report
-    from mugrpo.rollouts.schedule import Schedule, rollout_seed
-    from mugrpo.run.opening import open_run, prompt_encoder
-    from mugrpo.tasks import make_task
+    from mugrpo.config.load import load_config as load_config
+    from mugrpo.disk.errors import RunStopped as RunStopped
+    from mugrpo.disk.errors import UsageError as UsageError
+    from mugrpo.disk.metrics import read_metrics as read_metrics
+    from mugrpo.disk.records import Answer as Answer
+    from mugrpo.disk.records import FinishReason as FinishReason
+    from mugrpo.disk.records import Problem as Problem
+    from mugrpo.disk.records import Rollout as Rollout
+    from mugrpo.disk.shards import ROLLOUT_SCHEMA as ROLLOUT_SCHEMA
+    from mugrpo.disk.shards import ShardSet as ShardSet
+    from mugrpo.disk.shards import read_rollouts as read_rollouts
+    from mugrpo.disk.shards import write_rollouts as write_rollouts
+    from mugrpo.engines import make_engine as make_engine
+    from mugrpo.engines.base import Request as Request
+    from mugrpo.model.policy import load_policy as load_policy
+    from mugrpo.optimize.advantages import group as _group
+    from mugrpo.optimize.experience import Responses as Responses
+    from mugrpo.optimize.forward import batch_logprobs as batch_logprobs
+    from mugrpo.optimize.gradient import micro_batches as micro_batches
+    from mugrpo.optimize.loss import denominator as denominator
+    from mugrpo.optimize.loss import reduced_loss as reduced_loss
+    from mugrpo.optimize.objectives.grpo import loss as _grpo
+    from mugrpo.optimize.objectives.topr import loss as _topr
+    from mugrpo.optimize.ratios import negative_advantage_veto as negative_advantage_veto
+    from mugrpo.optimize.trainer import learning_rate as learning_rate
+    from mugrpo.pipeline import evaluate as evaluate
+    from mugrpo.pipeline import generate as generate
+    from mugrpo.pipeline import optimize as _optimize
+    from mugrpo.pipeline import score as score
+    from mugrpo.pipeline import train as train
+    from mugrpo.report import write_report as write_report
+    from mugrpo.rollouts.schedule import Schedule as Schedule
+    from mugrpo.rollouts.schedule import rollout_seed as rollout_seed
+    from mugrpo.run.opening import open_run as open_run
+    from mugrpo.run.opening import prompt_encoder as prompt_encoder
+    from mugrpo.tasks import make_task as make_task
+
+    group_advantages, grpo_loss, topr_loss, make_updates = _group, _grpo, _topr, _optimize
 
 bound_spinning()  # here, because it must come before torch is imported
 
-__all__ = [
-    "ROLLOUT_SCHEMA",
-    "Answer",
-    "FinishReason",
-    "Problem",
-    "Request",
-    "Responses",
-    "Rollout",
-    "RunStopped",
-    "Schedule",
-    "ShardSet",
-    "UsageError",
-    "batch_logprobs",
-    "denominator",
-    "evaluate",
-    "generate",
-    "group_advantages",
-    "grpo_loss",
-    "learning_rate",
-    "load_config",
-    "load_policy",
-    "make_engine",
-    "make_task",
-    "make_updates",
-    "micro_batches",
-    "negative_advantage_veto",
-    "open_run",
-    "prompt_encoder",
-    "read_metrics",
-    "read_rollouts",
-    "reduced_loss",
-    "rollout_seed",
-    "score",
-    "topr_loss",
-    "train",
-    "write_report",
-    "write_rollouts",
-]
-
-# Name -> where it lives. `mugrpo.optimize` is a package, so that phase is `make_updates` here.
-_PLACES = {
-    "Answer": "disk.records.Answer",
-    "FinishReason": "disk.records.FinishReason",
-    "Problem": "disk.records.Problem",
-    "ROLLOUT_SCHEMA": "disk.shards.ROLLOUT_SCHEMA",
-    "Request": "engines.base.Request",
-    "Responses": "optimize.experience.Responses",
-    "Rollout": "disk.records.Rollout",
-    "RunStopped": "disk.errors.RunStopped",
-    "Schedule": "rollouts.schedule.Schedule",
-    "ShardSet": "disk.shards.ShardSet",
-    "UsageError": "disk.errors.UsageError",
-    "batch_logprobs": "optimize.forward.batch_logprobs",
-    "denominator": "optimize.loss.denominator",
-    "evaluate": "pipeline.evaluate",
-    "generate": "pipeline.generate",
+# Module -> its names here, apart from those of _RENAMED.
+_NAMES = {
+    "config.load": "load_config",
+    "disk.errors": "RunStopped UsageError",
+    "disk.metrics": "read_metrics",
+    "disk.records": "Answer FinishReason Problem Rollout",
+    "disk.shards": "ROLLOUT_SCHEMA ShardSet read_rollouts write_rollouts",
+    "engines": "make_engine",
+    "engines.base": "Request",
+    "model.policy": "load_policy",
+    "optimize.experience": "Responses",
+    "optimize.forward": "batch_logprobs",
+    "optimize.gradient": "micro_batches",
+    "optimize.loss": "denominator reduced_loss",
+    "optimize.ratios": "negative_advantage_veto",
+    "optimize.trainer": "learning_rate",
+    "pipeline": "evaluate generate score train",
+    "report": "write_report",
+    "rollouts.schedule": "Schedule rollout_seed",
+    "run.opening": "open_run prompt_encoder",
+    "tasks": "make_task",
+}
+_RENAMED = {
     "group_advantages": "optimize.advantages.group",
     "grpo_loss": "optimize.objectives.grpo.loss",
-    "learning_rate": "optimize.trainer.learning_rate",
-    "load_config": "config.load.load_config",
-    "load_policy": "model.policy.load_policy",
-    "make_engine": "engines.make_engine",
-    "make_task": "tasks.make_task",
-    "make_updates": "pipeline.optimize",
-    "micro_batches": "optimize.gradient.micro_batches",
-    "negative_advantage_veto": "optimize.ratios.negative_advantage_veto",
-    "open_run": "run.opening.open_run",
-    "prompt_encoder": "run.opening.prompt_encoder",
-    "read_metrics": "disk.metrics.read_metrics",
-    "read_rollouts": "disk.shards.read_rollouts",
-    "reduced_loss": "optimize.loss.reduced_loss",
-    "rollout_seed": "rollouts.schedule.rollout_seed",
-    "score": "pipeline.score",
+    "make_updates": "pipeline.optimize",  # `mugrpo.optimize` is a package
     "topr_loss": "optimize.objectives.topr.loss",
-    "train": "pipeline.train",
-    "write_report": "report.write_report",
-    "write_rollouts": "disk.shards.write_rollouts",
 }
+_PLACES = {n: f"{module}.{n}" for module, names in _NAMES.items() for n in names.split()} | _RENAMED
+__all__ = [*sorted(_PLACES)]
 
 if not TYPE_CHECKING:  # otherwise type checkers would accept any name
 

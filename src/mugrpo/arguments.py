@@ -13,9 +13,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from mugrpo.config.base import imported
+from mugrpo.config.base import imported, installed
 from mugrpo.config.describe import Option, Table, tables
-from mugrpo.config.extensions import installed
 from mugrpo.config.load import leaves
 from mugrpo.config.run import PRESETS, RunConfig
 from mugrpo.tools import vllm_env

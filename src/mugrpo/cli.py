@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -63,12 +64,14 @@ def run_train(options: argparse.Namespace) -> int:
     with opened(options) as run:
         from mugrpo.disk.metrics import read_metrics
         from mugrpo.pipeline import train
-        from mugrpo.tools.summary import LEARNED_NOTHING, standstill, summarize, whereabouts
+        from mugrpo.tools.summary import LEARNED_NOTHING, standstill, summarize
 
         train(run)
         lines = list(read_metrics(run.folder.metrics))
         run.progress.say(summarize(lines, run.config.preset))
-        run.progress.say(whereabouts(run.folder, run.config.schedule.total_updates))
+        last = run.folder.checkpoint(run.config.schedule.total_updates)
+        report = shlex.join(["mugrpo", "report", str(run.folder.root)])
+        run.progress.say(f"checkpoint  {last}\nreport      {report}")
     if sentence := standstill(lines, run.config.rollouts.max_new_tokens):
         _complain(sentence)
         return LEARNED_NOTHING

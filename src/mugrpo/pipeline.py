@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Self
 
-from mugrpo.config.stages import SinkOptions
+from mugrpo.config.training import SinkOptions
 from mugrpo.disk.errors import Interrupted
 from mugrpo.disk.metrics import MetricsLog, read_metrics
 from mugrpo.disk.publishing import remove_unfinished
@@ -32,7 +32,7 @@ from mugrpo.stages.evaluate import evaluate_once, evaluation_due, measures_of
 from mugrpo.stages.generate import generate_stage, prepare_stage, remake_past_stage, score_stage
 from mugrpo.stages.logprobs import Compute, logprobs_stage
 from mugrpo.stages.optimize import optimize_stage
-from mugrpo.stages.orders import Order, answer_logprobs, ordered_rollouts, orders, stay_alive
+from mugrpo.stages.orders import Order, answer_logprobs, ordered_rollouts, orders
 from mugrpo.stages.overlap import Arrivals, generated_beside
 from mugrpo.stages.preflight import preflight
 from mugrpo.stages.ranks import RankProcesses, optimize_in_ranks
@@ -151,7 +151,6 @@ def follow(run: OpenRun) -> None:
     are saved.
     """
     if run.ranks.first:
-        stay_alive(run.folder)
         remove_unfinished(run.folder.checkpoints)  # ranks before these may have been lost
     training = Training(run, weights_of(run))
     training.at(run.folder.newest_update())
@@ -178,7 +177,7 @@ def _obey(run: OpenRun, training: Training, order: Order) -> None:
         work.optimize(Stage.of(run, order.stage), order.update)
         if not training.stays:
             training.save(temporary=True, rests=True)  # one that is due is saved already
-        if hands_over := training.hands_over:
+        if hands_over := training.hands_over_model:
             training.hand_over()
     if run.config.backend.clustered:  # it may start ranks again, from a published checkpoint
         run.folder.settle()
@@ -290,7 +289,7 @@ class Work:
                 stage,
                 self.ranks,
                 between=self.evaluate_if_due,
-                handed_out=self._handed_out,
+                left_to_ranks=self._left_to_ranks,
                 until=until,
             )
         else:
@@ -316,7 +315,7 @@ class Work:
         return self.run.ranks.alone and several
 
     @contextmanager
-    def _handed_out(self) -> Iterator[None]:
+    def _left_to_ranks(self) -> Iterator[None]:
         """Leave the updates, the memory and the metrics to other processes during the block."""
         self.sampling.leave(room=self.ranks is None or self.ranks.beside_engines)
         self.training.release()

@@ -17,7 +17,7 @@ from tests.runs import read_metrics
 # Logs, what engines and ranks were handed; tables, pages and plans with seconds; config.json has
 # the threads and paths of the process that wrote it.
 _APART = re.compile(
-    r"(^|/)(logs|ranks|handed_over)/"
+    r"(^|/)(logs|ranks|handover)/"
     r"|(^|/)(config\.json|plan\.json|lock|table\.md|\w+\.html)$"
 )
 _METRICS, _MANIFEST = "metrics.jsonl", "manifest.json"  # a manifest has seconds

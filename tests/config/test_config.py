@@ -9,7 +9,7 @@ import pytest
 
 from mugrpo.arguments import DEMO
 from mugrpo.config.describe import as_toml, describe
-from mugrpo.config.load import ELSEWHERE, apply_overrides, load_config, parse_overrides
+from mugrpo.config.load import ELSEWHERE, load_config, parse_overrides
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from tests.cases import table
@@ -53,11 +53,6 @@ def test_both_forms_of_an_override_are_the_same():
     ]
 
 
-def test_dashes_in_names_are_underscores_and_values_keep_theirs():
-    (pair,) = parse_overrides(["--schedule.problems-per-update", "two-three"])
-    assert pair == ("schedule.problems_per_update", "two-three")
-
-
 def test_overrides_replace_the_file_and_the_file_the_defaults(toml):
     file = toml("seed = 5\n[schedule]\nstages = 2\nbatches_per_stage = 8\n")
     config = load_config(file, ["--schedule.stages", "3"])
@@ -76,12 +71,6 @@ def test_none_unsets(toml):
     file = toml('[objective]\nname = "grpo"\ndual_clip = 3.0\n')
     assert load_config(file).objective.knobs["dual_clip"] == 3.0
     assert load_config(file, ["--objective.dual_clip=none"]).objective.knobs["dual_clip"] is None
-
-
-def test_overrides_leave_the_raw_values_alone():
-    raw = {"schedule": {"stages": 2}}
-    assert apply_overrides(raw, ["--schedule.stages=3"]) == {"schedule": {"stages": 3}}
-    assert raw == {"schedule": {"stages": 2}}
 
 
 # ---- what is refused ----
@@ -116,7 +105,9 @@ def test_unknown_options_are_refused_with_the_nearest_name(refusal, name, near):
 
 
 def test_a_name_like_no_other_of_its_section_is_answered_with_the_section(refusal):
-    assert refusal("--optimizer.clip=1").endswith("max_grad_norm, micro_batch_tokens")
+    assert refusal("--optimizer.clip=1").endswith(
+        "optimizer.max_grad_norm, optimizer.micro_batch_tokens"
+    )
     assert "task.name" not in refusal("--model.nme=x")
 
 
@@ -137,15 +128,13 @@ def test_trls_names_are_answered_as_the_table_of_its_page_says():
         assert [*dict.fromkeys(answered)] == told[: len(set(answered))]
 
 
-def test_a_fault_is_blamed_on_where_it_stands(tmp_path):
+def test_the_command_line_is_named_beside_the_file(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text("[optimizer]\nlearning_rate = 1\n")
-    with pytest.raises(UsageError) as both:
-        load_config(file, ["--schedule.num_generations", "3", "--engine.name=zzz"])
-    told = dict(part.split(": ", 1) for part in re.split(r"; (?=/|on the)", str(both.value)))
-    assert told.keys() == {str(file), "on the command line"}
-    assert "optimizer.lr" in told[str(file)]
-    assert "group_size" in told["on the command line"] and "zzz" in told["on the command line"]
+    with pytest.raises(UsageError) as refused:
+        load_config(file, ["--engine.name=zzz"])
+    assert str(refused.value).startswith(f"{file} --engine.name=zzz: ")
+    assert "optimizer.lr?" in str(refused.value) and "'zzz'" in str(refused.value)
 
 
 def test_an_unknown_option_far_from_all_others_points_to_the_help(refusal):
@@ -253,15 +242,6 @@ def test_the_order_of_overrides_does_not_matter_to_a_choice():
         assert (objective.name, objective.dual_clip) == ("grpo", 3.0)
 
 
-def test_naming_the_default_choice_keeps_what_the_file_says(toml):
-    file = toml("[objective]\nnegative_weight = 0.5\n")
-    objective = load_config(file, ["--objective.name=topr"]).objective
-    assert (objective.negative_weight, objective.taper) == (
-        0.5,
-        "prefix",
-    )  # the file's, the preset's
-
-
 @table(
     ("text", "override"),
     [
@@ -277,15 +257,12 @@ def test_naming_the_presets_choice_keeps_what_the_file_says(toml, text, override
 
 
 def test_knobs_are_the_options_that_the_part_alone_declares():
-    assert load_config(None, ["--objective.name=m2po"]).objective.knobs == {
-        "second_moment_limit": 0.04
-    }
+    assert load_config(None, ["--objective.name=m2po"]).objective.knobs == {}
     config = load_config(None, ["--preset=mu-grpo"])
     assert config.objective.knobs == {
         "ratio_clip": (0.0, 5.0),
         "dual_clip": None,
         "level": "token",
-        "clip_center": "behavior",
     }
     assert config.veto.knobs == {"kappa": 1e-2, "scope": "suffix"}
     assert config.advantage.knobs == {"std": "unbiased"}
@@ -304,10 +281,6 @@ def test_every_objective_but_file_is_the_module_of_its_name():
 # ---- committed configs ----
 
 
-def test_there_are_committed_configs():
-    assert CONFIGS
-
-
 @table("file", CONFIGS)
 def test_every_committed_config_loads_and_differs_from_the_defaults(file):
     config = load_config(file)
@@ -315,38 +288,14 @@ def test_every_committed_config_loads_and_differs_from_the_defaults(file):
 
 
 @table(
-    ("overrides", "word"),
+    ("words", "part"),
     [
-        ("schedule.stages=1000000000000000", "schedule.stages"),
-        ("schedule.batches_per_stage=1000000000000000", "schedule.batches_per_stage"),
-        ("schedule.passes_per_batch=1000000000000000", "schedule.passes_per_batch"),
-        ("schedule.problems_per_update=1000000000000000", "schedule.problems_per_update"),
-        ("schedule.group_size=1000000000000000", "schedule.group_size"),
-        ("schedule.stages=100000 schedule.batches_per_stage=11", "1,100,000 updates"),
-        (
-            "schedule.stages=1 schedule.batches_per_stage=101 schedule.problems_per_update=100000",
-            "10,100,000 groups",
-        ),
-        (
-            "schedule.stages=1 schedule.batches_per_stage=1 schedule.problems_per_update=1000 "
-            "schedule.group_size=100001",
-            "100,001,000 rollouts",
-        ),
-        ("schedule.stages=1001 schedule.growth=1.001", "lower stages"),
-        ("evaluation.samples=1000000000000000", "evaluation.samples"),
-        ("task.train_problems=1000000000000000", "task.train_problems"),
-        ("engine.processes=1000000000000000", "engine.processes"),
-        ("distributed.processes=1000000000000000", "distributed.processes"),
-        ("rollouts.shard_rollouts=1000000001", "shard_rollouts"),
-        ("optimizer.micro_batch_tokens=1" + "0" * 400, "micro_batch_tokens"),
+        ("--schedule.stages=100000 --schedule.batches_per_stage=11", "1,100,000 updates"),
+        ("--schedule.stages=1001 --schedule.growth=1.1", "lower stages or growth"),
     ],
 )
-def test_sizes_that_no_machine_can_hold_are_refused_before_anything_is_made_of_them(
-    refusal, overrides: str, word: str
-):
-    """100,000 x 11 updates; 101 x 100,000 groups; 1,000 x 100,001 rollouts."""
-    options = ["schedule.growth=1", *overrides.split()]
-    assert word in refusal(*(f"--{option}" for option in options))
+def test_a_schedule_without_end_is_refused(refusal, words: str, part: str):
+    assert part in refusal("--schedule.growth=1", *words.split())
 
 
 @table(

@@ -40,18 +40,6 @@ def test_spinning_is_bounded_before_torch_unless_the_user_says_otherwise(first, 
     assert done.stdout.split() == [str(value) for value in expected]
 
 
-@table(
-    ("load", "threads", "said"),
-    [(0.9, 4, False), (1.0, 4, True), (2.9, 2, False), (3.1, 2, True), (3.9, 1, False)],
-)
-def test_a_run_says_if_others_leave_less_cores_than_torch_wants(monkeypatch, load, threads, said):
-    """Of four cores. Less than one of load is the run's own beginning."""
-    monkeypatch.setattr(cores, "cores", lambda: [0, 1, 2, 3])
-    monkeypatch.setattr(os, "getloadavg", lambda: (load, 9.0, 9.0))
-    assert bool(cores.crowding(threads)) == said
-    assert not said or f"{load} on 4" in cores.crowding(threads)
-
-
 def test_windows_gets_a_sentence_before_anything_that_it_lacks_is_imported():
     code = """
 import sys

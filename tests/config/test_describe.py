@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from mugrpo.config.base import choices
 from mugrpo.config.describe import as_toml, describe, tables
 from mugrpo.config.load import build_config
-from mugrpo.config.options import choices
 from mugrpo.config.rewards import Reward
 from mugrpo.config.run import RunConfig
-from mugrpo.config.stages import SuiteUse
 from mugrpo.config.tasks import SourceOptions
-from tests.cases import table
+from mugrpo.config.training import SuiteUse
 
 CHOICES = RunConfig.choices()
 
@@ -55,21 +54,6 @@ def test_every_option_is_listed_once_for_each_choice_that_has_it(required):
     for name in [f"{group}.name" for group in (*CHOICES, *lists)]:
         expected[name] = Counter([""])  # the choice itself is listed once for the group
     assert owners_by_name() == expected
-
-
-@table(
-    ("name", "owners"),
-    [
-        ("engine.slots", ["continuous", "hf", "vllm", "vllm_server"]),
-        ("objective.ratio_clip", ["grpo", "cispo", "decoupled_ppo", "minpro"]),
-        ("correction.level", ["truncated", "masked"]),
-        ("engine.processes", ["continuous", "hf", "vllm"]),
-        ("task.system_prompt", ["dataset", "reasoning-gym"]),
-        ("seed", [""]),
-    ],
-)
-def test_owners_by_hand(name, owners):
-    assert owners_by_name()[name] == Counter(owners)
 
 
 def test_a_default_that_differs_between_choices_is_shown_for_each():
@@ -116,7 +100,7 @@ def test_every_table_says_what_it_is():
 
 def test_types_bounds_and_defaults_are_spelled_for_users():
     described = {option.name: (option.kind, option.default) for option in describe()}
-    assert described["schedule.stages"] == ("int >= 1, <= 1000000", "4")
+    assert described["schedule.stages"] == ("int >= 1", "4")
     assert described["rollouts.temperature"] == ("float >= 0.001, <= 10", "1.0")
     assert described["optimizer.lr_schedule"] == ("constant|linear|cosine", "linear")
     assert described["optimizer.betas"] == ("[float, float]", "[0.9, 0.95]")

@@ -27,7 +27,6 @@ def test_a_source_is_a_table_of_a_task_with_a_name_and_a_weight(toml):
         """
         [task]
         name = "mixture"
-        rewards = "exact"
         [[task.sources]]
         source = "short"
         name = "chain"
@@ -49,7 +48,7 @@ def test_a_source_is_a_table_of_a_task_with_a_name_and_a_weight(toml):
         ("other", "dataset", (1,)),
     ]
     assert [[r.name for r in data.rewards] for data in datasets_in(task)] == [
-        ["exact"],
+        ["math"],
         ["numeric"],
     ]
 

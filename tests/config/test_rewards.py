@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mugrpo.config.base import RewardOption
-from mugrpo.config.options import Options
+from mugrpo.config.base import Options, RewardOption
 from mugrpo.config.rewards import (
     ExactOptions,
     FunctionOptions,

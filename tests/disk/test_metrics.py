@@ -52,15 +52,6 @@ def test_opening_at_the_last_update_changes_no_byte(path):
     assert path.read_bytes() == before
 
 
-def test_a_log_knows_its_lines_and_forgets_the_removed_ones(path):
-    log = MetricsLog(path, 2)
-    assert log.has("evaluation", 2) and log.has("update", 2) and log.has("refresh", 0)
-    assert not log.has("update", 3) and not log.has("evaluation", 1)
-    log.append("update", 3)
-    assert log.has("update", 3)
-    log.close()
-
-
 @pytest.mark.parametrize("torn", ['{"kind": "update", "update": 5, "lo', '{"kind"', "{"])
 def test_a_last_line_cut_short_by_a_kill_is_skipped_and_then_replaced(path, torn):
     whole = path.read_text()
@@ -84,21 +75,10 @@ def test_numbers_that_are_not_finite_are_written_as_null(tmp_path):
     )
 
 
-def test_a_line_is_on_disk_as_soon_as_it_is_appended(tmp_path):
-    log = MetricsLog(tmp_path / "m.jsonl", 0)
-    log.append("update", 1, loss=1.0)
-    assert kinds(tmp_path / "m.jsonl") == [("update", 1)]
-    log.close()
-
-
 def test_a_line_whose_number_was_changed_is_refused(path):
     path.write_text(path.read_text().replace("0.125", "0.126"))
     with pytest.raises(RunStopped, match=r"line 5 is not a metrics line \(its sha256"):
         list(read_metrics(path))
-
-
-def test_a_missing_file_has_no_metrics(tmp_path):
-    assert list(read_metrics(tmp_path / "none.jsonl")) == []
 
 
 def test_a_reopened_log_continues_after_the_lines_of_another_process(path):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import mugrpo
-from mugrpo.config.extensions import installed
+from mugrpo.config.base import installed
 from tests.runs import read_metrics, write_config
 
 SOURCE = Path(mugrpo.__file__).parent
@@ -23,7 +23,7 @@ TRAINS = [False, pytest.param(True, marks=pytest.mark.long)]
 PROGRAM = """
 import sys
 import mugrpo.arguments
-from mugrpo.config.extensions import installed
+from mugrpo.config.base import installed
 from mugrpo.config.load import load_config
 from mugrpo.config.run import RunConfig
 from mugrpo.__main__ import main

@@ -18,21 +18,9 @@ from tests.runs import (
     final_weights,
     killed,
     mugrpo,
-    read_metrics,
 )
 
 pytest_plugins = ["tests.run_fixtures"]
-
-
-@pytest.mark.long
-def test_a_forced_change_is_reported_stored_and_used(run_dir: Path, command: Command):
-    ended = command("train", run_dir, "--optimizer.lr", "2e-3", "--force")
-    assert ended.status == 0
-    assert "changed since the run began: optimizer.lr: 0.001 -> 0.002\n" in ended.out
-    rates = [line["lr"] for line in read_metrics(run_dir) if line["kind"] == "update"]
-    # They fall linearly to 0: by 3/6 at the fourth update, 4/6 and 5/6 at the last two.
-    assert rates[3:] == pytest.approx([1e-3 * 3 / 6, 2e-3 * 2 / 6, 2e-3 * 1 / 6])
-    assert json.loads((run_dir / "config.json").read_text())["config"]["optimizer"]["lr"] == 2e-3
 
 
 @pytest.mark.long
@@ -74,17 +62,6 @@ def test_another_number_of_threads_or_version_is_reported_and_goes_on(
     ended = command("train", run_dir)
     assert ended.status == 0
     assert f"{name} was another, is now {now}: the resumed run may differ in the last" in ended.out
-
-
-@pytest.mark.long
-def test_forcing_more_stages_continues_where_the_run_ended(
-    run_dir: Path, command: Command, reference: Path
-):
-    assert command("train", run_dir).status == 0
-    ended = command("train", run_dir, "--schedule.stages", "3", "--force")
-    assert ended.status == 0
-    assert checkpoints(run_dir) == [2, 4, 6, 8, 9]
-    assert final_weights(run_dir) == final_weights(reference)  # update 6 is as it was
 
 
 @pytest.mark.long

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -100,15 +99,3 @@ def test_a_directory_with_other_files_is_refused_and_left_as_it_is(
         refused(command(*words), f"{folder} is not a run", "but holds chapter", "--run-dir")
     refused(command("repair", folder), f"{folder} is not a run")
     assert sorted(p.name for p in folder.iterdir()) == ["chapter", "chapter.tmp.1"]
-
-
-def test_a_run_that_cannot_be_written_to_is_refused(
-    small_disk: Path, fifth_update: Path, command: Command
-):
-    run_dir = Path(shutil.copytree(fifth_update, small_disk / "run"))
-    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    refused(
-        command("train", run_dir),
-        f"{run_dir} cannot be written to ({run_dir / 'lock'}: Read-only file system)",
-        "name another --run-dir",
-    )

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import re
-import shutil
 from pathlib import Path
-from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
-from mugrpo.disk.errors import RunStopped
-from mugrpo.disk.publishing import publish_file
 from tests.cases import some
-from tests.faults.harm import accepted, resume_words, stopped
+from tests.faults.harm import resume_words, stopped
 from tests.runs import (
-    Command,
     State,
     assert_same,
     checkpoints,
@@ -96,46 +89,3 @@ def test_a_metrics_line_that_the_disk_has_no_room_for_stops_the_run(
     assert read_metrics(run_dir) == read_metrics(tmp_path / "whole")
     last = [final_weights(folder, 8) for folder in (run_dir, tmp_path / "whole")]
     assert last[0] == last[1]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "error", some(1, [OSError(errno.ENOSPC, "full"), OSError(errno.EDQUOT, "quota")])
-)
-def test_a_shard_write_that_fails_on_a_full_disk_leaves_no_file(
-    run_dir: Path,
-    command: Command,
-    monkeypatch: pytest.MonkeyPatch,
-    error: OSError,
-    reference: Path,
-):
-    shutil.rmtree(run_dir / "stages" / "001" / "scores")
-    accepted(run_dir)
-
-    def write_table(_table: object, file: Any, **_options: object) -> None:
-        file.write(bytes(1234))
-        file.flush()
-        raise error
-
-    with monkeypatch.context() as patch:
-        patch.setattr(pq, "write_table", write_table)
-        ended = command("train", run_dir)
-    stopped(ended, "stages/001/scores/shard-00000.parquet needs more than the 1,234 bytes")
-    assert list(run_dir.rglob("*.tmp.*")) == []
-    assert list(run_dir.glob("stages/001/scores/*")) == []
-    assert command("train", run_dir).status == 0
-    assert_same(run_dir, reference)
-
-
-def test_on_a_full_disk_only_the_unfinished_file_is_removed(tmp_path: Path):
-    other = tmp_path / "below" / "report.html.tmp.1"
-    other.parent.mkdir()
-    other.write_bytes(b"another process is writing this")
-    with (
-        pytest.raises(RunStopped, match="needs more than the 3 bytes already written"),
-        publish_file(tmp_path / "report.html") as file,
-    ):
-        file.write(b"abc")
-        file.flush()
-        raise OSError(errno.ENOSPC, "full")
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [other]

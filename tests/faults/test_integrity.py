@@ -25,7 +25,6 @@ from tests.runs import (
     killed,
     mugrpo,
     read_metrics,
-    shard_path,
     shards,
 )
 
@@ -217,20 +216,6 @@ def test_a_damaged_evaluation_is_set_aside_and_evaluate_makes_it_again(
     shutil.rmtree(whole / f"{EVALUATION}.bad")
     assert shards(whole) == shards(reference)
     assert read_metrics(whole) == read_metrics(reference)
-
-
-@pytest.mark.long
-def test_a_missing_checkpoint_that_a_bad_shard_needs_is_named_with_a_remedy_that_works(
-    run_dir: Path, command: Command, reference: Path
-):
-    gone = run_dir / "checkpoints/update-000003"
-    shutil.rmtree(gone)
-    shard_path(run_dir, 1, 2).unlink()
-    command("repair", run_dir)
-    stopped(command("train", run_dir), f"{gone} is needed, but gone; remove the later checkpoints")
-    shutil.rmtree(run_dir / NEWEST)
-    assert command("train", run_dir).status == 0
-    assert_same(run_dir, reference)
 
 
 @pytest.mark.promise("copy")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from mugrpo.config.stages import ScheduleOptions
+from mugrpo.config.training import ScheduleOptions
 from mugrpo.optimize import gradient
 from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.trainer import Trainer

@@ -11,7 +11,6 @@ from tests.faults.harm import contents, resume_words, stopped
 from tests.runs import (
     State,
     assert_same,
-    finished,
     mugrpo,
     state,
     train,
@@ -47,17 +46,6 @@ def test_a_signal_ends_a_run_cleanly_and_the_command_it_prints_resumes_it(
     again = mugrpo(*resume_words(ended))
     assert (again.status, again.err) == (0, "")
     assert "unlocking" not in again.out and "unfinished" not in again.out
-    assert_same(run_dir, reference)
-
-
-@pytest.mark.long
-def test_a_second_ctrl_c_quits_at_once_and_the_run_can_be_resumed(reference: Path, tmp_path: Path):
-    run_dir = tmp_path / "run"
-    ended = train(run_dir, at="half a rollout shard", nth=2, act="SIGINT+SIGINT")
-    assert ended.status == 130
-    assert ended.err == "SIGINT+SIGINT at half a rollout shard\n"
-    assert state(run_dir) == State((1, 0), (0, 0), (), "evaluation 0", ("shard-00001.parquet",))
-    finished(run_dir)
     assert_same(run_dir, reference)
 
 

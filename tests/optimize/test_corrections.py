@@ -35,7 +35,7 @@ def of_weights(function, **knobs: object) -> torch.Tensor:
     ],
 )
 def test_truncated_by_hand(cap, level, expected):
-    actual = of_weights(ratios.truncated, cap=cap, level=level)
+    actual = of_weights(ratios.truncated, interval=(0.0, cap), level=level)
     torch.testing.assert_close(actual, torch.tensor(expected).double(), rtol=1e-7, atol=0)
 
 
@@ -61,7 +61,7 @@ def test_extreme_probabilities_give_weights_from_0_to_the_bound(level):
     engine = torch.tensor([[-1.0], [nothing], [nothing]])
     mask = torch.ones(3, 1, dtype=torch.bool)
     tiny = math.exp(-80)
-    actual = ratios.truncated(trainer, engine, mask, cap=2.0, level=level)
+    actual = ratios.truncated(trainer, engine, mask, interval=(0.0, 2.0), level=level)
     assert actual[:, 0].tolist() == pytest.approx([tiny, 2.0, 1.0], rel=1e-4)
     actual = ratios.masked(trainer, engine, mask, interval=(0.5, 2.0), level=level)
     assert actual[:, 0].tolist() == [0.0, 0.0, 1.0]
@@ -85,7 +85,7 @@ def test_the_policys_ratio_is_relative_to_the_trainers_probabilities():
         torch.ones(1, 2, dtype=torch.bool),
         trainer_behavior_logprobs=trainer,
     )
-    loss = corrected({"name": "truncated", "cap": 2.0})
+    loss = corrected({"name": "truncated", "interval": (0.0, 2.0)})
     loss_BT, metrics = loss(batch, logprobs, {})
     assert loss_BT[0].tolist() == pytest.approx([-1.65, -1.8], rel=1e-6)
     (gradient,) = torch.autograd.grad(loss_BT.sum(), logprobs)

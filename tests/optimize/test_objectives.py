@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mugrpo.config import objectives
-from mugrpo.config.options import choices
+from mugrpo.config.base import choices
 from mugrpo.optimize.objectives import Objective, load_objective
 
 OBJECTIVES = {n: part for n, part in choices(objectives.Objective).items() if n != "file"}
@@ -18,8 +18,6 @@ NAMES = sorted(OBJECTIVES)
 FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in NAMES},
     "grpo of a sequence": ("grpo", {"level": "sequence"}),
-    "grpo around the proximal policy": ("grpo", {"clip_center": "proximal"}),
-    "grpo of both": ("grpo", {"level": "sequence", "clip_center": "proximal"}),
     "grpo with dual clip": ("grpo", {"dual_clip": 3.0}),
 }
 STORED = ("proximal_logprobs",)  # logprobs that an objective may ask for

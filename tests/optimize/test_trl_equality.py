@@ -121,8 +121,12 @@ def test_loss_under_the_off_policy_mask_equals_trl(loss_type, level):
 # ---- truncated and masked importance sampling ----
 
 MODES = [
-    ("token_truncate", {"name": "truncated", "cap": 1.3, "level": "token"}, (None, 1.3)),
-    ("sequence_truncate", {"name": "truncated", "cap": 1.3, "level": "sequence"}, (None, 1.3)),
+    ("token_truncate", {"name": "truncated", "interval": (0.7, 1.3), "level": "token"}, (0.7, 1.3)),
+    (
+        "sequence_truncate",
+        {"name": "truncated", "interval": (0.0, 1.3), "level": "sequence"},
+        (None, 1.3),
+    ),
     ("token_mask", {"name": "masked", "interval": (0.7, 1.4), "level": "token"}, (0.7, 1.4)),
     ("sequence_mask", {"name": "masked", "interval": (0.7, 1.4), "level": "sequence"}, (0.7, 1.4)),
     ("token_mask", {"name": "masked", "interval": (0.0, 2.0), "level": "token"}, (None, 2.0)),

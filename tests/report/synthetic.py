@@ -42,7 +42,7 @@ def write_config(root: Path, *, document: dict[str, Any] | None = None, **schedu
             **schedule,
         },
     }
-    provenance = {"mugrpo": "0.1.0", "torch": "2.13.0", "git_revision": None}
+    provenance = {"mugrpo": "0.1.0", "torch": "2.13.0"}
     stored = {"format": FORMAT, "config": options, "provenance": provenance, **(document or {})}
     (root / "config.json").write_text(json.dumps(with_sum(stored)))
 

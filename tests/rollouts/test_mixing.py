@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mugrpo.config.stages import ScheduleOptions
+from mugrpo.config.training import ScheduleOptions
 from mugrpo.rollouts.schedule import Schedule, Source, interleaved
 from tests.cases import table
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from mugrpo.config.stages import ScheduleOptions
+from mugrpo.config.training import ScheduleOptions
 from mugrpo.rollouts.schedule import Schedule, rollout_seed
 from tests.cases import table
 

@@ -44,18 +44,6 @@ def test_a_phase_is_paused_while_another_runs_beside_it(clock):
     assert progress.line() == "stage 1 (of 0 to 3)  optimize  20/40 updates  50 tokens/s  0:40 left"
 
 
-def test_a_phase_beside_no_other_leaves_nothing_to_print(clock):
-    out = io.StringIO()
-    progress = Progress(Console(file=out))
-    with progress.aside():
-        progress.begin("update 0  evaluate", "rollouts", 2)
-        progress.advance(2)
-        progress.end()
-    written = out.getvalue()
-    progress.end()
-    assert out.getvalue() == written
-
-
 @pytest.mark.parametrize(("done", "text"), [(1, "0:04"), (19, "0:04"), (20, "3:16 left")])
 def test_the_time_left_is_told_once_a_fiftieth_is_done(clock, done, text):
     """Of 1000 rollouts, 20 in 4 s: the other 980 take 196 s."""
@@ -66,15 +54,6 @@ def test_the_time_left_is_told_once_a_fiftieth_is_done(clock, done, text):
     assert progress.line() == f"stage 0 (of 0 to 3)  generate  {done}/1000 rollouts  {text}"
 
 
-@pytest.mark.parametrize(("done", "text"), [(7, "0:04"), (8, "0:04 left")])
-def test_a_few_rollouts_tell_no_time_left_even_if_they_are_half_of_all(clock, done, text):
-    progress = Progress(Console(file=io.StringIO()))
-    progress.begin("update 0  evaluate", "rollouts", 16)
-    clock.now += 4
-    progress.advance(done)
-    assert progress.line() == f"update 0  evaluate  {done}/16 rollouts  {text}"
-
-
 def test_of_a_phase_that_goes_on_only_the_rest_counts(clock):
     """A quarter of the rollouts was there; the next quarter took 3 s."""
     progress = Progress(Console(file=io.StringIO()))
@@ -82,17 +61,6 @@ def test_of_a_phase_that_goes_on_only_the_rest_counts(clock):
     clock.now += 3
     progress.advance(25)
     assert progress.line().endswith("50/100 rollouts  0:06 left")
-
-
-def test_one_of_few_updates_tells_no_time_left(clock):
-    progress = Progress(Console(file=io.StringIO()))
-    progress.begin("stage 0 (of 0 to 3)  optimize", "updates", 4)
-    clock.now += 4
-    progress.advance(1)
-    assert progress.line().endswith("1/4 updates  0:04")
-    clock.now += 4
-    progress.advance(1)
-    assert progress.line().endswith("2/4 updates  0:08 left")
 
 
 def test_without_a_terminal_a_line_is_printed_after_ten_seconds_and_at_the_end(clock):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from mugrpo.run.provenance import _git_revision, code_sha256
+from mugrpo.run.provenance import code_sha256
 
 SOURCE = Path(__file__).parents[2] / "src" / "mugrpo"
 
@@ -38,30 +37,3 @@ def changed(copy: Path, file: str, old: str, new: str) -> bool:
 )
 def test_code_that_decides_numbers_counts(copy: Path, file: str, decides: bool):
     assert changed(copy, file, "import", "import  ") == decides
-
-
-def test_a_file_that_is_gone_counts(copy: Path):
-    before = code_sha256(copy)
-    moved = (copy / "optimize/trainer.py").rename(copy / "optimize/lr.txt")
-    code_sha256.cache_clear()
-    assert code_sha256(copy) != before
-    moved.rename(copy / "optimize/trainer.py")
-    code_sha256.cache_clear()
-
-
-def test_the_commit_of_a_checkout_is_only_that_of_files_that_it_tracks(tmp_path: Path):
-    """mugrpo may lie in a virtual environment inside of somebody's own project."""
-    own = ("-c", "user.name=Alice", "-c", "user.email=alice@example.org")
-
-    def git(*words: str) -> str:
-        command = ["git", "-C", str(tmp_path), *own, *words]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
-    (folder := tmp_path / "venv" / "mugrpo").mkdir(parents=True)
-    (folder / "__init__.py").touch()
-    git("init")
-    git("commit", "--allow-empty", "-m", "theirs")
-    assert _git_revision(folder) is None
-    git("add", "--force", "venv")
-    git("commit", "-m", "tracked")
-    assert _git_revision(folder) == git("rev-parse", "HEAD")

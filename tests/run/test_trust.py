@@ -132,7 +132,6 @@ def test_a_received_run_names_its_code(folder: Path, kind: str):
 @pytest.mark.parametrize(
     "named",
     [
-        {"backend": {"name": "ray", "address": "HERE"}},
         {"engine": {"name": "vllm_server", "urls": ["http://HERE"]}},
         {"task": {"rewards": [{"name": "code", "url": "http://HERE"}]}},
         {"sinks": {"wandb": "theirs/HERE"}},
@@ -140,7 +139,6 @@ def test_a_received_run_names_its_code(folder: Path, kind: str):
     ids=lambda named: next(iter(named)),
 )
 def test_a_received_run_connects_to_nobody_without_a_yes(folder: Path, named: dict[str, Any]):
-    """A Ray cluster can run code here: what it sends is pickle."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setblocking(False)
         here = f"127.0.0.1:{server.getsockname()[1]}"
@@ -258,6 +256,3 @@ def test_every_option_that_runs_or_connects_to_something_is_named():
     ]
     vllm = "--engine.name=vllm", "--engine.python=/python", "--engine.arguments={a = 'b.C'}"
     assert names(*vllm) == ["engine.python = /python", 'engine.arguments = {"a": "b.C"}']
-    assert names("--backend.name=ray", "--backend.address=10.0.0.1:6379") == [
-        "backend.address = 10.0.0.1:6379"
-    ]

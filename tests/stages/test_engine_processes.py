@@ -117,7 +117,7 @@ def test_only_the_model_is_handed_over(tmp_path: Path, reference: Path):
 
 
 def test_vllm_in_bf16_gets_rounded_weights(tmp_path: Path, reference: Path):
-    """The process writes the weights it has, although a checkpoint holds them in fp32."""
+    """The process has the weights, so they are written, although a checkpoint has them in fp32."""
     (run_dir := tmp_path / "run").mkdir()
     (run_dir / "checkpoints").symlink_to(reference / "checkpoints")
     path = reference / "checkpoints" / "update-000004"

@@ -15,7 +15,7 @@ import torch
 
 from mugrpo.config.load import build_config
 from mugrpo.disk.errors import RunStopped
-from mugrpo.disk.run_dir import RunDir, Unsaved
+from mugrpo.disk.run_dir import Handover, RunDir
 from mugrpo.stages.orders import Answer
 from mugrpo.stages.ranks import LocalJob, RankProcesses, _WrittenByRanks
 from tests.builders import saved_weights
@@ -269,10 +269,10 @@ def test_a_run_whose_ranks_end_without_saving_their_updates_says_so(tmp_path: Pa
     folder.checkpoint(5).mkdir(parents=True)
     ranks = RankProcesses(SimpleNamespace(folder=folder))  # type: ignore[arg-type]
     for unsaved, error in ((8, pytest.raises(RunStopped)), (5, nullcontext())):
-        folder.unsaved, ranks._job = Unsaved(unsaved, tmp_path), Ended()
+        folder.handover, ranks._job = Handover(unsaved, tmp_path), Ended()
         with error:
             ranks.close()
-        assert folder.unsaved is None and not ranks.running()
+        assert folder.handover is None and not ranks.running()
 
 
 def test_a_checkpoint_that_later_ones_have_replaced_counts_as_published(tmp_path: Path):

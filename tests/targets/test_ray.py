@@ -47,7 +47,9 @@ def on_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, ...]
         )
     try:
         address = until(lambda: _address(log.read_text()))
-        yield ("--backend.name", "ray", "--backend.address", address)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("RAY_ADDRESS", address)
+            yield ("--backend.name", "ray")
     finally:
         os.killpg(head.pid, signal.SIGKILL)  # its processes end with it
         head.wait()
@@ -278,8 +280,9 @@ def test_ray_is_started_for_a_run_if_there_is_no_cluster(tmp_path: Path):
     assert not differences(run_dir, tmp_path / "plain", 6)
 
 
-def test_more_than_the_machine_has_is_refused(tmp_path: Path):
+def test_more_than_the_machine_has_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A Ray that is started for the run cannot grow."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     options = ("--backend.name", "ray", "--distributed.processes", "1000")
     ended = start_train(tmp_path / "run", *options).end(600)
     assert ended.status == 2 and "need 1000 CPUs and 0 GPUs at once" in ended.err

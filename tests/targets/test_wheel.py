@@ -149,7 +149,6 @@ USES: dict[str, list[str] | str] = {
     "site": "import material, mkdocs.commands.build",
     "smollm2": "import accelerate, gguf",
     "tensorboard": ["demo", *TINY, "--sinks.tensorboard=true"],
-    "trackio": ["demo", *TINY, "--sinks.trackio=test"],
     "trl": "import mugrpo.extensions.trl",
     "view": "import textual.app",
     "wandb": ["demo", *TINY, "--sinks.wandb=test"],
@@ -175,7 +174,7 @@ def test_an_extra_brings_what_its_use_needs(extra: str, wheel: Path, base: Path,
 
 def use(extra: str, environment: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     folder.mkdir()
-    offline = {"WANDB_MODE": "offline", "TRACKIO_DIR": folder / "trackio", "PYTHONPATH": ""}
+    offline = {"WANDB_MODE": "offline", "PYTHONPATH": ""}
     run = starter(folder / "empty", environment / "bin" / "python", "-P", **offline)
     rows = [json.dumps({"prompt": f"What is {n} + 1?", "answer": str(n + 1)}) for n in range(20)]
     (folder / "empty" / "problems.jsonl").write_text("\n".join(rows))

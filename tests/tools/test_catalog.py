@@ -1,16 +1,9 @@
 from __future__ import annotations
 
-from collections import defaultdict
-from pathlib import Path
-from statistics import mean
-
-import pyarrow.parquet as pq
-
-from mugrpo.config.run import PRESETS, RunConfig, in_four_stages
+from mugrpo.config.run import PRESETS, RunConfig
 from mugrpo.tools.catalog import catalog
 from tests.cases import table
 
-STUDY = Path(__file__).parents[2] / "studies/results/presets/cells.parquet"
 CHOICES = RunConfig.choices()
 TEXT = "\n".join(catalog())
 GROUPS = [group for group in CHOICES if group not in ("task", "engine", "backend")]
@@ -33,20 +26,6 @@ def test_every_preset_is_listed_with_what_it_is():
     for name in PRESETS:
         (line,) = (line for line in TEXT.splitlines() if line.startswith(f"  {name} "))
         assert len(line) > 30
-
-
-def test_presets_state_what_the_study_found():
-    found = defaultdict(list)
-    for row in pq.read_table(STUDY).to_pylist():
-        found[row["axis/preset"]].append(row["accuracy"])
-    for name in PRESETS:
-        (line,) = (line for line in TEXT.splitlines() if line.startswith(f"  {name} "))
-        if name in found:
-            assert in_four_stages(name) == round(mean(found[name]), 2)
-            assert line.split()[1] == f"{mean(found[name]):.2f}"
-        else:
-            assert in_four_stages(name) is None
-    assert {"tapered-grpo", "mu-grpo", "grpo", "topr"} <= set(found)
 
 
 def test_the_cost_of_another_forward_pass_is_mentioned():

@@ -12,9 +12,8 @@ import pytest
 from jsonschema import Draft7Validator
 
 from mugrpo.cli import main
-from mugrpo.config.base import WorkerOptions
+from mugrpo.config.base import Options, WorkerOptions, choices
 from mugrpo.config.load import build_config
-from mugrpo.config.options import Options, choices
 from mugrpo.config.rewards import RegexOptions
 from mugrpo.config.run import PRESETS, RunConfig
 from mugrpo.disk.errors import UsageError

@@ -1,27 +1,130 @@
-"""Base classes for the options of extensions.
+"""What options are made of, and the registry of extensions, which the core never imports by name.
 
-An extension imports from here and from `config.options` alone. The other files of config import the
-extensions, to build the unions of options, so an import from there would be a circle.
+An extension imports its base classes from here. Other files of config import the extensions, to
+build the unions of options, so an import from there would be a circle. A package of your own adds
+to mugrpo by an entry point (examples/extension):
+
+    [project.entry-points."mugrpo.extensions"]
+    mine = "my_package:extension"
 """
 
 from __future__ import annotations
 
+import os
+import pkgutil
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from dataclasses import field as of
+from functools import cache
 from importlib import import_module
+from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar, Protocol, Union, get_args, get_origin
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic.config import JsonDict
 
 from mugrpo.config.cores import cores
-from mugrpo.config.options import (
-    HARMLESS,
-    LISTED,
-    PROCESSES,
-    NamedOptions,
-    Options,
-    PathOrName,
-)
+from mugrpo.disk.errors import UsageError
+
+
+class Options(BaseModel):
+    """A group of options: one typed field per option, with one description under it.
+
+    Unknown keys are refused. When a run is resumed, a field marked `json_schema_extra=HARMLESS` may
+    have changed. One marked FIXED may not, because the shards on disk depend on it. Any other
+    change needs --force.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lists_as_tuples(cls, raw: Any) -> Any:
+        return tuples(raw)
+
+    @classmethod
+    def choices(cls) -> dict[str, dict[str, type[NamedOptions]]]:
+        """Return group -> name -> options, for the groups that are chosen by name."""
+        unions = {group: choices(field.annotation) for group, field in cls.model_fields.items()}
+        return {group: union for group, union in unions.items() if union}
+
+
+HARMLESS: JsonDict = {"on_resume": "harmless"}
+FIXED: JsonDict = {"on_resume": "fixed"}
+
+
+class NamedOptions(Options):
+    """An option group that is chosen among several by its `name`."""
+
+    name: str
+
+
+def choices(union: Any) -> dict[str, type[NamedOptions]]:
+    """Return name -> option group for a discriminated union, or for a tuple of such a union.
+
+    Any other annotation has no choices.
+    """
+    members = get_args(union)
+    if get_origin(union) in (Annotated, tuple):
+        return choices(members[0])
+    if all(isinstance(member, type) and issubclass(member, NamedOptions) for member in members):
+        return {member.model_fields["name"].default: member for member in members}
+    return {}
+
+
+def absolute(text: str) -> str:
+    """Return `text` as an absolute path if that path exists, or unchanged (a hub id, a name).
+
+    This lets a run be resumed from any directory.
+    """
+    return os.path.abspath(text) if os.path.exists(text) else text
+
+
+PathOrName = Annotated[str, AfterValidator(absolute)]
+
+
+def _code(text: str) -> str:
+    """Return "module:name" or "file.py:name", the file as an absolute path if it exists."""
+    place, _, name = text.rpartition(":")
+    if not place.strip() or not name.isidentifier():
+        raise ValueError('write "module:name" or "path/to/file.py:name"')
+    return f"{absolute(place)}:{name}" if place.endswith(".py") else text
+
+
+# What a Python file or module defines, by the place that imports it.
+Code = Annotated[str, AfterValidator(_code)]
+
+
+def _for_all_stages(value: Any) -> Any:
+    return (value,) if isinstance(value, int | float) else value
+
+
+# A number, or one for each stage. Stages beyond the list have its last number.
+ByStage = Annotated[
+    tuple[float, ...],
+    Field(min_length=1),
+    BeforeValidator(_for_all_stages, json_schema_input_type=float | tuple[float, ...]),
+]
+
+
+def at_stage(values: tuple[float, ...], stage: int) -> float:
+    """Return the number that `values`, a ByStage, has for `stage`."""
+    return values[min(stage, len(values) - 1)]
+
+
+def tuples(value: Any) -> Any:
+    """Return `value` with every list as a tuple: TOML and JSON have lists, options have tuples."""
+    if isinstance(value, dict):
+        return {name: tuples(entry) for name, entry in value.items()}
+    return tuple(map(tuples, value)) if isinstance(value, list) else value
 
 
 def _has_a_place(template: str) -> str:
@@ -61,9 +164,9 @@ class TaskOptions(MadeOptions):
 class GeneratedOptions(TaskOptions):
     """A task that generates its problems."""
 
-    train_problems: int = Field(4096, ge=1, le=LISTED)
+    train_problems: int = Field(4096, ge=1)
     """Distinct problems to train on."""
-    eval_problems: int = Field(512, ge=1, le=LISTED)
+    eval_problems: int = Field(512, ge=1)
     """Distinct held-out problems; of a data set, at most N, those with the lowest hashes."""
 
 
@@ -73,7 +176,7 @@ class TextOptions(TaskOptions):
     data: PathOrName
     """A JSONL (.jsonl), parquet or CSV file, or the id of a data set on the hub; of reasoning-gym,
     the name of a data set, such as "chain_sum"."""
-    eval_problems: int = Field(256, ge=1, le=LISTED)
+    eval_problems: int = Field(256, ge=1)
     """Distinct held-out problems; of a data set, at most N, those with the lowest hashes."""
     system_prompt: str | None = None
     """A system message for every conversation without one. It needs prompt.form = "chat"."""
@@ -133,7 +236,7 @@ class WorkerOptions(Options):
     The run kills one that takes too much.
     """
 
-    count: int = Field(0, ge=0, le=PROCESSES, json_schema_extra=HARMLESS)
+    count: int = Field(0, ge=0, json_schema_extra=HARMLESS)
     """Worker processes. 0 starts one per core."""
     timeout: float = Field(5.0, ge=0)
     """Kill a worker process that computes for this many seconds on a call, summed over its threads.
@@ -142,7 +245,7 @@ class WorkerOptions(Options):
     memory_mb: int = Field(2048, ge=0)
     """Private memory in MiB that a process, and each that it starts, may take. 0 sets no limit, as
     CUDA needs it."""
-    batch_size: int = Field(1, ge=1, le=LISTED)
+    batch_size: int = Field(1, ge=1)
     """Completions per call. If a call with several fails, each of them is tried alone."""
 
     @property
@@ -200,11 +303,6 @@ class BackendOptions(MadeOptions):
         """Return what places engines and ranks, or None if this machine runs them."""
         return self.made() if self.factory else None
 
-    @property
-    def addresses(self) -> Mapping[str, str]:
-        """Return option -> the address of the cluster."""
-        return {}
-
 
 class EnvironmentKind(Protocol):
     """Environments of another package, which environment.name names as "KIND:NAME"."""
@@ -217,3 +315,58 @@ class EnvironmentKind(Protocol):
         `form` is prompt.form.
         """
         ...
+
+
+_GROUP = "mugrpo.extensions"
+
+
+@dataclass(frozen=True)
+class Extension:
+    """What an extension adds. Options are classes; a "module:name" is imported when it is used."""
+
+    rewards: tuple[type[RewardOption], ...] = ()
+    objectives: tuple[type[ObjectiveOptions], ...] = ()
+    tasks: tuple[type[TaskOptions], ...] = ()
+    backends: tuple[type[BackendOptions], ...] = ()
+    environments: Mapping[str, EnvironmentKind] = of(default_factory=dict)
+    measures: str = ""  # what measures evaluation.suites (`stages.evaluate.Measures`)
+    sections: tuple[str, ...] = ()  # of the report: functions of runs -> (title, figures)
+    commands: tuple[str, ...] = ()  # functions of `arguments.Commands`, in light modules
+    checks: Mapping[str, str] = of(default_factory=dict)  # subject -> a check of `doctor`
+
+
+@cache
+def installed() -> dict[str, Extension]:
+    """Return name -> extension: those in mugrpo/extensions, then those of other packages.
+
+    Raises UsageError if another package's entry point cannot be imported.
+    """
+    found = {}
+    for module in pkgutil.iter_modules(import_module(_GROUP).__path__ if find_spec(_GROUP) else ()):
+        adds = module.ispkg  # a lone module is imported by its users
+        found[module.name] = imported(f"{_GROUP}.{module.name}:extension") if adds else Extension()
+    for entry in entry_points(group=_GROUP):
+        try:
+            found[entry.name] = entry.load()
+        except Exception as error:
+            raise UsageError(
+                f"the extension {entry.name} ({entry.value}) cannot be imported "
+                f"({type(error).__name__}: {error}); fix it, or uninstall its package"
+            ) from None
+    return found
+
+
+def one_of(kind: str, *own: type[Any]) -> Any:
+    """Return the union of the core's options and those that extensions add, chosen by name.
+
+    `kind` is a field of `Extension`.
+    """
+    added = [options for one in installed().values() for options in getattr(one, kind)]
+    if not added and len(own) == 1:
+        return own[0]
+    return Annotated[Union[(*own, *added)], Field(discriminator="name")]
+
+
+def environment_kinds() -> dict[str, EnvironmentKind]:
+    """Return kind -> environments of other packages, which extensions run."""
+    return {kind: one for each in installed().values() for kind, one in each.environments.items()}

@@ -27,14 +27,3 @@ def bound_spinning() -> None:
     """
     if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", str(_SPINS))
-
-
-def crowding(threads: int) -> str:
-    """Return a sentence if other work has left less than `threads` cores lately, or ""."""
-    count, load = len(cores()), os.getloadavg()[0]
-    if count - load > threads - 1:  # of the last minute, in which this process began
-        return ""
-    return (
-        f"the cores are busy: a load of {load:.1f} on {count} leaves less than the {threads} "
-        "that torch wants, and this run will be slower"
-    )

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from mugrpo.config.options import Options, choices
+from mugrpo.config.base import Options, choices
 from mugrpo.config.run import RunConfig
 from mugrpo.config.tasks import SourceOptions
 

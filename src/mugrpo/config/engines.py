@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from mugrpo.config.base import BackendOptions
-from mugrpo.config.extensions import one_of
-from mugrpo.config.options import HARMLESS, LISTED, PROCESSES, NamedOptions, PathOrName
+from mugrpo.config.base import HARMLESS, BackendOptions, NamedOptions, PathOrName, one_of
 from mugrpo.config.training import LoRAOptions
 
 # Arguments of vLLM that the run sets, and those that change its sampling distribution.
@@ -60,9 +58,10 @@ class OwnEngineOptions(EngineOptions):
     """The options that both of mugrpo's own engines have."""
 
     loading_option = "processes"
-    processes: int = Field(0, ge=0, le=PROCESSES, json_schema_extra=HARMLESS)
+    processes: int = Field(0, ge=0, json_schema_extra=HARMLESS)
     """Engine processes that share a stage's shards, each with a copy of the model. 0 runs the
-    engine in the trainer's process, with the trainer's model."""
+    engine in the trainer's process, which vLLM cannot. An engine of vLLM has the next
+    `tensor_parallel` GPUs, or its share of the CPU cores."""
 
     @property
     def loading_remedy(self) -> str:
@@ -73,9 +72,9 @@ class ContinuousOptions(OwnEngineOptions):
     """Continuous batching of a Hugging Face model."""
 
     name: Literal["continuous"] = "continuous"
-    slots: int = Field(128, ge=1, le=LISTED)
-    """Sequences decoded together. When one ends, the next takes its slot at once. If a config has
-    none, as many as hold 65,536 response tokens, but at least 128 and at most 512."""
+    slots: int = Field(128, ge=1)
+    """Sequences decoded together, or requests in flight per server. A config without it has, with
+    "continuous", as many as hold 65,536 response tokens, but at least 128 and at most 512."""
 
 
 def slots_for(max_new_tokens: int) -> int:
@@ -90,8 +89,9 @@ class HFOptions(OwnEngineOptions):
     """A Hugging Face model in static batches: plain and slower."""
 
     name: Literal["hf"] = "hf"
-    slots: int = Field(128, ge=1, le=LISTED)
-    """Sequences decoded together."""
+    slots: int = Field(128, ge=1)
+    """Sequences decoded together, or requests in flight per server. A config without it has, with
+    "continuous", as many as hold 65,536 response tokens, but at least 128 and at most 512."""
 
 
 class AnyVLLMOptions(EngineOptions):
@@ -112,13 +112,15 @@ class VLLMOptions(AnyVLLMOptions):
     name: Literal["vllm"] = "vllm"
     python: PathOrName | None = None
     """The Python interpreter that has vllm, such as .venv-vllm/bin/python; this one if unset."""
-    processes: int = Field(1, ge=1, le=PROCESSES, json_schema_extra=HARMLESS)
-    """Engines side by side that share a stage's shards (data parallelism). Each has the next
+    processes: int = Field(1, ge=0, json_schema_extra=HARMLESS)
+    """Engine processes that share a stage's shards, each with a copy of the model. 0 runs the
+    engine in the trainer's process, which vLLM cannot. An engine of vLLM has the next
     `tensor_parallel` GPUs, or its share of the CPU cores."""
-    tensor_parallel: int = Field(1, ge=1, le=PROCESSES, json_schema_extra=HARMLESS)
+    tensor_parallel: int = Field(1, ge=1, json_schema_extra=HARMLESS)
     """GPUs that the model is split over."""
-    slots: int = Field(256, ge=1, le=LISTED)
-    """Sequences decoded together."""
+    slots: int = Field(256, ge=1)
+    """Sequences decoded together, or requests in flight per server. A config without it has, with
+    "continuous", as many as hold 65,536 response tokens, but at least 128 and at most 512."""
     gpu_memory_utilization: float = Field(0.85, gt=0, le=1, json_schema_extra=HARMLESS)
     """Share of a GPU's memory that the engine takes. The trainer's model stays beside it. On a CPU,
     it is a share of the machine's memory: choose 0.25 or so, which leaves room for training."""
@@ -128,6 +130,13 @@ class VLLMOptions(AnyVLLMOptions):
     everything. "end" ends the process, so each refresh starts a new one."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of vllm.EngineArgs, such as { max_model_len = 4096 }."""
+
+    @field_validator("processes")
+    @classmethod
+    def _has_processes_of_its_own(cls, count: int) -> int:
+        if not count:
+            raise ValueError("vLLM runs in processes of its own; use 1 or more")
+        return count
 
     @field_validator("arguments")
     @classmethod
@@ -157,8 +166,9 @@ class VLLMServerOptions(AnyVLLMOptions):
     urls: tuple[str, ...] = Field(("http://localhost:8000",), min_length=1)
     """The servers' URLs. Several servers share a stage's shards. A user with a password in a URL is
     sent to the server; config.json has them too."""
-    slots: int = Field(256, ge=1, le=LISTED)
-    """Requests in flight at once, per server."""
+    slots: int = Field(256, ge=1)
+    """Sequences decoded together, or requests in flight per server. A config without it has, with
+    "continuous", as many as hold 65,536 response tokens, but at least 128 and at most 512."""
 
     @property
     def loading_remedy(self) -> str:

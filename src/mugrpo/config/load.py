@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from mugrpo.config.base import Options, choices
 from mugrpo.config.describe import as_toml, describe
-from mugrpo.config.options import Options, choices
 from mugrpo.config.rewards import Reward
 from mugrpo.config.run import RunConfig
 from mugrpo.config.tasks import Source
@@ -40,7 +40,7 @@ def load_config(file: Path | str | None = None, overrides: Sequence[str] = ()) -
     and values out of bounds.
     """
     raw = apply_overrides(read_toml(Path(file)) if file else {}, overrides)
-    return build_config(raw, str(file) if file else "on the command line", overrides)
+    return build_config(raw, " ".join([str(file), *overrides]) if file else "on the command line")
 
 
 def apply_overrides(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -56,42 +56,24 @@ def lay_over(raw: dict[str, Any], pairs: Sequence[tuple[str, Any]]) -> dict[str,
     return raw
 
 
-def build_config(raw: dict[str, Any], source: str, overrides: Sequence[str] = ()) -> RunConfig:
-    """Return the config of raw nested values. Raises UsageError with `source` and the faults.
-
-    Faults of what `overrides` have set already are blamed on the command line.
-    """
-    return validated(RunConfig, raw, source, [name for name, _ in parse_overrides(overrides)])
+def build_config(raw: dict[str, Any], source: str) -> RunConfig:
+    """Return the config of raw nested values. Raises UsageError with `source` and the faults."""
+    return validated(RunConfig, raw, source)
 
 
-def validated(
-    group: type[Group], raw: dict[str, Any], source: str, typed: Sequence[str] = ()
-) -> Group:
-    """Return the options of `group` with raw nested values. Raises UsageError as build_config.
-
-    `typed` are the options that the command line has set.
-    """
+def validated(group: type[Group], raw: dict[str, Any], source: str) -> Group:
+    """Return the options of `group` with raw nested values. Raises UsageError as build_config."""
     try:
         return group.model_validate(raw)
     except ValidationError as error:
-        faults: dict[str, list[str]] = {}
         found = error.errors()
         places = [fault["loc"] for fault in found]
-        for fault in found:
-            loc = fault["loc"]
-            if any(place != loc and place[: len(loc)] == loc for place in places):
-                continue  # it only follows from a fault inside
-            name = _dotted(fault["loc"], group)
-            place = "on the command line" if _is_typed(name, typed) else source
-            faults.setdefault(place, []).append(_sentence(fault, group))
-        told = (f"{place}: {'; '.join(sentences)}" for place, sentences in faults.items())
-        raise UsageError("; ".join(told)) from None
-
-
-def _is_typed(name: str, typed: Iterable[str]) -> bool:
-    """Return whether the option or table `name` was set by name, in part, or by its choice."""
-    names = (one.removesuffix("name").removesuffix(".") for one in typed)
-    return any(f"{name}.".startswith(f"{one}.") or one.startswith(f"{name}.") for one in names)
+        sentences = [
+            _sentence(fault, group)
+            for fault in found  # a fault may only follow from one inside
+            if not any(p != (at := fault["loc"]) and p[: len(at)] == at for p in places)
+        ]
+        raise UsageError(f"{source}: {'; '.join(sentences)}") from None
 
 
 def as_override(name: str, value: Any) -> str:
@@ -245,36 +227,22 @@ def unknown(name: str, inner: Sequence[str], root: type[Options]) -> str:
     ]
     if hints:
         return "; ".join(hints)
-    hint = f"choose among {', '.join(known)}"
-    if group and (beside := _beside(group, known)):
-        hint = f"{group} has {', '.join(beside)}"
-    elif root is RunConfig:
-        hint = "`mugrpo train --help all` lists all options"
-    return f"there is no option {name}; {hint}"
+    beside = [option for option in known if group and option.rpartition(".")[0] == group]
+    if beside or root is not RunConfig:
+        return f"there is no option {name}; choose among {', '.join(beside or known)}"
+    return f"there is no option {name}; `mugrpo train --help all` lists all options"
 
 
 def _meant(name: str, known: Sequence[str], root: type[Options]) -> str | None:
     """Return the option that `name` was probably meant for, or None.
 
-    A slip within the section comes first, then the longest end of `name` that is another program's
-    option, then the same name in another section, and at last what looks similar.
+    A slip comes first, then the longest end of `name` that is another program's option, then the
+    same name in another section, and at last what looks similar.
     """
-    section, _, leaf = name.rpartition(".")
     parts = name.split(".")
     ends = (".".join(parts[first:]) for first in range(len(parts)))
     elsewhere = (ELSEWHERE[end] for end in ends if end in ELSEWHERE and root is RunConfig)
-    beside = _beside(section, known)
-    same = [option for option in known if option.rpartition(".")[2] == leaf]
-    found = [
-        *(beside[one] for one in get_close_matches(leaf, beside, 1, 0.85)),
-        *elsewhere,
-        *(same if len(same) == 1 else ()),
-        *(beside[one] for one in get_close_matches(leaf, beside, 1, 0.7)),
-        *get_close_matches(name, [one for one in known if one not in beside.values()], 1, 0.75),
-    ]
+    same = [option for option in known if option.rpartition(".")[2] == parts[-1]]
+    slips, similar = (get_close_matches(name, known, 1, cutoff) for cutoff in (0.95, 0.85))
+    found = [*slips, *elsewhere, *(same if len(same) == 1 else ()), *similar]
     return next(iter(found), None)
-
-
-def _beside(section: str, known: Sequence[str]) -> dict[str, str]:
-    """Return the options of a section by their names in it."""
-    return {name.rpartition(".")[2]: name for name in known if name.rpartition(".")[0] == section}

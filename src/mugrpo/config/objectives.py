@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from mugrpo.config.base import ObjectiveOptions, Part
-from mugrpo.config.extensions import one_of
-from mugrpo.config.options import PathOrName
+from mugrpo.config.base import ObjectiveOptions, Part, PathOrName, one_of
 
 
 def _ordered(interval: tuple[float, float]) -> tuple[float, float]:
@@ -72,15 +70,7 @@ Advantage = Annotated[
 ]
 
 
-class ProximalOptions(ObjectiveOptions):
-    """An objective that may use a proximal policy."""
-
-    no_knobs = ("name", "proximal_period")
-    proximal_period: int = Field(1, ge=1)
-    """Updates for which the proximal policy stays the same, if one is used."""
-
-
-class GRPOOptions(ProximalOptions):
+class GRPOOptions(ObjectiveOptions):
     """The PPO min form, -min(r A, clip(r) A)."""
 
     name: Literal["grpo"] = "grpo"
@@ -89,12 +79,6 @@ class GRPOOptions(ProximalOptions):
     """Bound c on the weight of tokens with a negative advantage; no bound if unset."""
     level: Literal["token", "sequence"] = "token"
     """One ratio per token, or the geometric mean over the response (GSPO)."""
-    clip_center: Literal["behavior", "proximal"] = "behavior"
-    """Clip around 1, or around the proximal policy's ratio (off-policy GRPO)."""
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return ("proximal_logprobs",) if self.clip_center == "proximal" else ()
 
 
 class KLSurrogateOptions(ObjectiveOptions):
@@ -116,15 +100,16 @@ class M2POOptions(ObjectiveOptions):
     """Masking keeps the second moment of the log ratio below a bound, without a clip."""
 
     name: Literal["m2po"] = "m2po"
-    second_moment_limit: float = Field(0.04, gt=0)
-    """Bound on the mean squared log ratio of the tokens that move away from the behavior policy."""
 
 
-class DecoupledPPOOptions(ProximalOptions):
+class DecoupledPPOOptions(ObjectiveOptions):
     """The PPO min form around a proximal policy, weighted back to the behavior policy."""
 
+    no_knobs = ("name", "proximal_period")
     name: Literal["decoupled_ppo"] = "decoupled_ppo"
     ratio_clip: RatioInterval = (0.8, 1.2)
+    proximal_period: int = Field(1, ge=1)
+    """Updates for which the proximal policy stays the same."""
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -193,17 +178,13 @@ else:
     )
 
 
-class VetoOptions(Part):
-    """Tokens that a trigger token removes from a response with a negative advantage (Mu-GRPO)."""
-
-
-class NoVeto(VetoOptions):
-    """No token is removed."""
+class Off(Part):
+    """Left out."""
 
     name: Literal["off"] = "off"
 
 
-class NegativeAdvantageVeto(VetoOptions):
+class NegativeAdvantageVeto(Part):
     """Tokens after one whose ratio has fallen below kappa; scope says which."""
 
     name: Literal["negative_advantage"] = "negative_advantage"
@@ -213,20 +194,10 @@ class NegativeAdvantageVeto(VetoOptions):
     """Tokens that a trigger removes."""
 
 
-Veto = Annotated[NoVeto | NegativeAdvantageVeto, Field(discriminator="name")]
+Veto = Annotated[Off | NegativeAdvantageVeto, Field(discriminator="name")]
 
 
-class SequenceMaskOptions(Part):
-    """Whole responses that are left out."""
-
-
-class NoSequenceMask(SequenceMaskOptions):
-    """No response is left out."""
-
-    name: Literal["off"] = "off"
-
-
-class OffPolicySequenceMask(SequenceMaskOptions):
+class OffPolicySequenceMask(Part):
     """Responses with a negative advantage that the policy has moved far away from."""
 
     name: Literal["off_policy"] = "off_policy"
@@ -234,57 +205,36 @@ class OffPolicySequenceMask(SequenceMaskOptions):
     """Leave a response out if the mean of log(behavior / policy) over its tokens is above this."""
 
 
-SequenceMask = Annotated[NoSequenceMask | OffPolicySequenceMask, Field(discriminator="name")]
+SequenceMask = Annotated[Off | OffPolicySequenceMask, Field(discriminator="name")]
 
 
 class CorrectionOptions(Part):
     """The weight w = trainer's / engine's probability of a token under the behavior policy."""
+
+    interval: RatioInterval = Field(
+        (0.0, 2.0), description="Interval [low, high] of w, see correction.name."
+    )
+    level: Literal["token", "sequence"] = "token"
+    """One weight per token, or their product for the whole response."""
 
     @property
     def needs(self) -> tuple[str, ...]:
         return ("trainer_behavior_logprobs",)
 
 
-class NoCorrection(CorrectionOptions):
-    """The engine's logprobs are used as they are."""
-
-    name: Literal["off"] = "off"
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return ()
-
-
 class TruncatedCorrection(CorrectionOptions):
-    """min(w, cap) (truncated importance sampling)."""
+    """w, raised or lowered to the ends of the interval (truncated importance sampling)."""
 
     name: Literal["truncated"] = "truncated"
-    cap: float = Field(2.0, gt=0)
-    """The largest weight."""
-    level: Literal["token", "sequence"] = "token"
-    """One weight per token, or their product for the whole response."""
 
 
 class MaskedCorrection(CorrectionOptions):
-    """w if it is within an interval, else 0 (masked importance sampling)."""
+    """w if it is within the interval, else 0 (masked importance sampling)."""
 
     name: Literal["masked"] = "masked"
-    interval: RatioInterval = Field(
-        (0.0, 2.0), description="Interval [low, high] in which w is kept."
-    )
-    level: Literal["token", "sequence"] = "token"
-    """One weight per token, or their product for the whole response."""
 
 
-Correction = Annotated[
-    NoCorrection | TruncatedCorrection | MaskedCorrection, Field(discriminator="name")
-]
-
-
-class NoReference(Part):
-    """No penalty."""
-
-    name: Literal["off"] = "off"
+Correction = Annotated[Off | TruncatedCorrection | MaskedCorrection, Field(discriminator="name")]
 
 
 class KLReference(Part):
@@ -303,4 +253,4 @@ class KLReference(Part):
         return ("reference_logprobs",)
 
 
-Reference = Annotated[NoReference | KLReference, Field(discriminator="name")]
+Reference = Annotated[Off | KLReference, Field(discriminator="name")]

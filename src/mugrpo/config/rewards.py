@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from mugrpo.config.base import EnvironmentKind, RewardOption
-from mugrpo.config.extensions import environment_kinds, one_of
-from mugrpo.config.options import (
+from mugrpo.config.base import (
     HARMLESS,
     Code,
+    EnvironmentKind,
     Options,
     PathOrName,
+    RewardOption,
     choices,
+    environment_kinds,
+    one_of,
 )
 from mugrpo.disk.records import Status
 

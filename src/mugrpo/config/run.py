@@ -7,7 +7,6 @@ here.
 from __future__ import annotations
 
 import copy
-import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,12 +14,17 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from mugrpo.config import engines, objectives, stages, tasks
-from mugrpo.config.base import WorkerOptions
-from mugrpo.config.options import FIXED, HARMLESS, LISTED, Options, PathOrName, absolute, tuples
+from mugrpo.config import engines, objectives, tasks, training
+from mugrpo.config.base import (
+    FIXED,
+    HARMLESS,
+    Options,
+    PathOrName,
+    WorkerOptions,
+    absolute,
+    tuples,
+)
 from mugrpo.config.rewards import EnvironmentOptions, RewardOptions
-from mugrpo.config.stages import CheckpointOptions, EvaluationOptions, SampleOptions, SinkOptions
-from mugrpo.config.training import DistributedOptions, LoRAOptions, OptimizerOptions
 
 _FOLDER = Path(__file__).parent / "presets"
 
@@ -31,13 +35,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 def described(name: str) -> str:
     """Return the first line of a preset's file."""
-    return _text(name).split("\n")[0].lstrip("# ")
-
-
-def in_four_stages(name: str) -> float | None:
-    """Return the accuracy that a preset's file states for four stages of studies/presets.toml."""
-    stated = re.search(r"^# In four stages: (\d\.\d+)$", _text(name), re.MULTILINE)
-    return float(stated[1]) if stated else None
+    return (_FOLDER / f"{name}.toml").read_text().split("\n")[0].lstrip("# ")
 
 
 def beneath(preset: dict[str, Any], raw: dict[str, Any]) -> dict[str, Any]:
@@ -54,26 +52,11 @@ def beneath(preset: dict[str, Any], raw: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _text(name: str) -> str:
-    return (_FOLDER / f"{name}.toml").read_text()
-
-
 EMBEDDED_MODELS = ("chain", "letters")
 NAMED_MODELS = (*EMBEDDED_MODELS, "smollm2")
 # Defaults for all models but the embedded ones. TRL and verl have 512 tokens, too: a worked answer
 # to a school problem takes 100 to 300, while reasoning models need thousands.
 PRETRAINED_LR, PRETRAINED_LONGEST = 1e-5, 512
-
-# The options that turn scored rollouts into the loss and the step of an update.
-UPDATE_PARTS = (
-    "advantage",
-    "objective",
-    "veto",
-    "sequence_mask",
-    "correction",
-    "reference",
-    "reduction",
-)
 
 
 class ModelOptions(Options):
@@ -120,7 +103,7 @@ class RolloutOptions(Options):
 
     temperature: float = Field(1.0, ge=1e-3, le=10, json_schema_extra=FIXED)
     """Sampling temperature. Every logprob of the run is log_softmax(logits / temperature)."""
-    max_new_tokens: int = Field(48, ge=1, le=LISTED)
+    max_new_tokens: int = Field(48, ge=1)
     """Longest response in tokens, including its end-of-sequence token. Its default is 512 for every
     model.path but "chain" and "letters"."""
     shard_rollouts: int = Field(2048, ge=1, json_schema_extra=FIXED)
@@ -136,13 +119,13 @@ class RunConfig(Options):
     seed: int = Field(0, ge=0, lt=2**63, json_schema_extra=FIXED)
     """Decides the order of problems and every sampled token."""
     model: ModelOptions = ModelOptions()
-    lora: LoRAOptions = LoRAOptions()
+    lora: training.LoRAOptions = training.LoRAOptions()
     task: tasks.Task = tasks.ChainOptions()
     """The problems, and how responses to them are judged."""
     prompt: PromptOptions = PromptOptions()
     environment: EnvironmentOptions = EnvironmentOptions()
-    schedule: stages.ScheduleOptions = stages.ScheduleOptions()
-    sampling: stages.Sampling = stages.EveryGroup()
+    schedule: training.ScheduleOptions = training.ScheduleOptions()
+    sampling: training.Sampling = training.EveryGroup()
     """Which of the sampled groups are trained on."""
     rollouts: RolloutOptions = RolloutOptions()
     engine: engines.Engine = engines.ContinuousOptions()
@@ -153,31 +136,30 @@ class RunConfig(Options):
     """How rewards become advantages."""
     objective: objectives.Objective = objectives.GRPOOptions()
     """The loss of a token, computed from ratios and advantages."""
-    veto: objectives.Veto = objectives.NoVeto()
+    veto: objectives.Veto = objectives.Off()
     """Tokens that a trigger token removes from a response with a negative advantage (Mu-GRPO)."""
-    sequence_mask: objectives.SequenceMask = objectives.NoSequenceMask()
+    sequence_mask: objectives.SequenceMask = objectives.Off()
     """Whole responses that are left out."""
-    correction: objectives.Correction = objectives.NoCorrection()
+    correction: objectives.Correction = objectives.Off()
     """A weight that corrects for an engine that disagrees with the trainer: w = trainer's /
     engine's probability of a token under the behavior policy."""
-    reference: objectives.Reference = objectives.NoReference()
+    reference: objectives.Reference = objectives.Off()
     """A penalty on moving away from a reference policy."""
     reduction: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
     """Divide the summed loss by the update's response tokens ("token_mean"); or divide each
     response's loss by its length and their sum by the number of responses ("sequence_mean"); or
     divide by responses x max_new_tokens ("constant")."""
-    optimizer: OptimizerOptions = OptimizerOptions()
-    distributed: DistributedOptions = DistributedOptions()
+    optimizer: training.OptimizerOptions = training.OptimizerOptions()
+    distributed: training.DistributedOptions = training.DistributedOptions()
     backend: engines.Backend = engines.LocalBackend()
     """What starts engines and update processes."""
     overlap: bool = Field(False, json_schema_extra=HARMLESS)
     """Train on a stage's first shards while its later ones are generated. The weights are the same,
     but the run is faster if the engine has a machine, GPUs or cores of its own. A stage needs
     several shards for this (rollouts.shard_rollouts)."""
-    checkpoint: CheckpointOptions = CheckpointOptions()
-    evaluation: EvaluationOptions = EvaluationOptions()
-    samples: SampleOptions = SampleOptions()
-    sinks: SinkOptions = SinkOptions()
+    checkpoint: training.CheckpointOptions = training.CheckpointOptions()
+    evaluation: training.EvaluationOptions = training.EvaluationOptions()
+    sinks: training.SinkOptions = training.SinkOptions()
 
     @classmethod
     def over_preset(cls, raw: dict[str, Any]) -> dict[str, Any]:
@@ -243,7 +225,7 @@ class RunConfig(Options):
                 "overlap = true needs an engine outside this process (engine.processes = 1 or "
                 "more, or vLLM)"
             )
-        if self.overlap and not isinstance(self.sampling, stages.EveryGroup):
+        if self.overlap and not isinstance(self.sampling, training.EveryGroup):
             yield "overlap = true needs sampling.name = 'every'"
         if self.overlap and self.checkpoint.every:
             yield "overlap = true needs checkpoint.every = 0: a checkpoint at each stage's end"
@@ -289,7 +271,7 @@ class RunConfig(Options):
     def proximal_period(self) -> int:
         """Return for how many updates a proximal policy stays the same; 1 if there is none."""
         chosen = self.objective
-        return chosen.proximal_period if isinstance(chosen, objectives.ProximalOptions) else 1
+        return chosen.proximal_period if isinstance(chosen, objectives.DecoupledPPOOptions) else 1
 
     @property
     def reference_period(self) -> int:

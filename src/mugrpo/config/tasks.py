@@ -7,9 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Union
 
 from pydantic import BeforeValidator, Field, create_model, field_validator, model_validator
 
-from mugrpo.config.base import GeneratedOptions, TaskOptions, TextOptions
-from mugrpo.config.extensions import one_of
-from mugrpo.config.options import ByStage, Options, PathOrName, at_stage, choices
+from mugrpo.config.base import (
+    ByStage,
+    GeneratedOptions,
+    Options,
+    PathOrName,
+    TaskOptions,
+    TextOptions,
+    at_stage,
+    choices,
+    one_of,
+)
 from mugrpo.config.rewards import EnvironmentReward, MathOptions, Rewards
 
 
@@ -120,36 +128,12 @@ else:
 
 
 class MixtureOptions(TaskOptions):
-    """Problems from several sources, each with a weight and data of its own.
-
-    `rewards` judge the data sets among the sources that name none.
-    """
+    """Problems from several sources, each with a weight, data and rewards of its own."""
 
     name: Literal["mixture"] = "mixture"
     factory: ClassVar[str] = "mugrpo.tasks.mixture:Mixture"
     sources: tuple[Source, ...] = Field(min_length=1)
     """The sources. Each is a table with the options of a task, a name (`source`) and a weight."""
-    rewards: Rewards = (MathOptions(),)
-    """How a response is judged: by "math", "exact", "numeric", "regex", "code",
-    "environment", "module:function" or "file.py:function", or by tables with a name and its
-    options. The reward is the weighted sum."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _rewards_for_all(cls, raw: Any) -> Any:
-        """Return `raw` with its rewards in the data sets that name none."""
-        if not isinstance(raw, dict) or "rewards" not in raw:
-            return raw
-        sources = raw.get("sources")
-        if not isinstance(sources, list | tuple):
-            return raw
-        filled = [
-            {"rewards": raw["rewards"], **one}
-            if isinstance(one, dict) and one.get("name", "dataset") == "dataset"
-            else one
-            for one in sources
-        ]
-        return {**raw, "sources": tuple(filled)}
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:

@@ -1,12 +1,105 @@
-"""Options of the optimizer, of updates that several processes make together, and of LoRA."""
+"""Options of the schedule, the optimizer, and of what a run measures and keeps."""
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from mugrpo.config.options import FIXED, HARMLESS, PROCESSES, Options
+from mugrpo.config.base import FIXED, HARMLESS, NamedOptions, Options, PathOrName, absolute
+
+_UPDATES = 10**6  # ten times what the largest runs have; each is visited to find what is due
+
+
+class ScheduleOptions(Options):
+    """How much is generated when, and how often it is trained on."""
+
+    stages: int = Field(4, ge=1)
+    """Number of stages. At the start of each, the engine takes the newest weights and generates
+    once. The run makes stages x batches x passes updates."""
+    batches_per_stage: int = Field(64, ge=1, json_schema_extra=FIXED)
+    """Batches of rollouts generated per refresh."""
+    growth: float = Field(1.0, gt=0, le=16, json_schema_extra=FIXED)
+    """Batches of each stage, as a multiple of the stage before: with 2, every stage is twice as
+    long. batches_per_stage is that of the first."""
+    passes_per_batch: int = Field(1, ge=1, json_schema_extra=FIXED)
+    """Updates on each batch, before the next one."""
+    problems_per_update: int = Field(16, ge=1, json_schema_extra=FIXED)
+    """Problems per batch; each has one group of responses."""
+    group_size: int = Field(8, ge=2, json_schema_extra=FIXED)
+    """Responses per problem."""
+
+    @model_validator(mode="after")
+    def _size_is_bounded(self) -> Self:
+        if self.stages > _UPDATES or (self.stages - 1) * math.log(self.growth) > math.log(_UPDATES):
+            raise ValueError("the last stage would be endless; lower stages or growth")
+        if self.total_updates > _UPDATES:
+            raise ValueError(
+                f"it has {self.total_updates:,} updates, more than {_UPDATES:,}; lower stages, "
+                "batches_per_stage or passes_per_batch"
+            )
+        return self
+
+    def batches(self, stage: int) -> int:
+        """Return a stage's number of batches. Stages after the planned ones repeat the last."""
+        return max(1, round(self.batches_per_stage * self.growth ** min(stage, self.stages - 1)))
+
+    def updates(self, stage: int) -> int:
+        """Return the updates of a stage, the literature's mu."""
+        return self.batches(stage) * self.passes_per_batch
+
+    def first_update(self, stage: int) -> int:
+        """Return the number of updates before `stage`. Its behavior policy has received these."""
+        if self.growth == 1:
+            return stage * self.updates_per_stage
+        return sum(map(self.updates, range(stage)))
+
+    def stage_of(self, update: int) -> int:
+        """Return the stage that update number `update` (from 0) belongs to."""
+        if self.growth == 1:
+            return update // self.updates_per_stage
+        stage = 0
+        while (update := update - self.updates(stage)) >= 0:
+            stage += 1
+        return stage
+
+    def staleness(self, update: int) -> int:
+        """Return the number of updates from the behavior policy to update number `update`."""
+        return update - self.first_update(self.stage_of(update))
+
+    def batch_of(self, update: int) -> int:
+        """Return the batch, within its stage, that update number `update` (from 0) trains on."""
+        return self.staleness(update) // self.passes_per_batch
+
+    @property
+    def updates_per_stage(self) -> int:
+        """Return the updates of the first stage; without growth, of every stage."""
+        return self.updates(0)
+
+    @property
+    def total_updates(self) -> int:
+        return self.first_update(self.stages)
+
+    @property
+    def rollouts_per_update(self) -> int:
+        return self.problems_per_update * self.group_size
+
+
+class EveryGroup(NamedOptions):
+    """Every group."""
+
+    name: Literal["every"] = "every"
+
+
+class DynamicSampling(NamedOptions):
+    """Groups with both right and wrong responses; others are replaced by further samples (DAPO)."""
+
+    name: Literal["dynamic"] = "dynamic"
+
+
+Sampling = Annotated[EveryGroup | DynamicSampling, Field(discriminator="name")]
 
 
 class OptimizerOptions(Options):
@@ -43,26 +136,82 @@ class OptimizerOptions(Options):
 class DistributedOptions(Options):
     """Processes that make the updates together, each with a part of the weights (FSDP2)."""
 
-    processes: int = Field(1, ge=1, le=PROCESSES, json_schema_extra=HARMLESS)
+    processes: int = Field(1, ge=1, json_schema_extra=HARMLESS)
     """Processes, with a GPU each, on this machine or, with Ray, on several. `mugrpo train` starts
     them once. While engines generate on their GPUs, they move weights and optimizer state to CPU
     memory."""
-
-
-_MOST = 1 << 16  # no layer is wider
 
 
 class LoRAOptions(Options):
     """LoRA, by peft: train a small adapter instead of the model, which stays as it is. A layer
     computes W x + alpha / rank B (A x), and only A and B are trained."""
 
-    rank: int = Field(0, ge=0, le=_MOST, json_schema_extra=FIXED)
+    rank: int = Field(0, ge=0, json_schema_extra=FIXED)
     """Rows of A and columns of B. 0 trains the whole model."""
-    alpha: int = Field(32, ge=1, le=_MOST, json_schema_extra=FIXED)
+    alpha: int = Field(32, ge=1, json_schema_extra=FIXED)
     """The adapter's output is multiplied by alpha / rank. With the same alpha, about the same
     learning rate is best for every rank."""
-    targets: Literal["all-linear"] | Annotated[tuple[str, ...], Field(min_length=1)] = Field(
-        "all-linear", json_schema_extra=FIXED
-    )
-    """The layers that get an adapter: all linear ones but the output head, or those whose names end
-    like this, such as ["q_proj", "v_proj"]."""
+
+
+class CheckpointOptions(Options):
+    """When the policy and the optimizer's state are saved. A checkpoint is written while training
+    goes on, from a copy in CPU memory: 12 bytes per parameter."""
+
+    every: int = Field(0, ge=0, json_schema_extra=HARMLESS)
+    """Save every N updates, and after the last. 0 saves at the end of each stage."""
+    minutes: float = Field(10, ge=0, json_schema_extra=HARMLESS)
+    """Save when updates of N minutes would be lost. Such a checkpoint, like one of a run that was
+    asked to stop, is removed once there is a newer one. 0 saves none for the time."""
+    keep: int = Field(0, ge=0, json_schema_extra=HARMLESS)
+    """Keep the newest N checkpoints, and those still needed: the one that the current stage began
+    from, and a reference policy's. 0 keeps all that `every` asks for."""
+
+
+class SuiteUse(Options):
+    """A benchmark suite that is measured during training."""
+
+    name: str = Field(min_length=1, json_schema_extra=HARMLESS)
+    """A suite (docs/evaluation.md), or a suite file of your own, which ends in .toml."""
+    every: int = Field(0, ge=0, json_schema_extra=HARMLESS)
+    """Measure every N updates, and before the first and after the last. 0: only these two."""
+    data: PathOrName | None = Field(None, json_schema_extra=HARMLESS)
+    """A local file with the problems; the suite's data set on the hub if unset."""
+    problems: int | None = Field(None, ge=1, json_schema_extra=HARMLESS)
+    """Measure on N problems; all if unset."""
+
+    @field_validator("name")
+    @classmethod
+    def _file_is_absolute(cls, name: str) -> str:
+        return absolute(name) if name.endswith(".toml") else name
+
+    @property
+    def label(self) -> str:
+        """Return the name of the suite's results."""
+        return Path(self.name).stem
+
+
+class EvaluationOptions(Options):
+    """Accuracy on held-out problems, measured before, during and after training."""
+
+    every: int = Field(32, ge=0, json_schema_extra=HARMLESS)
+    """Evaluate every N updates, and before the first and after the last. 0 never evaluates."""
+    samples: int = Field(1, ge=1, json_schema_extra=HARMLESS)
+    """Responses per problem."""
+    final_samples: int | None = Field(None, ge=1, json_schema_extra=HARMLESS)
+    """Responses per problem after the last update, for pass@k; `samples` if unset."""
+    final_greedy: bool = Field(False, json_schema_extra=HARMLESS)
+    """Also sample one response per problem after the last update at a temperature of 0.01, which is
+    nearly greedy."""
+    temperature: float = Field(1.0, ge=1e-3, le=10, json_schema_extra=HARMLESS)
+    """Sampling temperature."""
+    suites: tuple[SuiteUse, ...] = Field((), json_schema_extra=HARMLESS)
+    """Benchmark suites to measure beside the held-out problems, each at its own period."""
+
+
+class SinkOptions(Options):
+    """Where metrics go besides metrics.jsonl."""
+
+    tensorboard: bool = Field(False, json_schema_extra=HARMLESS)
+    """Write TensorBoard event files into the run's directory."""
+    wandb: str | None = Field(None, json_schema_extra=HARMLESS)
+    """A Weights & Biases project to log to."""

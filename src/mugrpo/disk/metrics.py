@@ -24,7 +24,6 @@ from typing import Any
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.publishing import full_disk_explained, passing, publish_file, with_sum, without_sum
 
-_BEYOND = 1e100  # seconds; a damaged file may have any number
 # phase, in the order of the work -> the kind of the lines that have its seconds, and their keys
 PHASES: dict[str, tuple[str, tuple[str, ...]]] = {
     "refresh": ("refresh", ("time/refresh",)),
@@ -37,11 +36,9 @@ PHASES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 def seconds_of(line: Mapping[str, Any], phase: str) -> float:
-    """Return the seconds of `phase` that a line has. What is no finite number counts as none."""
+    """Return the seconds of `phase` that a line has."""
     kind, keys = PHASES[phase]
-    values = [line.get(key) for key in keys] if line["kind"] == kind else []
-    known = (v for v in values if isinstance(v, int | float) and not isinstance(v, bool))
-    return sum(float(v) for v in known if abs(v) < _BEYOND)
+    return sum(line.get(key) or 0.0 for key in keys) if line["kind"] == kind else 0.0
 
 
 class MetricsLog:
@@ -120,7 +117,7 @@ def read_metrics(path: Path, unreadable: list[str] | None = None) -> Iterator[di
                 return
             try:
                 line = without_sum(json.loads(text))
-            except (ValueError, RecursionError) as error:
+            except ValueError as error:
                 fault = f"{path}, line {number} is not a metrics line ({error})"
                 if unreadable is None:
                     raise RunStopped(

@@ -4,7 +4,7 @@ To publish `NAME` is to write `NAME.tmp.PID`, fsync it, rename it and fsync its 
 without `.tmp.` in its name is complete. A small JSON file of a run carries its own sha256, and a
 folder that is sealed has those of its files. They find accidents. They are no signature.
 
-`Patience` waits for what other processes publish, and a test can kill a run where it is `passing`.
+A test can kill a run where it is `passing`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ import hashlib
 import json
 import os
 import shutil
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from types import MappingProxyType
@@ -27,9 +26,6 @@ from typing import IO, Any
 from mugrpo.disk.errors import RunStopped, UsageError
 
 SUMS = "sha256.json"
-_NAMED = 60.0  # seconds without progress after which a wait is named
-_OVER = 1800.0  # seconds without progress after which it ends
-_LOOK = 1.0  # seconds between listings of a folder, which a network file system answers slowly
 
 watchers: list[Callable[[str, str], None]] = []  # with which a test can kill a run; usually none
 
@@ -148,15 +144,10 @@ def seal_folder(folder: Path, known: Mapping[str, str] = MappingProxyType({})) -
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     names = [str(file.relative_to(folder)) for file in files]
     unknown = [name for name in names if name not in known]
-    found = dict(zip(unknown, _sums([folder / name for name in unknown]), strict=True))
-    sums = {name: known.get(name) or found[name] for name in names}
+    found = {**known, **_sums(folder, unknown)}
+    sums = {name: found[name] for name in names}
     (folder / SUMS).write_text(json.dumps(sums, indent=1) + "\n")
     _intact.append(_state([*files, folder / SUMS]))
-
-
-def checksums(folder: Path, names: Sequence[str]) -> dict[str, str]:
-    """Return the checksums of the files of `folder` called `names`."""
-    return dict(zip(names, _sums([folder / name for name in names]), strict=True))
 
 
 def sealed_folder_fault(folder: Path, part: int = 0, parts: int = 1) -> str | None:
@@ -169,10 +160,8 @@ def sealed_folder_fault(folder: Path, part: int = 0, parts: int = 1) -> str | No
         sums = dict(json.loads((folder / SUMS).read_text()))
     except PermissionError:
         raise  # nothing may be wrong with it
-    except (OSError, ValueError, TypeError, RecursionError):
+    except (OSError, ValueError, TypeError):
         return f"has no readable {SUMS}"
-    if not sums:
-        return f"has a {SUMS} that lists nothing"
     files = [folder / name for name in sums]
     for name, file in zip(sums, files, strict=True):
         if not file.is_file():
@@ -181,7 +170,7 @@ def sealed_folder_fault(folder: Path, part: int = 0, parts: int = 1) -> str | No
     if state in _intact:
         return None
     names = list(sums)[part::parts]
-    for name, found in checksums(folder, names).items():
+    for name, found in _sums(folder, names).items():
         if found != sums[name]:
             return f"has a {name} that does not match its checksum"
     _intact.append(state)
@@ -198,10 +187,10 @@ def _state(files: Iterable[Path]) -> tuple[tuple[int, ...], ...]:
     return tuple((s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns) for s in stats)
 
 
-def _sums(files: Sequence[Path]) -> list[str]:
-    """Return the files' checksums, computed side by side."""
+def _sums(folder: Path, names: Sequence[str]) -> dict[str, str]:
+    """Return name -> checksum of files in `folder`, computed side by side."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(sha256_of, files))
+        return dict(zip(names, pool.map(lambda name: sha256_of(folder / name), names), strict=True))
 
 
 def publish_json(path: Path, value: Any) -> None:
@@ -290,48 +279,3 @@ def remove(path: Path) -> None:
 def _size(path: Path) -> int:
     files = path.rglob("*") if path.is_dir() else [path]
     return sum(file.stat().st_size for file in files if file.is_file())
-
-
-class Patience:
-    """A wait for `awaited`, which others write into `folder`; `look` is called while it lasts.
-
-    Progress is any change of the files in the folder.
-    """
-
-    def __init__(self, folder: Path, awaited: str, say: Callable[[str], None]) -> None:
-        self._folder = folder
-        self._awaited = awaited
-        self._say = say
-        self._state: object = None
-        self._since = time.monotonic()
-        self._next = 0.0
-        self._named = False
-
-    def look(self, *, endless: bool = False) -> None:
-        """Say what is awaited after a minute without progress.
-
-        Raises RunStopped after half an hour without progress, unless the wait is `endless`.
-        """
-        now = time.monotonic()
-        if now < self._next:
-            return
-        self._next = now + _LOOK
-        if (state := _files_in(self._folder)) != self._state:
-            self._state, self._since, self._named = state, now, False
-        waited = now - self._since
-        text = f"{self._awaited}: nothing has changed in {self._folder} for {waited:.0f} seconds"
-        if waited >= _OVER and not endless:
-            raise RunStopped(f"{text}; all machines of the run must share this folder")
-        if waited >= _NAMED and not self._named:
-            self._named = True
-            self._say(f"waiting for {text}")
-
-
-def _files_in(folder: Path) -> object:
-    """Return the names, sizes and times of the folder's files: a write or removal shows in them."""
-    stats = []
-    for path in sorted(folder.glob("*")):
-        with suppress(OSError):  # removed meanwhile
-            stat = path.stat()
-            stats.append((path.name, stat.st_size, stat.st_mtime_ns))
-    return stats

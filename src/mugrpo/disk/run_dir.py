@@ -14,7 +14,7 @@
       benchmarks/gsm8k/update-000064/     the same of a benchmark suite, and its result.json
       samples/update-000064.json          a few rollouts of an update (or evaluation-000064.json)
       nonfinite/update-000017.json        the loss and groups of an update that was not applied
-      handed_over/update-000064/          weights for engines in other processes
+      handover/update-000064/             weights for engines in other processes
       logs/engine-0.log, rewards.log      output of such a process
       logs/ranks/                         output of the ranks
       ranks/order.json, done.json         what the ranks are to do, and what they have done
@@ -49,7 +49,7 @@ from mugrpo.disk.publishing import (
 )
 
 FORMAT = 3
-_LINKS_OUT = ("wandb",)  # it links to its own logs
+_LINKS_OUT = ("wandb",)  # to its own logs
 
 
 class Pending(Protocol):
@@ -69,11 +69,8 @@ class Pending(Protocol):
 
 
 @dataclass(frozen=True)
-class Unsaved:
-    """Updates that the ranks' memory holds, and a folder with their model for engines.
-
-    A checkpoint may hold them, too.
-    """
+class Handover:
+    """A model that ranks have written for engines. A checkpoint may hold it, too."""
 
     update: int
     folder: Path
@@ -82,8 +79,8 @@ class Unsaved:
 class RunDir:
     """The paths of the run at `root`.
 
-    `pending` is a checkpoint that this run is still writing. `unsaved` is a model that ranks have
-    written for engines, whether or not a checkpoint holds it. Updates of both count as made.
+    `pending` is a checkpoint that this run is still writing, `handover` what ranks have written for
+    engines. Updates of both count as made.
     """
 
     def __init__(self, root: Path) -> None:
@@ -93,9 +90,11 @@ class RunDir:
         self.checkpoints = root / "checkpoints"
         self.benchmarks = root / "benchmarks"  # results of suites
         self.ranks = root / "ranks"  # where the run and its ranks exchange orders and answers
+        self.stop_request = self.ranks / "stop"  # exists while the ranks are asked to stop
+        self.rank_logs = root / "logs" / "ranks"
         self.origin = root / "origin.json"  # of a run on another run's rollouts, see `bakeoff`
         self.pending: Pending | None = None
-        self.unsaved: Unsaved | None = None
+        self.handover: Handover | None = None
         self._changing = Lock()
         self._lock = root / "lock"
 
@@ -109,21 +108,12 @@ class RunDir:
     def checkpoint(self, update: int) -> Path:
         return self.checkpoints / f"update-{update:06d}"
 
-    def handed_over(self, update: int) -> Path:
-        return self.root / "handed_over" / f"update-{update:06d}"
+    def handover_folder(self, update: int) -> Path:
+        return self.root / "handover" / f"update-{update:06d}"
 
     def log(self, name: str) -> Path:
         """Return the log file of the process called `name`."""
         return self.root / "logs" / f"{name}.log"
-
-    def rank_logs(self) -> Path:
-        """Return the log folder of the ranks."""
-        return self.root / "logs" / "ranks"
-
-    @property
-    def stop_request(self) -> Path:
-        """A file that exists while the ranks are asked to stop."""
-        return self.ranks / "stop"
 
     def checkpoint_updates(self) -> list[int]:
         """Return the updates with a published checkpoint, ascending. The folders' names decide."""
@@ -133,7 +123,7 @@ class RunDir:
 
     def newest_update(self) -> int:
         """Return the number of updates made, even if only the ranks' memory holds the last ones."""
-        return max(self.saved_update(), self.unsaved.update if self.unsaved else 0)
+        return max(self.saved_update(), self.handover.update if self.handover else 0)
 
     def saved_update(self) -> int:
         """Return the update of the newest checkpoint that is published or being written, or 0."""
@@ -166,7 +156,7 @@ class RunDir:
         """
         try:
             return dict(json.loads((self.checkpoint(update) / "stages.json").read_bytes()))
-        except (OSError, ValueError, TypeError, RecursionError):
+        except (OSError, ValueError, TypeError):
             return {}
 
     def sealed_config(self, update: int) -> dict[str, Any] | None:
@@ -200,22 +190,12 @@ class RunDir:
             self._refuse_strangers()
             return None
         refuse_links_out(self.root)
-        try:
-            version = json.loads(self.config.read_bytes())["format"]
-        except PermissionError as error:
-            raise UsageError(f"{self.config} cannot be read ({error}); fix that") from None
-        except (KeyError, TypeError):
-            raise UsageError(
-                f"{self.config} is not the config.json of a run; name another --run-dir"
-            ) from None
-        except (OSError, ValueError, RecursionError):
-            version = FORMAT  # a damaged one
-        if version != FORMAT:
-            raise UsageError(
-                f"{self.root} has run format {version}, but this version of mugrpo reads "
-                f"format {FORMAT}; use the version that wrote it, or name another --run-dir"
-            )
         stored = read_summed(self.config)
+        if stored.get("format") != FORMAT:
+            raise UsageError(
+                f"{self.root} has run format {stored.get('format')}, but this version of mugrpo "
+                f"reads format {FORMAT}; use the version that wrote it, or name another --run-dir"
+            )
         self._require_as_sealed(with_sum(stored))
         return stored
 
@@ -240,13 +220,13 @@ class RunDir:
                 f"{self.config} is missing; `mugrpo repair {self.root}` restores it from a "
                 "checkpoint"
             )
-        found = sorted(p.name for p in self.root.glob("*"))
-        own = (self._lock.name, self.config.name)  # a killed process may have left it unfinished
-        if strangers := [name for name in found if name.partition(".tmp.")[0] not in own]:
-            raise UsageError(
-                f"{self.root} is not a run (it has no config.json) but holds "
-                f"{strangers[0]}; name an empty or new directory with --run-dir"
-            )
+        own = ("lock", "config.json")  # a killed process may have left it unfinished
+        for path in sorted(self.root.glob("*")):
+            if path.name.partition(".tmp.")[0] not in own:
+                raise UsageError(
+                    f"{self.root} is not a run (it has no config.json) but holds {path.name}; "
+                    "name an empty or new directory with --run-dir"
+                )
 
     def is_untouched(self) -> bool:
         """Return whether the run has no results yet. Its config may change until it has some."""

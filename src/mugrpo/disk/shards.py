@@ -60,6 +60,7 @@ PLAN_SCHEMA = pa.schema([(name, pa.int32()) for name in ("batch", "shard", "row"
 LOGPROB_SCHEMA = pa.schema([("logprobs", pa.list_(pa.float32()))])
 
 _ROW_GROUP = 256  # rows that are decoded together, even to read one of them
+_CACHED = 4  # row groups of a reader
 
 
 class ShardSet:
@@ -136,11 +137,6 @@ class ShardSet:
             return "does not match its checksum"
         return None
 
-    def strangers(self) -> list[Path]:
-        """Return the files that the manifest does not list. They are reported and never read."""
-        known = {self.path(shard).name for shard in self._entries} | {self.manifest.name}
-        return sorted(p for p in self.folder.glob("*") if p.name not in known)
-
     def open(self, shard: int) -> pq.ParquetFile:
         """Return the verified file of `shard`. Raises RunStopped if it is missing or damaged."""
         if shard not in self._verified:
@@ -159,17 +155,9 @@ class ShardSet:
         if not os.path.lexists(self.manifest):
             return {}
         stored = read_summed(self.manifest)
-        try:
-            kind = stored["kind"]
-            entries = {int(number): dict(entry) for number, entry in stored["shards"].items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise RunStopped(
-                f"{self.manifest} is unreadable ({error}); `mugrpo repair` sets it aside, so that "
-                "its shards are made again"
-            ) from None
-        if kind != self.kind:
-            raise UsageError(f"{self.manifest} lists {kind}, not {self.kind}")
-        return entries
+        if stored.get("kind") != self.kind:
+            raise UsageError(f"{self.manifest} lists {stored.get('kind')}, not {self.kind}")
+        return {int(number): entry for number, entry in stored["shards"].items()}
 
     def _publish_manifest(self) -> None:
         shards = {str(shard): self._entries[shard] for shard in self.numbers()}
@@ -179,12 +167,11 @@ class ShardSet:
 class RowReader:
     """A reader of a ShardSet's rows by (shard, row), with at most a few row groups in memory."""
 
-    def __init__(self, shards: ShardSet, cached_row_groups: int = 4) -> None:
+    def __init__(self, shards: ShardSet) -> None:
         self._shards = shards
         self._file: tuple[int, pq.ParquetFile] | None = None
         self._starts: dict[int, list[int]] = {}  # of each shard: the first row of each row group
         self._cache: dict[tuple[int, int], list[dict[str, Any]]] = {}
-        self._limit = cached_row_groups
 
     def rows(self, places: Iterable[tuple[int, int]]) -> list[dict[str, Any]]:
         """Return the row of each (shard, row) in `places`, in that order: {column: value}."""
@@ -198,7 +185,7 @@ class RowReader:
             self._starts[shard] = list(accumulate(sizes[:-1], initial=0))
         number = bisect(self._starts[shard], row) - 1
         if (shard, number) not in self._cache:
-            if len(self._cache) == self._limit:
+            if len(self._cache) == _CACHED:
                 del self._cache[next(iter(self._cache))]
             self._cache[shard, number] = rows_of(self._opened(shard).read_row_group(number))
         return self._cache[shard, number][row - self._starts[shard][number]]

@@ -1,4 +1,4 @@
 """What the core never imports: each file or folder here can be deleted, and nothing else breaks.
 
-`mugrpo.config.extensions` finds them. Each module or package names what it adds in `extension`.
+`mugrpo.config.base` finds them. Each module or package names what it adds in `extension`.
 """

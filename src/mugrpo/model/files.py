@@ -41,7 +41,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Weights:
+class ModelPart:
     """What a rank writes of a model. Writing it does not touch the model, which may be in use."""
 
     tensors: Tensors  # whole ones, in CPU memory
@@ -56,7 +56,7 @@ def weights_in_memory(
     own: int | None,
     copied: bool,
     dtype: torch.dtype | None = None,
-) -> Weights:
+) -> ModelPart:
     """Return what this rank writes of `tensors`, a model's by name, in CPU memory.
 
     It writes file number `own`, or none. Ranks that split the model must all call this. If
@@ -74,10 +74,10 @@ def weights_in_memory(
         if whole is not None and owners[name] == own:
             mine[name] = whole.to("cpu", types[name], copy=copied).contiguous()
     if files == 1 or own is None:
-        return Weights(mine)
+        return ModelPart(mine)
     index = {name: _file(owner, files) for name, owner in owners.items()}
     total = {"total_size": sum(sizes.values())}
-    return Weights(mine, _file(own, files), {"metadata": total, "weight_map": index})
+    return ModelPart(mine, _file(own, files), {"metadata": total, "weight_map": index})
 
 
 def _sent(
@@ -104,7 +104,7 @@ def _sent(
     return received.view(dtype)[: len(tensor)].view(tensor.shape)
 
 
-def write_weights(model: Any, weights: Weights, ranks: Ranks, folder: Path) -> dict[str, str]:
+def write_weights(model: Any, weights: ModelPart, ranks: Ranks, folder: Path) -> dict[str, str]:
     """Write this rank's `weights`. The first rank adds the model's config. No rank waits.
 
     Return {file name: checksum}, or {} if transformers wrote the file.

@@ -19,7 +19,7 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.model.adapter import Adapter
 from mugrpo.model.attention import Kernel, attending
 from mugrpo.model.files import (
-    Weights,
+    ModelPart,
     fill,
     local,
     moved,
@@ -130,7 +130,7 @@ class Policy:
                 return str(name)
         return None
 
-    def weights(self, *, copied: bool, dtype: torch.dtype | None = None) -> Weights:
+    def weights(self, *, copied: bool, dtype: torch.dtype | None = None) -> ModelPart:
         """Return the weights that this rank writes, see `files.weights_in_memory`."""
         own: int | None = self.shard[0]
         if self.files == 1:
@@ -139,7 +139,7 @@ class Policy:
         return weights_in_memory(tensors, self.files, own=own, copied=copied, dtype=dtype)
 
     def save(
-        self, folder: Path, weights: Weights | None = None, dtype: torch.dtype | None = None
+        self, folder: Path, weights: ModelPart | None = None, dtype: torch.dtype | None = None
     ) -> dict[str, str]:
         """Write the model, or its adapter, and the tokenizer to `folder` in Hugging Face format.
 

@@ -23,7 +23,6 @@ from typing import Any
 
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.publishing import (
-    Patience,
     full_disk_explained,
     passing,
     publish_folder,
@@ -91,18 +90,18 @@ class Writing:
         self,
         snapshot: Snapshot,
         path: Path,
-        stages: Mapping[str, Any],
+        seal: Mapping[str, Any],
         *,
         first_pid: int,
         then: Callable[[], None],
     ) -> None:
         """Start the thread. The first rank publishes `path`, then calls `then`.
 
-        `stages` is the content of stages.json.
+        `seal` is the content of stages.json.
         """
         self.update = snapshot.state["update"]
         self.folder = unfinished(path, first_pid)
-        self._path, self._stages, self._then = path, stages, then
+        self._path, self._seal, self._then = path, seal, then
         self._ready, self._done = Event(), Future[None]()
         self._thread = Thread(target=self._run, args=[snapshot], daemon=True)
         self._thread.start()
@@ -145,14 +144,14 @@ class Writing:
             for part in parts:
                 sums |= json.loads(part.read_text())
                 part.unlink()
-            (folder / "stages.json").write_text(json.dumps(self._stages) + "\n")
+            (folder / "stages.json").write_text(json.dumps(self._seal) + "\n")
             seal_folder(folder, sums)
 
     def _write_part(self, snapshot: Snapshot) -> None:
         """Write another rank's part, and wait until the checkpoint is published."""
-        self._wait(self.folder.exists, self._path.parent)
+        self._wait(self.folder.exists)
         publish_json(self.folder / _part(snapshot.policy.ranks.rank), self._files(snapshot))
-        self._wait(lambda: not self.folder.exists(), self.folder)
+        self._wait(lambda: not self.folder.exists())
         if not self._path.exists():
             raise self._unpublished()
 
@@ -173,14 +172,12 @@ class Writing:
                 raise self._unpublished()
             return not left
 
-        self._wait(written, self.folder)
+        self._wait(written)
 
-    def _wait(self, done: Callable[[], bool], folder: Path) -> None:
-        """Wait for other ranks. Raises RunStopped if nothing changes in `folder` for too long."""
-        patience = Patience(folder, f"the other ranks' parts of {self._path}", print)
+    def _wait(self, done: Callable[[], bool]) -> None:
+        """Wait for other ranks. Without a limit: if one ends, its starter ends the others."""
         began = time.monotonic()
         while not done():
-            patience.look()
             waited = time.monotonic() - began
             time.sleep(min(max(_TICK, waited / 20), _RARELY))  # ranks are many, and the folder one
 

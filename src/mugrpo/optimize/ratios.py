@@ -148,14 +148,15 @@ def truncated(
     behavior_logprobs: torch.Tensor,
     mask: torch.Tensor,
     *,
-    cap: float,
+    interval: tuple[float, float],
     level: Level,
 ) -> torch.Tensor:
-    """Return min(w, cap): truncated importance sampling.
+    """Return w, clamped to the interval: truncated importance sampling.
 
-    Equals TRL's "token_truncate" and "sequence_truncate" without their lower bound.
+    Equals TRL's "token_truncate" and "sequence_truncate".
     """
-    return _weights(trainer_behavior_logprobs, behavior_logprobs, mask, level).clamp(max=cap)
+    low, high = interval
+    return _weights(trainer_behavior_logprobs, behavior_logprobs, mask, level).clamp(low, high)
 
 
 def masked(

@@ -18,7 +18,7 @@ from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.publishing import passing
 from mugrpo.disk.records import Status
-from mugrpo.model.files import Weights, full, like, local, moved, rows_of, write_tensors
+from mugrpo.model.files import ModelPart, full, like, local, moved, rows_of, write_tensors
 from mugrpo.model.half import begin_in_bf16
 from mugrpo.model.hardware import give_back_if_tight, give_back_memory, out_of_memory_explained
 from mugrpo.model.policy import Policy
@@ -39,7 +39,7 @@ class Snapshot:
     """A rank's part of a trainer's state, which is written while the trainer goes on."""
 
     policy: Policy
-    weights: Weights
+    weights: ModelPart
     moments: dict[str, torch.Tensor]
     state: dict[str, int]
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from mugrpo.config.base import imported
-from mugrpo.config.extensions import installed
+from mugrpo.config.base import imported, installed
 from mugrpo.disk.metrics import PHASES
 from mugrpo.report.charts import Axis, hue
 from mugrpo.report.figures import (
@@ -46,7 +45,7 @@ _ESSENTIAL = (
     *("schedule.growth", "schedule.passes_per_batch", "schedule.problems_per_update"),
     *("schedule.group_size", "rollouts.temperature", "rollouts.max_new_tokens", "seed"),
 )
-_VERSIONS = ("mugrpo", "torch", "transformers", "numpy", "git_revision")
+_VERSIONS = ("mugrpo", "torch", "transformers", "numpy")
 
 _RATIOS = tuple(
     Panel(

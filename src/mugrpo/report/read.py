@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mugrpo.config.stages import ScheduleOptions
+from mugrpo.config.training import ScheduleOptions
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.metrics import PHASES, read_metrics, seconds_of
 from mugrpo.disk.publishing import read_summed

@@ -21,10 +21,10 @@ from itertools import accumulate, count, islice, repeat
 import numpy as np
 from numpy.typing import NDArray
 
-from mugrpo.config.options import at_stage
+from mugrpo.config.base import at_stage
 from mugrpo.config.run import RunConfig
-from mugrpo.config.stages import ScheduleOptions
 from mugrpo.config.tasks import MixtureOptions
+from mugrpo.config.training import ScheduleOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Problem
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -10,9 +9,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from mugrpo.config.cores import crowding
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import Interrupted, RunStopped, UsageError
 from mugrpo.disk.publishing import publish_json, set_aside, with_sum
@@ -22,7 +18,7 @@ from mugrpo.disk.seal import changed_shards, require_metrics, unsealed_lines
 from mugrpo.environments.base import Environments
 from mugrpo.environments.pool import environments_of, tools_of
 from mugrpo.model.adapter import imported_peft
-from mugrpo.model.hardware import device, with_precision
+from mugrpo.model.hardware import with_precision
 from mugrpo.model.loading import Vocabulary, load_tokenizer, load_vocabulary, model_sizes
 from mugrpo.processes.lifetime import StopFlag
 from mugrpo.processes.ranks import ALONE, Ranks
@@ -61,7 +57,7 @@ class OpenRun:
     ranks: Ranks = ALONE
 
     @cached_property
-    def schedule(self) -> Schedule:
+    def draws(self) -> Schedule:
         """The groups that each stage draws."""
         return schedule_of(self.config, self.problems)
 
@@ -101,9 +97,6 @@ class OpenRun:
             raise Interrupted("stopped with the other ranks")
 
 
-_PATIENCE = 90  # seconds to wait until all machines see what one of them has written
-
-
 @contextmanager
 def open_run(
     target: Path | str | Target,
@@ -137,7 +130,7 @@ def open_run(
         imported_peft()
     prompts = prompt_encoder(config)
     problems, eval_problems = (_fitting(prompts, side, progress) for side in target.problems)
-    newest = _common_update(folder, config.schedule.total_updates, ranks, progress)
+    newest = _common_update(folder, config.schedule.total_updates, ranks)
     schedule_of(config, problems)  # raises if there are too few
     with ExitStack() as stack:
         if not ranks.driven:
@@ -199,37 +192,27 @@ def _settle(
     remember(document or folder.read_config() or {}, config)
 
 
-def _common_update(folder: RunDir, total: int, ranks: Ranks, progress: Progress) -> int:
-    """Return the update of the newest checkpoint, once all ranks see the same one.
+def _common_update(folder: RunDir, total: int, ranks: Ranks) -> int:
+    """Return the update of the newest checkpoint.
 
-    Shared storage may show a checkpoint to some ranks later than to others. Raises UsageError if
-    the ranks still disagree after `_PATIENCE` seconds, or if it is above the schedule's `total`.
+    Raises UsageError if ranks see different ones, or if it is above the schedule's `total`.
     """
-    for second in range(_PATIENCE):
-        updates = ranks.all(folder.newest_update())
-        if len(set(updates)) == 1 and (newest := updates[0]) <= total:
-            return newest
-        if len(set(updates)) == 1:
-            raise UsageError(
-                f"{folder.root} already has {newest} updates, more than the {total} of its "
-                "schedule; raise schedule.stages, or choose a new --run-dir"
-            )
-        if second == 5:
-            progress.say(f"waiting until all ranks see the same checkpoints in {folder.root}")
-        time.sleep(1)
-    raise UsageError(
-        f"{folder.root} is not the same for all ranks: their newest checkpoints are of updates "
-        f"{', '.join(map(str, updates))}; it must be on storage that all machines share"
-    )
+    updates = ranks.all(folder.newest_update())
+    if len(set(updates)) > 1:
+        raise UsageError(
+            f"{folder.root} is not the same for all ranks: their newest checkpoints are of updates "
+            f"{', '.join(map(str, updates))}; it must be on storage that all machines share"
+        )
+    if updates[0] > total:
+        raise UsageError(
+            f"{folder.root} already has {updates[0]} updates, more than the {total} of its "
+            "schedule; raise schedule.stages, or choose a new --run-dir"
+        )
+    return updates[0]
 
 
 def _for_this_machine(folder: RunDir, config: RunConfig, progress: Progress) -> RunConfig:
-    """Return `config` with the precision that "auto" stands for: as the run began with it, if so.
-
-    Say if others use the cores.
-    """
-    if device() == "cpu" and (busy := crowding(torch.get_num_threads())):
-        progress.say(busy)
+    """Return `config` with the precision of "auto": what the run began with, if it has begun."""
     stored = folder.read_config()
     if config.model.precision == "auto" and stored is not None:
         precision = stored["config"]["model"]["precision"]

@@ -18,7 +18,6 @@ from mugrpo.processes.messages import visible
 
 _PLAIN_INTERVAL = 10.0  # seconds between plain lines of one phase
 _TELLING = 0.02  # share of a phase that tells how long the rest takes; the first rollouts are short
-_FEW = 7  # rollouts that tell nothing, however large a share they are
 
 
 @dataclass
@@ -38,8 +37,7 @@ class _Phase:
         if self.tokens and seconds > 0:
             parts.append(f"{self.tokens / seconds:,.0f} tokens/s")
         fresh, left = self.done - self.before, self.total - self.done
-        few = _FEW if self.unit == "rollouts" else 1
-        told = left and fresh > few and fresh >= _TELLING * (fresh + left)
+        told = left and fresh >= max(1, _TELLING * (fresh + left))
         parts.append(f"{clock(seconds / fresh * left)} left" if told else clock(seconds))
         return "  ".join(parts)
 

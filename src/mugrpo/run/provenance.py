@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
-import subprocess
-from collections.abc import Iterator, Sequence
-from functools import cache, partial
+import sys
+from collections.abc import Sequence
+from functools import cache
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import torch
 
-from mugrpo.config.base import TaskOptions
+from mugrpo.config.base import NamedOptions, TaskOptions
 from mugrpo.config.load import changes, on_resume, with_newer_options
-from mugrpo.config.options import NamedOptions
 from mugrpo.config.rewards import FunctionOptions
 from mugrpo.config.run import RunConfig
 from mugrpo.config.tasks import MixtureOptions, datasets_in, parts_of
@@ -28,7 +25,6 @@ from mugrpo.disk.records import Problem
 from mugrpo.disk.run_dir import FORMAT, RunDir
 from mugrpo.model.hardware import arithmetic
 from mugrpo.model.pretrained import model_fingerprint
-from mugrpo.processes.lifetime import passed_on
 from mugrpo.run.progress import Progress
 
 _MUST_AGREE = {
@@ -75,7 +71,7 @@ def settled_config(
         raise UsageError(f"{folder.root} was started differently: {'; '.join(refused)}. {remedy}")
     for text in texts.values():
         progress.say(f"changed since the run began: {text}")
-    for name in sorted(provenance.keys() - _MUST_AGREE.keys() - {"git_revision"}):
+    for name in sorted(provenance.keys() - _MUST_AGREE.keys()):
         if (old := stored["provenance"].get(name)) != provenance[name]:
             progress.say(
                 f"{name} was {old}, is now {provenance[name]}: the resumed run may differ in the "
@@ -123,12 +119,11 @@ def provenance_of(config: RunConfig, *problem_sets: Sequence[Problem]) -> dict[s
         "template_sha256": template and sha256_of(Path(template)),
         "rewards_sha256": _sums(_rewards(config.task)),
         "environment_sha256": _sums(config.environment.code) or None,
-        "objective_sha256": objective and _sum(with_imports(objective, [objective.parent])),
+        "objective_sha256": objective and sha256_of(objective),
         "code_sha256": code_sha256(HOME),
         **{name: metadata.version(name) for name in packages},
         "threads": torch.get_num_threads(),
         "arithmetic": arithmetic(),
-        "git_revision": _git_revision(HOME),
     }
 
 
@@ -158,77 +153,22 @@ def _rewards(task: TaskOptions) -> list[str]:
 
 
 def _sums(code: Sequence[str]) -> dict[str, str]:
-    """Return file or module -> hash for code that options name, as `file.py:name` or `module:name`.
+    """Return name -> hash of its file, for code named as "file.py:name" or "module:name".
 
-    A hash covers a file with the modules beside it that it imports.
+    A file that it imports is not covered: what a file's imports load is only known by running it.
     """
-    named = {one: one.rpartition(":")[0] for one in code if not one.startswith("<")}
-    # One worker loads all of them in order, so that each can import from the folders of all.
-    folders = [
-        Path(name).resolve().parent if name.endswith(".py") else Path.cwd()
-        for name in named.values()
-    ]
-    sums = {}
-    for one, name in named.items():
-        if not name.endswith(".py"):
-            sums[one] = _sum(_module_files(name, folders))
-        elif Path(name).is_file():
-            sums[name] = _sum(with_imports(Path(name).resolve(), folders))
-    return sums
+    names = {one.rpartition(":")[0] for one in code if not one.startswith("<")}
+    return {name: sha256_of(file) for name in sorted(names) if (file := _file_of(name))}
 
 
-def _sum(files: Sequence[Path]) -> str:
-    """Return a hash of the contents of `files`, in their order."""
-    return hashlib.sha256("".join(map(sha256_of, files)).encode()).hexdigest()
-
-
-def _module_files(name: str, folders: Sequence[Path]) -> list[Path]:
-    """Return the files of the package of the module `name`, and what they import from `folders`."""
-    if local := _local(name, folders):
-        return [found for file in local for found in with_imports(file, folders)]
-    spec = find_spec(name.partition(".")[0])  # of a top level, which imports nothing
-    if spec is None:
-        return []
-    places = spec.submodule_search_locations or filter(None, [spec.origin])
-    return [file for place in map(Path, places) for file in _files(place)]
-
-
-def with_imports(file: Path, folders: Sequence[Path]) -> list[Path]:
-    """Return `file` and the files below `folders` that its imports can load: whole packages."""
-    found, pending = dict[Path, None](), [file]
-    while pending:
-        if (source := pending.pop()) not in found:
-            found[source] = None
-            pending += [path for name in _imports(source) for path in _local(name, folders)]
-    return list(found)
-
-
-def _local(module: str, folders: Sequence[Path]) -> list[Path]:
-    """Return the files in `folders` of the top level that `module` is in."""
-    name = module.partition(".")[0]
-    return [
-        file
-        for folder in folders
-        for place in (folder / f"{name}.py", folder / name)
-        for file in _files(place)
-    ]
-
-
-def _files(place: Path) -> list[Path]:
-    return sorted(place.rglob("*.py")) if place.is_dir() else [place] * place.is_file()
-
-
-def _imports(source: Path) -> Iterator[str]:
-    """Yield the modules that a file names in its imports. Relative ones are in its package."""
-    try:
-        tree = ast.parse(source.read_bytes())
-    except (SyntaxError, ValueError, RecursionError):
-        return  # it cannot be imported either
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module
+def _file_of(name: str) -> Path | None:
+    """Return the file of a file's path or a module, which is not imported, or None."""
+    if name.endswith(".py"):
+        return Path(name) if Path(name).is_file() else None
+    # Workers look into the working directory first, too.
+    places = [Path(place, *name.split(".")) for place in (".", *sys.path)]
+    files = (f for place in places for f in (place.with_suffix(".py"), place / "__init__.py"))
+    return next((file for file in files if file.is_file()), None)
 
 
 def judge_fingerprint(config: RunConfig, problems: Sequence[Problem]) -> str:
@@ -251,15 +191,3 @@ def _judging(task: NamedOptions) -> dict[str, Any]:
     """Return the options of `task` that decide a score."""
     options = task.model_dump(mode="json")
     return {"task": options["name"], "rewards": options.get("rewards")}
-
-
-def _git_revision(folder: Path) -> str | None:
-    """Return the commit that `folder` is checked out at, or None if git does not track it."""
-    # `ls-files` fails in a virtual environment inside of somebody's own project.
-    asked = ["ls-files", "--error-unmatch", "__init__.py"], ["rev-parse", "HEAD"]
-    run = partial(subprocess.run, env=passed_on(), capture_output=True, text=True, check=True)
-    try:
-        _, process = [run(["git", "-C", str(folder), *words]) for words in asked]
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return str(process.stdout.strip())

@@ -1,4 +1,4 @@
-"""Where metrics go besides metrics.jsonl: TensorBoard, trackio, Weights & Biases; each optional.
+"""Where metrics go besides metrics.jsonl: TensorBoard and Weights & Biases, each optional.
 
 A sink gets the numbers of every line of metrics.jsonl, named `kind/key`, at its update. It is a
 copy for viewing: a resumed run continues in the same place, and a sink that fails is dropped.
@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mugrpo.config.stages import SinkOptions
+from mugrpo.config.training import SinkOptions
 from mugrpo.disk.errors import UsageError
 
 
@@ -30,19 +30,20 @@ class TensorBoard:
             self._writer.add_scalar(name, value, update)
 
 
-class Project:
-    """A run in a trackio or wandb project. Both packages have the same functions."""
+class WandB:
+    """A run in a project of Weights & Biases, which is the same one if the run is resumed."""
 
-    def __init__(self, package: str, project: str, run_dir: Path, config: dict[str, Any]) -> None:
-        self._module = importlib.import_module(package)
+    def __init__(self, project: str, run_dir: Path, config: dict[str, Any]) -> None:
+        self._wandb = importlib.import_module("wandb")
         identity = hashlib.sha256(str(run_dir.absolute()).encode()).hexdigest()[:8]
         name = f"{run_dir.name}-{identity}"
-        own = {"id": name, "dir": str(run_dir)} if package == "wandb" else {}
-        self._module.init(project=project, name=name, resume="allow", config=config, **own)
-        self.close = self._module.finish
+        self._wandb.init(
+            project=project, name=name, id=name, dir=str(run_dir), resume="allow", config=config
+        )
+        self.close = self._wandb.finish
 
     def log(self, update: int, values: dict[str, float]) -> None:
-        self._module.log({"update": update, **values})
+        self._wandb.log({"update": update, **values})
 
 
 class Sinks:
@@ -59,13 +60,12 @@ class Sinks:
         update: int,
         say: Callable[[str], None],
     ) -> None:
-        self._say, self._sinks = say, dict[str, TensorBoard | Project]()
-        opens: dict[str, Callable[[], TensorBoard | Project]] = {}
+        self._say, self._sinks = say, dict[str, TensorBoard | WandB]()
+        opens: dict[str, Callable[[], TensorBoard | WandB]] = {}
         if options.tensorboard:
             opens["tensorboard"] = partial(TensorBoard, run_dir / "tensorboard", update)
-        for package in ("trackio", "wandb"):
-            if project := getattr(options, package):
-                opens[package] = partial(Project, package, project, run_dir, config)
+        if options.wandb:
+            opens["wandb"] = partial(WandB, options.wandb, run_dir, config)
         for name, open_sink in opens.items():
             try:
                 self._sinks[name] = open_sink()

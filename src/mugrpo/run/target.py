@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,7 +107,7 @@ def _folder_and_config(
                 "config; change single options, or start another run from a config file with "
                 "--run-dir"
             )
-        config = build_config(raw, str(folder.config), overrides)
+        config = build_config(raw, " ".join([str(folder.config), *overrides]))
         theirs = build_config(own, str(folder.config)) if overrides else config
         return folder, config, (stored, theirs)
     config = load_config(target, overrides)
@@ -148,14 +148,9 @@ def remember(stored: Mapping[str, Any], config: RunConfig) -> None:
 
 
 def named_by(config: RunConfig) -> list[Named]:
-    """Return the code, commands and addresses that `config` names, each with its option."""
-    return list(dict.fromkeys(_named(config)))
+    """Return the code, commands and addresses that `config` names, each with its option.
 
-
-def _named(config: RunConfig) -> Iterator[Named]:
-    """Yield code and commands, then whom a run sends something.
-
-    Ray also executes what it gets; vLLM imports classes that its arguments name.
+    vLLM imports classes that its arguments name.
     """
     engine, environment = config.engine, config.environment
     named: list[tuple[str, Any]] = [
@@ -176,12 +171,11 @@ def _named(config: RunConfig) -> Iterator[Named]:
         ("environment.python", environment.python),
         ("environment.name", environment.kind and environment.name),
         ("environment.kwargs", environment.kwargs),
-        *((f"backend.{name}", to) for name, to in config.backend.addresses.items()),
     ]
     if isinstance(engine, VLLMServerOptions):
         named += [("engine.urls", url) for url in engine.urls]
-    named += [(f"sinks.{name}", getattr(config.sinks, name)) for name in ("trackio", "wandb")]
-    yield from ((option, _words(value)) for option, value in named if value)
+    named.append(("sinks.wandb", config.sinks.wandb))
+    return list(dict.fromkeys((option, _words(value)) for option, value in named if value))
 
 
 def _words(value: Any) -> str:

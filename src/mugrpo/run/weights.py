@@ -90,11 +90,8 @@ class Weights:
         """
         return weights_at(self._folder, self._config.model, update, self._ranks)
 
-    def handed_over(self, update: int) -> str:
-        """Return a folder that holds only the weights after `update` updates.
-
-        Engines in other processes read it, see `hand_over`.
-        """
+    def hand_over(self, update: int) -> str:
+        """Return what `hand_over` does, of the policy in this process if it has these weights."""
         policy = self.policy if self.policy and self.policy.update == update else None
         return hand_over(self._folder, self._config, policy, update)
 
@@ -173,25 +170,23 @@ def hand_over(folder: RunDir, config: RunConfig, policy: Policy | None, update: 
     """
     if update == 0:
         return model_path(config.model)
-    if folder.unsaved and folder.unsaved.update == update:
-        return str(folder.unsaved.folder.absolute())
-    target = folder.handed_over(update)
+    if folder.handover and folder.handover.update == update:
+        return str(folder.handover.folder.absolute())
+    target = folder.handover_folder(update)
     shutil.rmtree(target.parent, ignore_errors=True)  # weights of other updates
     pending = folder.pending is not None and folder.pending.update == update
     saved = pending or update in folder.checkpoint_updates()
-    dtype = dtype_for_engines(config)
-    if policy is not None and (dtype is not None or not saved):
-        with fleeting(), publish_folder(target) as unfinished:
-            policy.save(unfinished, dtype=dtype)
-        return str(target.absolute())
+    dtype = handover_dtype(config)
     with fleeting(), publish_folder(target) as unfinished:
-        if not _link_pending(folder, update, unfinished):
+        if policy is not None and (dtype is not None or not saved):
+            policy.save(unfinished, dtype=dtype)
+        elif not _link_pending(folder, update, unfinished):
             path = Path(weights_at(folder, config.model, update))
             _link_model(path, unfinished, _link_softly)
     return str(target.absolute())
 
 
-def dtype_for_engines(config: RunConfig) -> torch.dtype | None:
+def handover_dtype(config: RunConfig) -> torch.dtype | None:
     """Return the type that engines' weights are rounded to, None if they get those of a checkpoint.
 
     A vLLM process computes in the model's precision, so in bf16 it needs half the bytes.

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from mugrpo.config.base import imported
-from mugrpo.config.extensions import installed
+from mugrpo.config.base import imported, installed
 from mugrpo.config.run import RunConfig
-from mugrpo.config.stages import SuiteUse
+from mugrpo.config.training import SuiteUse
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.metrics import MetricsLog
 from mugrpo.disk.publishing import passing, publish_folder, publish_json, with_sum
@@ -67,9 +66,8 @@ def evaluate(run: OpenRun, sampling: Sampling, update: int) -> dict[str, Any]:
             )
         measured = evaluated(folder, [problem.source for problem in run.eval_problems])
         shown = _shown(run, folder, samples * SAMPLES)
-    if run.config.samples.every:
-        document = {"update": update, "samples": shown}
-        publish_json(run.folder.samples(update, "evaluation"), with_sum(document))
+    document = {"update": update, "samples": shown}
+    publish_json(run.folder.samples(update, "evaluation"), with_sum(document))
     return {**measured, "time/evaluate": time.monotonic() - began}
 
 

@@ -4,7 +4,6 @@
     ranks/rollouts/     rollouts whose logprobs are ordered
     ranks/logprobs/     these logprobs
     ranks/done.json     {"number": 3, ...}: what came of it
-    ranks/alive         is touched every few seconds while the first rank lives
 
 The first rank reads the order, passes it on to the others, and answers when all are done. So a
 folder on a network is asked by one process, however many ranks there are. There is one order at a
@@ -18,10 +17,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from threading import Thread
 from typing import Any, Literal
 
 import numpy as np
@@ -41,7 +37,6 @@ from mugrpo.run.opening import OpenRun
 
 TICK = 0.02  # seconds between two looks at an order or an answer
 _PULSE = 1.0  # seconds after which the first rank tells the others that there is no order yet
-_BEAT = 10.0  # seconds between two signs of life of the first rank
 
 
 @dataclass(frozen=True)
@@ -86,27 +81,6 @@ def answer_to(folder: RunDir, order: Order) -> Answer | None:
 def answered_logprobs(folder: RunDir) -> list[NDArray[np.float32]]:
     """Return the logprobs that the ranks have computed last."""
     return read_logprobs(_logprobs(folder), 0)
-
-
-def stay_alive(folder: RunDir) -> None:
-    """From now on, show in the run's folder that this rank lives, however long its work takes."""
-
-    def beat() -> None:
-        while True:
-            with suppress(OSError):  # the folder may be gone before this rank is
-                _alive(folder).touch()
-            time.sleep(_BEAT)
-
-    Thread(target=beat, daemon=True).start()
-
-
-def alive(folder: RunDir) -> bool:
-    """Return whether the first rank has shown that it lives."""
-    return _alive(folder).exists()
-
-
-def _alive(folder: RunDir) -> Path:
-    return folder.ranks / "alive"
 
 
 def orders(run: OpenRun) -> Iterator[Order]:
@@ -174,7 +148,7 @@ def _read(folder: RunDir) -> Order | None:
 
 def _answer(folder: RunDir, number: int) -> Answer:
     update = folder.newest_update()
-    unread = [folder.pending, folder.unsaved]
+    unread = [folder.pending, folder.handover]
     where = [str(one.folder) if one and one.update == update else "" for one in unread]
     saved = folder.saved_update() == update
     return Answer(number, update, saved, *where)

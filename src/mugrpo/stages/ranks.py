@@ -24,16 +24,15 @@ from numpy.typing import NDArray
 
 from mugrpo.config.training import DistributedOptions
 from mugrpo.disk.errors import RunStopped, UsageError
-from mugrpo.disk.publishing import Patience
 from mugrpo.disk.records import Rollout
-from mugrpo.disk.run_dir import RunDir, Unsaved
+from mugrpo.disk.run_dir import Handover, RunDir
 from mugrpo.engines import reserved_gpus
 from mugrpo.engines.process import visible_gpus
 from mugrpo.processes.lifetime import start_rank
 from mugrpo.processes.ranks import Job, said_by_ranks, show_log, within_a_machine
 from mugrpo.run.opening import OpenRun
 from mugrpo.stages.evaluate import measuring_due
-from mugrpo.stages.orders import TICK, Answer, Order, alive, answer_to, answered_logprobs, give
+from mugrpo.stages.orders import TICK, Answer, Order, answer_to, answered_logprobs, give
 from mugrpo.stages.sampling import Sampling
 from mugrpo.stages.stage import Stage
 
@@ -152,7 +151,7 @@ class RankProcesses:
         if self._job is not None:
             return
         run, folder = self._run, self._run.folder
-        logs = folder.rank_logs().absolute()
+        logs = folder.rank_logs.absolute()
         for old in (logs, folder.ranks):
             shutil.rmtree(old, ignore_errors=True)
             old.mkdir(parents=True)
@@ -204,7 +203,7 @@ class RankProcesses:
             self._number += 1
             give(folder, Order(self._number, "end"))
         job.end(0.0 if obeying else _PATIENCE)
-        made, folder.unsaved = folder.newest_update(), None
+        made, folder.handover = folder.newest_update(), None
         try:
             folder.settle()
             if folder.saved_update() < made and not obeying:
@@ -227,21 +226,17 @@ class RankProcesses:
         order = Order(self._number, task, update, stage)
         give(folder, order, rollouts)
         self._obeying = True
-        patience = Patience(folder.ranks, "the ranks", run.progress.say)
-        clustered = run.config.backend.clustered
         while (answer := answer_to(folder, order)) is None and job.running():
             self._look_after()
-            # On a cluster, ranks that have not begun may be waiting for resources.
-            patience.look(endless=clustered and not alive(folder))
             time.sleep(TICK)
         self._obeying = False
         if answer := answer or answer_to(folder, order):
             if answer.model:
-                folder.unsaved = Unsaved(answer.update, Path(answer.model))
+                folder.handover = Handover(answer.update, Path(answer.model))
             if answer.saved and answer.update not in (0, *folder.checkpoint_updates()):
                 folder.pending = _WrittenByRanks(self, folder, answer)
             return
-        self._job = folder.unsaved = None
+        self._job = folder.handover = None
         shutil.rmtree(folder.ranks, ignore_errors=True)
         run.stop.check()
         if self.sampling:
@@ -270,7 +265,7 @@ class RankProcesses:
         if not run.config.backend.clustered or sampling is None:
             return
         if run.folder.stop_request.exists():
-            if not any(run.folder.rank_logs().glob("rank-*.log")):  # no rank can read the request
+            if not any(run.folder.rank_logs.glob("rank-*.log")):  # no rank can read the request
                 run.stop.check()
                 sampling.busy()
         elif not self.beside_engines and not sampling.busy():
@@ -289,7 +284,6 @@ class _WrittenByRanks:
         """The ranks have answered, so the model is complete."""
 
     def published(self, *, wait: bool) -> bool:
-        patience = Patience(self.folder, f"the ranks' checkpoint {self.folder}", print)
         while True:
             running = self._ranks.running()
             if max(self._run_dir.checkpoint_updates(), default=0) >= self.update:
@@ -298,7 +292,6 @@ class _WrittenByRanks:
                 raise self._ranks.take_error()
             if not wait:
                 return False
-            patience.look()
             time.sleep(TICK)
 
 
@@ -308,15 +301,15 @@ def optimize_in_ranks(
     ranks: RankProcesses,
     *,
     between: Callable[[int], None],
-    handed_out: Callable[[], AbstractContextManager[None]],
+    left_to_ranks: Callable[[], AbstractContextManager[None]],
     until: int | None = None,
 ) -> None:
     """Let `ranks` make the stage's missing updates, up to `until`.
 
     They work up to the next evaluation or the end of the stage, and hand the model over there.
     `between` is called with the number of updates, before each order and at the end. Inside the
-    block of `handed_out`, the updates, the memory and the metrics belong to the ranks; engines may
-    still generate. Raises RunStopped if the ranks make no progress or fail.
+    block of `left_to_ranks`, the updates, the memory and the metrics belong to the ranks; engines
+    may still generate. Raises RunStopped if the ranks make no progress or fail.
     """
     while True:
         start = max(run.folder.newest_update(), stage.first_update)
@@ -325,8 +318,8 @@ def optimize_in_ranks(
         if start >= end:
             return
         due = (u for u in range(start + 1, end) if measuring_due(run.config, u))
-        with handed_out():
+        with left_to_ranks():
             ranks.optimize(stage.number, next(due, end))
         if run.folder.newest_update() <= start:
-            logs = run.folder.rank_logs()
+            logs = run.folder.rank_logs
             raise RunStopped(f"the ranks made no update after {start}; see {logs}")

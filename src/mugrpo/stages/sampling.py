@@ -181,15 +181,15 @@ class Sampling:
         spent: dict[str, float] = {}
 
         @cache
-        def handed_over() -> str:
+        def folder() -> str:
             began = time.monotonic()
-            path = self._weights.handed_over(update)
+            path = self._weights.hand_over(update)
             spent["write"] = time.monotonic() - began
             return path
 
         def weights() -> str:
             with lock:
-                return handed_over()
+                return folder()
 
         remedy = self._run.config.engine.loading_remedy
         with out_of_memory_explained("a refresh of the engines", remedy):

@@ -15,7 +15,7 @@ from itertools import islice
 
 from mugrpo.config.rewards import RewardOptions
 from mugrpo.config.run import RunConfig
-from mugrpo.config.stages import DynamicSampling
+from mugrpo.config.training import DynamicSampling
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.records import Status
 from mugrpo.disk.run_dir import RunDir
@@ -25,6 +25,7 @@ from mugrpo.rollouts.score import scored
 from mugrpo.rollouts.statistics import refresh_metrics, truncation
 from mugrpo.run.opening import OpenRun
 
+OVERSAMPLING = 10  # times the groups that its updates need, which a stage samples at most
 _SPARE = 1.1  # factor on the expected need: another round costs more than a few spare groups
 
 
@@ -33,14 +34,14 @@ class Stage:
     """A stage: its number, the schedule it is part of, and its shards on disk."""
 
     number: int
-    schedule: Schedule
+    draws: Schedule
     folder: RunDir
     config: RunConfig
     judge: str  # fingerprint of everything that decides a score now
 
     @classmethod
     def of(cls, run: OpenRun, number: int) -> Stage:
-        return cls(number, run.schedule, run.folder, run.config, run.judge)
+        return cls(number, run.draws, run.folder, run.config, run.judge)
 
     @property
     def first_update(self) -> int:
@@ -107,7 +108,7 @@ def stage_shards(stage: Stage) -> list[ShardGroups]:
     Until the stage is planned, more shards may follow once all of these are scored.
     """
     if plan := _valid_plan(stage):
-        stream = stage.schedule.stream(stage.number)
+        stream = stage.draws.stream(stage.number)
         return [list(islice(stream, groups)) for groups in plan.entry(0)["groups"]]
     return [shard for shard, _ in _sampled(stage)]
 
@@ -158,7 +159,7 @@ def plan_stage(stage: Stage, say: Callable[[str], None]) -> None:
             f"and wrong responses, enough for {len(full)} of {stage.batches} batches"
         )
         if len(full) < stage.batches:
-            raise _short(stage, summary, options)
+            raise _short(stage, summary)
         say(summary)
     write_plan(
         stage.shards("plan"),
@@ -234,7 +235,7 @@ def _sampled(stage: Stage) -> Iterator[tuple[ShardGroups, list[bool]]]:
     """Yield each shard's groups, and whether each may be trained on ([] if not scored yet)."""
     options, schedule = stage.config.sampling, stage.config.schedule
     per_shard = math.ceil(stage.config.rollouts.shard_rollouts / schedule.group_size)
-    stream = stage.schedule.stream(stage.number)
+    stream = stage.draws.stream(stage.number)
     own = list(islice(stream, stage.groups))
     shards = [own[start : start + per_shard] for start in range(0, len(own), per_shard)]
     if not isinstance(options, DynamicSampling):
@@ -242,7 +243,7 @@ def _sampled(stage: Stage) -> Iterator[tuple[ShardGroups, list[bool]]]:
         return
     rollouts, scores = stage.shards("rollouts"), stage.shards("scores")
     kept, sampled, unscored = list[Group](), 0, False
-    limit = math.floor(options.max_oversampling * len(own))
+    limit = OVERSAMPLING * len(own)
     for number, shard in enumerate(shards):  # the loop may append a shard
         varies = _varies(stage, rollouts, scores, number)
         yield shard, varies
@@ -275,12 +276,11 @@ def _varies(stage: Stage, rollouts: ShardSet, scores: ShardSet, number: int) -> 
     return [correctness_varies(group, stage.config.rewards) for group in groups]
 
 
-def _short(stage: Stage, summary: str, options: DynamicSampling) -> RunStopped:
+def _short(stage: Stage, summary: str) -> RunStopped:
     measured = refresh_metrics(stage.shards("rollouts"), stage.shards("scores"))
     cut = truncation(measured, stage.config.rollouts.max_new_tokens)
     return RunStopped(
-        f"{summary} (sampling.max_oversampling = {options.max_oversampling:g}). "
-        f"{cut or 'The problems are too hard or too easy for the model'}. You can also raise "
-        "--sampling.max_oversampling, or train on every group (--sampling.name every), each with "
-        "--force"
+        f"{summary}, {OVERSAMPLING} times as many as its updates need. "
+        f"{cut or 'The problems are too hard or too easy for the model'}. You can also train "
+        "on every group (--sampling.name every --force)"
     )

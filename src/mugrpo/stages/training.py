@@ -7,12 +7,12 @@ import time
 from pathlib import Path
 
 from mugrpo.disk.publishing import full_disk_explained
-from mugrpo.disk.run_dir import Unsaved
+from mugrpo.disk.run_dir import Handover
 from mugrpo.disk.seal import seal_of
 from mugrpo.optimize.checkpoint import require_finite, save_checkpoint
 from mugrpo.optimize.trainer import Trainer
 from mugrpo.run.opening import OpenRun
-from mugrpo.run.weights import Weights, dtype_for_engines
+from mugrpo.run.weights import Weights, handover_dtype
 from mugrpo.stages.stage import reference_update
 
 
@@ -89,12 +89,12 @@ class Training:
         return not (config.backend.clustered or config.needs or config.engine_in_process)
 
     @property
-    def hands_over(self) -> bool:
+    def hands_over_model(self) -> bool:
         """Whether the ranks write files for engines, rather than leave them a checkpoint's."""
         config = self._run.config
         if config.backend.clustered or config.engine_in_process:
             return False
-        return self.unsaved() or dtype_for_engines(config) is not None
+        return self.unsaved() or handover_dtype(config) is not None
 
     def save(self, *, temporary: bool = False, rests: bool = False) -> None:
         """Begin to write a checkpoint, unless all updates are saved. It seals what led to it.
@@ -123,28 +123,25 @@ class Training:
         self._checkpoint_seconds += time.monotonic() - began
 
     def hand_over(self) -> None:
-        """Write the model alone, for engines. No checkpoint is written. All ranks must call this.
-
-        See `dtype_for_engines`.
-        """
+        """Write the model alone, for engines, without a checkpoint. All ranks must call this."""
         began = time.monotonic()
         run, trainer = self._run, self.trainer
         assert trainer is not None
         require_finite(trainer, run.folder)
         folder = Path(run.ranks.from_first(self._new_folder() if run.ranks.first else None))
         with full_disk_explained(folder):
-            trainer.policy.save(folder, dtype=dtype_for_engines(run.config))
+            trainer.policy.save(folder, dtype=handover_dtype(run.config))
         run.ranks.wait()
-        run.folder.unsaved = Unsaved(trainer.update, folder)
+        run.folder.handover = Handover(trainer.update, folder)
         self._checkpoint_seconds += time.monotonic() - began
 
     def _new_folder(self) -> str:
         """Return a new folder for the model, and remove those of earlier ones but the last."""
         run, trainer = self._run, self.trainer
         assert trainer is not None
-        on_disk = run.folder.ranks / "models"
-        for old in sorted(on_disk.glob("update-*"))[:-1]:
+        models = run.folder.ranks / "models"
+        for old in sorted(models.glob("update-*"))[:-1]:
             shutil.rmtree(old)  # an engine may start from the last
-        folder = on_disk / f"update-{trainer.update:06d}"
+        folder = models / f"update-{trainer.update:06d}"
         folder.mkdir(parents=True)
         return str(folder)

@@ -7,10 +7,9 @@ import inspect
 import textwrap
 from collections.abc import Iterator
 
-from mugrpo.config.base import ObjectiveOptions, Part, imported
+from mugrpo.config.base import NamedOptions, ObjectiveOptions, Part, imported
 from mugrpo.config.describe import describe
-from mugrpo.config.options import NamedOptions
-from mugrpo.config.run import PRESETS, RunConfig, described, in_four_stages
+from mugrpo.config.run import PRESETS, RunConfig, described
 
 # Group -> the module with the functions of its parts. Objectives have a module each.
 _FUNCTIONS = {
@@ -28,14 +27,8 @@ def catalog() -> Iterator[str]:
     """Yield the lines of `mugrpo objectives`."""
     yield "presets (--preset NAME; your own options override it)"
     yield ""
-    yield "  The number is the accuracy after four stages of 48 updates on the embedded letters"
-    yield "  task (studies/presets.toml: one setting for all, two seeds). It begins at 0.28; GRPO"
-    yield "  with 48 refreshes reaches 0.92 (studies/four_stages_letters.toml)."
-    yield ""
     for name in PRESETS:
-        reached = in_four_stages(name)
-        number = "" if reached is None else f"{reached:.2f}"
-        yield f"  {name:<18}{number:<6}{described(name)}"
+        yield f"  {name:<18}{described(name)}"
     for group in ("advantage", "objective", *(g for g in _FUNCTIONS if g != "advantage"), *_OTHERS):
         yield ""
         yield f"[{group}]"

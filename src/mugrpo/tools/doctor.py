@@ -11,9 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
 
-from mugrpo.config.base import imported
+from mugrpo.config.base import imported, installed
 from mugrpo.config.cores import cores
-from mugrpo.config.extensions import installed
 from mugrpo.disk.errors import UsageError
 from mugrpo.tools.vllm_env import BUILDS, FOLDER
 
@@ -65,11 +64,12 @@ def _cpu() -> Finding:
 
 def _disk() -> Finding:
     runs = Path("runs").absolute()
-    free = shutil.disk_usage(runs if runs.exists() else runs.parent).free
+    place = next(place for place in (runs, *runs.parents) if os.path.lexists(place))
+    free = shutil.disk_usage(place).free
     text = f"{free / 2**30:.1f} GiB free for {runs}"
-    if free < _DEMO_BYTES:
-        return text, f"make room: the demo takes {_DEMO_BYTES:,} bytes"
-    return _folder(runs, text, "work in another folder")
+    if not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
+        return f"{text}, which cannot be written to", "work in another folder"
+    return text, f"make room: the demo takes {_DEMO_BYTES:,} bytes" * (free < _DEMO_BYTES)
 
 
 def _extras() -> Finding:
@@ -90,13 +90,6 @@ def _vllm() -> Finding:
         remedy = f"it must be at least {OLDEST[0]}.{OLDEST[1]}: `mugrpo vllm-env` makes another"
         return f"{build[0]} in {build[1]}", "" if new_enough(build[0]) else remedy
     return "none", "`mugrpo vllm-env` adds it, for big models"
-
-
-def _folder(folder: Path, text: str, remedy: str) -> Finding:
-    """Return `text`. If `folder` cannot be made or written to, add that and the remedy."""
-    place = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
-    fine = place.is_dir() and os.access(place, os.W_OK | os.X_OK)
-    return (text, "") if fine else (f"{text}, which cannot be written to", remedy)
 
 
 _CHECKS = {

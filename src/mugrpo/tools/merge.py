@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from mugrpo.config.load import build_config
 from mugrpo.config.run import RunConfig
@@ -45,9 +44,15 @@ def merge(
         raise UsageError(f"{checkpoint} has no adapter: it is a model directory itself")
     config = _config(checkpoint, base)
     path = model_path(config.model)
-    stored = _run_of(checkpoint)
-    if not force:
-        _require_base(stored, checkpoint, path, model_fingerprint(config.model))
+    seal = json.loads((checkpoint / "stages.json").read_text())
+    trained_on = str(seal["config"]["provenance"]["model_sha256"])
+    copied = "/" in trained_on and Path(path).is_dir()  # of a hub id, which has no hash
+    if not (force or copied or model_fingerprint(config.model) == trained_on):
+        raise UsageError(
+            f"{path} is not the model that {checkpoint} was trained on, or one of its files has "
+            "changed since; name that model, as it was, with --base, or merge anyway with --force "
+            "if its weights are the same"
+        )
     model = load_model(path)
     Adapter(model, config.lora, path, seed=0, path=checkpoint).merge()
     tokenizer = tokenizer_at(str(checkpoint))
@@ -64,34 +69,5 @@ def _config(checkpoint: Path, base: str | None) -> RunConfig:
     """
     stored = read_config(checkpoint)
     lora = {"rank": stored.get("r") or None, "alpha": stored.get("lora_alpha")}
-    lora["targets"] = stored.get("target_modules")
     model = {"path": base or stored.get("base_model_name_or_path")}
     return build_config({"model": model, "lora": lora}, str(checkpoint / CONFIG))
-
-
-def _run_of(checkpoint: Path) -> dict[str, Any]:
-    """Return the config.json of the run, of which the checkpoint has a copy.
-
-    Raises UsageError if that does not say which model was trained on.
-    """
-    try:
-        stored: dict[str, Any] = json.loads((checkpoint / "stages.json").read_text())["config"]
-        stored["provenance"]["model_sha256"], stored["config"].get("lora", {}).get("rank")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise UsageError(f"{checkpoint} does not say which model it was trained on") from None
-    return stored
-
-
-def _require_base(stored: dict[str, Any], checkpoint: Path, path: str, fingerprint: str) -> None:
-    """Raise UsageError if the model at `path` is not the one that the checkpoint was trained on.
-
-    A directory cannot be compared with a hub id, so it is accepted as its copy.
-    """
-    trained_on = str(stored["provenance"]["model_sha256"])
-    copied = "/" in trained_on and Path(path).is_dir()
-    if fingerprint != trained_on and not copied:
-        raise UsageError(
-            f"{path} is not the model that {checkpoint} was trained on, or one of its files has "
-            "changed since; name that model, as it was, with --base, or merge anyway with --force "
-            "if its weights are the same"
-        )

@@ -6,7 +6,7 @@ from the seal, or set aside, and made again by the next command.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from mugrpo.disk.errors import RunStopped, UsageError
@@ -33,9 +33,8 @@ def repair(run_dir: RunDir, say: Say) -> int:
 
     A checkpoint restores config.json, and tells which lines of metrics.jsonl are kept. A damaged
     file gets the ending `.bad`, and a damaged shard is removed from its manifest. If a rollout
-    shard that is made again differs from the old one, it is also scored again. Files that nothing
-    lists are reported and left alone. Raises UsageError if the folder is no run, or if its
-    config.json is lost.
+    shard that is made again differs from the old one, it is also scored again. Raises UsageError if
+    the folder is no run, or if its config.json is lost.
     """
     if not (run_dir.config.exists() or run_dir.checkpoint_updates()):
         raise UsageError(f"{run_dir.root} is not a run; name a run's directory")
@@ -47,7 +46,9 @@ def repair(run_dir: RunDir, say: Say) -> int:
         bad += _bad_config(run_dir, say)
         for pattern in _LOOSE:
             bad += sum(_bad_file(file, say) for file in sorted(run_dir.root.glob(pattern)))
-        bad += sum(_bad_shards(folder, say) for folder in _shard_folders(run_dir))
+        for stage in run_dir.stages():
+            manifests = sorted(run_dir.stage(stage).glob("*/manifest.json"))
+            bad += sum(_bad_shards(manifest.parent, say) for manifest in manifests)
         return bad + _bad_evaluations(run_dir, say) + _bad_metrics(run_dir, say)
 
 
@@ -97,17 +98,6 @@ def _bad_file(file: Path, say: Say) -> int:
     return 0
 
 
-def _shard_folders(run_dir: RunDir) -> Iterator[Path]:
-    """Yield the folders of shards. A file in place of one of a stage is set aside."""
-    for pattern in ("stages", "stages/*", "stages/*/*"):
-        for path in sorted(run_dir.root.glob(pattern)):
-            if path.is_file() and ".bad" not in path.name:
-                set_aside(path)
-    for manifest in sorted(run_dir.root.glob("stages/*/*/manifest.json")):
-        if manifest.parent.parent.name.isdigit():
-            yield manifest.parent
-
-
 def _bad_shards(folder: Path, say: Say) -> int:
     """Set the damaged shards of `folder` aside, or its manifest. Return how many."""
     try:
@@ -116,8 +106,6 @@ def _bad_shards(folder: Path, say: Say) -> int:
         set_aside(folder / "manifest.json")
         say(f"{error}".partition(";")[0] + "; it is set aside, and its shards are made again")
         return 1
-    for stranger in shards.strangers():
-        say(f"{stranger} is not in its manifest, so it is ignored")
     bad = 0
     for shard in shards.numbers():
         if fault := shards.fault(shard):

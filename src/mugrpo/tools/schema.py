@@ -7,7 +7,7 @@ from typing import Any
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from mugrpo.config.options import NamedOptions, Options, choices
+from mugrpo.config.base import NamedOptions, Options, choices
 from mugrpo.config.rewards import FunctionOptions, Reward
 from mugrpo.config.run import PRESETS, RunConfig
 from mugrpo.config.tasks import Source

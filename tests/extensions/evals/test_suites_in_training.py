@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mugrpo.config.run import RunConfig
-from mugrpo.config.stages import SuiteUse
+from mugrpo.config.training import SuiteUse
 from mugrpo.disk.metrics import read_metrics
 from mugrpo.report import write_report
 from mugrpo.stages.evaluate import measuring_due, suites_due

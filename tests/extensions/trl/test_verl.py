@@ -85,7 +85,10 @@ def test_the_gradient_is_that_of_our_loss_with_the_engine_corrected(
     update = seeded(0).to(torch.float32)
     batch, rows = update.batch, len(update.batch.mask)
     tokens = int(batch.mask.sum())
-    options = {"correction": {"name": "truncated", "cap": 1.2}, "reference": {"name": "off"}}
+    options = {
+        "correction": {"name": "truncated", "interval": (0.0, 1.2)},
+        "reference": {"name": "off"},
+    }
     ours = UpdateLoss(build_config({"preset": method, **options}, "test"))
     expected = update.logprobs.detach().clone().requires_grad_()
     below = denominator(reduction, tokens=tokens, responses=rows, max_new_tokens=7)

@@ -11,8 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from mugrpo.config.base import RewardOption
-from mugrpo.config.extensions import Extension
+from mugrpo.config.base import Extension, RewardOption
 
 
 class CodeOptions(RewardOption):

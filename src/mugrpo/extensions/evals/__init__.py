@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mugrpo.config.extensions import Extension
+from mugrpo.config.base import Extension
 
 extension = Extension(
     measures="mugrpo.extensions.evals.in_training:Suites",

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from functools import partial
 
 from mugrpo.config.run import RunConfig
-from mugrpo.config.stages import SuiteUse
+from mugrpo.config.training import SuiteUse
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.metrics import MetricsLog
 from mugrpo.disk.publishing import passing

@@ -69,7 +69,7 @@ def measure(
     """
     found = _target(target, out)
     raw = apply_overrides(found.raw, overrides)
-    base = with_precision(build_config(raw, target, overrides))
+    base = with_precision(build_config(raw, target))
     if base.lora.rank:
         imported_peft()
     model_sizes(base.model)  # a model that is not there is refused before anything is written
@@ -121,7 +121,7 @@ def _target(target: str, out: Path | None) -> Target:
 def _config(base: RunConfig, suite: Suite, overrides: Sequence[str]) -> RunConfig:
     """Return the suite's config. The command line's options stand above the suite's."""
     raw = suite_config(base, suite).model_dump(mode="json")
-    config = build_config(apply_overrides(raw, overrides), f"the suite {suite.name}", overrides)
+    config = build_config(apply_overrides(raw, overrides), f"the suite {suite.name}")
     return with_precision(config)
 
 

@@ -18,8 +18,8 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
+from mugrpo.config.base import Options
 from mugrpo.config.load import changes, read_toml, validated
-from mugrpo.config.options import LISTED, Options
 from mugrpo.config.run import PromptOptions
 from mugrpo.config.tasks import DatasetOptions
 from mugrpo.disk.errors import UsageError
@@ -44,9 +44,9 @@ class SuiteOptions(Options):
     """How a problem becomes token ids."""
     problems: int | None = Field(None, ge=1)
     """Ask only N problems, those with the lowest hashes. If unset, all."""
-    samples: int = Field(1, ge=1, le=LISTED)
+    samples: int = Field(1, ge=1)
     """Responses per problem."""
-    max_new_tokens: int = Field(ge=1, le=LISTED)
+    max_new_tokens: int = Field(ge=1)
     """Longest response in tokens, including its end-of-sequence token."""
     temperature: float = Field(1.0, ge=1e-3, le=10)
     """Sampling temperature."""

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from mugrpo.config.extensions import Extension
+from mugrpo.config.base import Extension
 
 extension = Extension(commands=("mugrpo.extensions.exchange.command:add_exchange",))

@@ -105,9 +105,7 @@ def import_rollouts(
     raw = apply_overrides(read_toml(target), overrides)
     task = raw.get("task", {})
     named = "data" in task
-    config = build_config(
-        {**raw, "task": {"data": source.names[0], **task}}, str(target), overrides
-    )
+    config = build_config({**raw, "task": {"data": source.names[0], **task}}, str(target))
     if not isinstance(config.task, DatasetOptions):
         raise UsageError(f"{target}: rollouts from elsewhere need task.name = 'dataset'")
     own = Dataset(config.task, config.workers) if named else None

@@ -6,8 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from mugrpo.config.base import GeneratedOptions, TextOptions
-from mugrpo.config.extensions import Extension
+from mugrpo.config.base import Extension, GeneratedOptions, TextOptions
 
 
 class ReasoningGymOptions(GeneratedOptions, TextOptions):

@@ -6,9 +6,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mugrpo.config.load import build_config, load_config
-from mugrpo.config.run import PRESETS, UPDATE_PARTS, RunConfig
+from mugrpo.config.run import PRESETS, RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.run.opening import OpenRun
+
+# The options that turn scored rollouts into the loss and the step of an update.
+_UPDATE_PARTS = {
+    "advantage",
+    "objective",
+    "veto",
+    "sequence_mask",
+    "correction",
+    "reference",
+    "reduction",
+}
 
 
 def configs_of(run: OpenRun, methods: Sequence[str]) -> dict[str, RunConfig]:
@@ -39,7 +50,7 @@ def _with_method(run: OpenRun, method: str) -> RunConfig:
         raise UsageError(
             f"{method!r} is not a method: name presets ({', '.join(PRESETS)}), TOML files, or all"
         )
-    parts = source.model_dump(mode="json", include=set(UPDATE_PARTS))
+    parts = source.model_dump(mode="json", include=_UPDATE_PARTS)
     raw = run.config.model_dump(mode="json") | parts | {"preset": source.preset}
     raw["overlap"] = False  # everything is generated already
     return build_config(raw, method)

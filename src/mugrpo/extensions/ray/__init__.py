@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from mugrpo.config.base import BackendOptions
-from mugrpo.config.extensions import Extension
-from mugrpo.config.options import HARMLESS
+from mugrpo.config.base import HARMLESS, BackendOptions, Extension
 
 
 class RayBackend(BackendOptions):
@@ -17,19 +14,13 @@ class RayBackend(BackendOptions):
     and Ray Train for the updates. Each reserves one CPU and, if the cluster has GPUs when the run
     starts, its GPUs.
 
-    The run's directory, the model and mugrpo itself must have the same paths on every machine.
+    Its address is that in RAY_ADDRESS, "auto" for the cluster of this machine. Without one, Ray
+    starts on this machine for the run. The run's directory, the model and mugrpo itself must have
+    the same paths on every machine.
     """
 
     name: Literal["ray"] = Field("ray", json_schema_extra=HARMLESS)
     factory: ClassVar[str] = "mugrpo.extensions.ray.cluster:RayCluster"
-    address: str | None = Field(None, json_schema_extra=HARMLESS)
-    """Address of the cluster; "auto" is the cluster that this machine belongs to. The default
-    is the environment variable RAY_ADDRESS. If that is unset too, Ray starts on this machine for
-    the run."""
-
-    @property
-    def addresses(self) -> Mapping[str, str]:
-        return {"address": self.address} if self.address else {}
 
 
 extension = Extension(backends=(RayBackend,))

@@ -26,7 +26,7 @@ class RayCluster:
     """A cluster that chooses the machines of engines and ranks."""
 
     def __init__(self, options: RayBackend) -> None:
-        address = options.address or os.environ.get("RAY_ADDRESS")
+        address = os.environ.get("RAY_ADDRESS")
         self._here = address is None
         self._address = address or "local"
 
@@ -39,7 +39,7 @@ class RayCluster:
             raise UsageError(
                 f"engines and updates need {cpus} CPUs and {gpus} GPUs at once, which this "
                 "machine's Ray does not have; lower --engine.processes or "
-                "--distributed.processes, or name a cluster with --backend.address"
+                "--distributed.processes, or name a cluster in RAY_ADDRESS"
             )
 
     def has_room(self, ranks: int, engines: Sequence[int]) -> bool:
@@ -110,7 +110,7 @@ def connected(address: str) -> Any:
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise UsageError(
                 f"no Ray cluster answers at {address} ({str(error).splitlines()[0]}); name one "
-                "with --backend.address, or start one with `ray start --head`"
+                "in RAY_ADDRESS, or start one with `ray start --head`"
             ) from None
     return ray
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from mugrpo.config.base import EnvironmentKind
-from mugrpo.config.extensions import Extension
+from mugrpo.config.base import EnvironmentKind, Extension
 
 if TYPE_CHECKING:
     from mugrpo.config.rewards import EnvironmentOptions

@@ -25,8 +25,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
+from mugrpo.config.base import Options
 from mugrpo.config.load import as_override, build_config, lay_over, leaves, read_toml
-from mugrpo.config.options import Options
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 
