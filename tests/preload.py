@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 
-import peft  # noqa: F401
 import pyarrow
 import torch
 

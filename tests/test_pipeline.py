@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.cases import some
 from tests.faults.harm import contents
 from tests.runs import (
     Command,
@@ -116,7 +115,8 @@ def test_keeping_one_checkpoint_leaves_the_newest_and_the_one_its_stage_began_fr
 NOTHING_DUE = ("--checkpoint.every", 100)
 
 
-@pytest.mark.parametrize(("minutes", "kept"), some(1, [("1e-9", (3, 5)), ("0", ())]))
+@pytest.mark.long
+@pytest.mark.parametrize(("minutes", "kept"), [("1e-9", (3, 5)), ("0", ())])
 def test_a_run_without_checkpoints_saves_after_some_minutes_of_updates(
     reference: Path, tmp_path: Path, minutes: str, kept: tuple[int, ...]
 ):

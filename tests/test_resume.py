@@ -55,10 +55,11 @@ def test_two_uninterrupted_runs_are_the_same_and_another_seed_is_not(
 ):
     finished(tmp_path / "again")
     assert_same(tmp_path / "again", reference)
-    finished(tmp_path / "other", "--seed", 11)
-    assert final_weights(tmp_path / "other").items().isdisjoint(final_weights(reference).items())
-    assert shards(tmp_path / "other") != shards(reference)
-    assert read_metrics(tmp_path / "other") != read_metrics(reference)
+    finished(tmp_path / "other", "--seed", 11, "--schedule.stages", 1)
+    ours, theirs = (final_weights(run, 3) for run in (tmp_path / "other", reference))
+    assert ours.items().isdisjoint(theirs.items())
+    one, other = shards(tmp_path / "other"), shards(reference)
+    assert one != {name: other[name] for name in one}
 
 
 class Kind(NamedTuple):
@@ -241,6 +242,7 @@ def test_a_run_killed_while_a_checkpoint_is_written_ends_in_the_same_bits(
     assert_same(run_dir, reference)
 
 
+@pytest.mark.long
 def test_training_goes_on_while_a_checkpoint_is_written(reference: Path, tmp_path: Path):
     """The checkpoint after update 2 is held back. Update 3, an evaluation and more follow."""
     run_dir, hold = tmp_path / "run", tmp_path / "hold"

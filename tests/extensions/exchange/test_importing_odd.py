@@ -44,18 +44,10 @@ BAD: dict[str, tuple[list[Row], tuple[str, ...]]] = {
         changed(1, response_ids=[5, 16], logprobs=[-1, -1]),
         ("line 2", "token id 16", "0 to 15", "model.path"),
     ),
-    "a negative id": (
-        changed(1, response_ids=[-1, 5], logprobs=[-1, -1]),
-        ("line 2: response_ids.0", "-1"),
-    ),
     "few logprobs": (changed(1, logprobs=[-0.1]), ("line 2", "6 response_ids, but 1 logprobs")),
     "a positive logprob": (changed(1, logprobs=[-0.1] * 5 + [0.5]), ("line 2: logprobs.5", "0.5")),
-    "an infinite logprob": (changed(1, logprobs=[float("-inf")] * 6), ("line 2: logprobs.0",)),
     "no logprobs": (changed(1, logprobs=None), ("line 2 has no logprobs", "--policy PATH")),
     "reward nan": (changed(1, reward=float("nan")), ("line 2: reward = nan", "finite number")),
-    "a word": (changed(1, reward="high"), ("line 2", "high")),
-    "nothing": (changed(1, response="", response_ids=None, logprobs=None), ("line 2", "is empty")),
-    "a status": (changed(1, status="skipped"), ("line 2", "'skipped' has reward 0.0")),
     "padding": (
         changed(1, response_ids=[5, EOS, EOS], logprobs=[-1, -1, -1]),
         ("line 2: its response goes on after the end-of-sequence token 1", "padding"),

@@ -107,8 +107,10 @@ class Format:
 
 FORMATS = {
     "table": Format("*", {name: name for name in FIELDS}, ("stage", "occurrence", "group")),
-    "trl": Format(
-        "completions_*.parquet", {"prompt": "prompt", "response": "completion"}, ("step",)
+    "trl": Format(  # a column for each reward function: the user names them, with their weights
+        "completions_*.parquet",
+        {"prompt": "prompt", "response": "completion", "reward": "reward"},
+        ("step",),
     ),
     "verl": Format(
         "*.jsonl",
@@ -148,7 +150,7 @@ def read(names: Sequence[str], form: Format, named: Cells) -> Iterator[Row]:
 def _row(place: str, cells: Cells, form: Format, named: Cells) -> Row:
     cells = {name: None if value == "" else value for name, value in cells.items()}  # as in CSV
     try:
-        values = {"reward": _only_reward(cells)} if "reward" not in form.columns else {}
+        values: dict[str, Any] = {}
         for name, column in form.columns.items():
             terms = _terms(name, column)
             absent = [one for _, one in terms if one not in cells]
@@ -170,18 +172,6 @@ def _row(place: str, cells: Cells, form: Format, named: Cells) -> Row:
         raise UsageError(f"{place}: {said}") from None
     except (ValueError, TypeError, KeyError) as error:
         raise UsageError(f"{place}: {error}") from None
-
-
-def _only_reward(cells: Cells) -> Any:
-    """Return the reward of TRL's row: the only column between completion and advantage."""
-    names = list(cells)
-    rewards = names[names.index("completion") + 1 : names.index("advantage")]
-    if len(rewards) != 1:
-        raise ValueError(
-            f"{len(rewards)} columns may be rewards ({', '.join(rewards)}); say which ones, and "
-            "their weights, as in --columns reward=correct+0.5*short"
-        )
-    return _sum([(1.0, rewards[0])], cells)
 
 
 def _terms(name: str, column: str) -> list[tuple[float, str]]:

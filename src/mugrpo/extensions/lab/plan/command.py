@@ -17,20 +17,6 @@ _SCHEDULES = "4,16,64,1024"
 _PROMPT = 512  # tokens
 GIB = 2.0**30
 _ROLLOUT_BYTES = 3.2  # of a response token: 20 million tokens took 64.5 MB
-_LONG_TAIL = 0.2  # of generation
-
-_CHANGES = {
-    "refresh": "make more updates after each refresh: raise --schedule.batches_per_stage",
-    "generate": "more --engine.slots if memory has room, or a lower --rollouts.max_new_tokens",
-    "score": "score in more processes: raise --workers.count",
-    "logprobs": "choose an objective that needs no other policy's logprobs, or turn the KL term "
-    "off (--reference.name off)",
-    "optimize": "raise --optimizer.micro_batch_tokens if memory has room, or compute in bf16 "
-    "(--model.precision) if you do not",
-    "checkpoint": "save less often: a larger --checkpoint.every",
-    "evaluate": "evaluate less often (--evaluation.every) or on fewer problems",
-}
-_TAIL = "fill the tail: more updates after each refresh, or fewer slots"
 
 
 def add_plan(commands: Commands) -> None:
@@ -171,7 +157,7 @@ def table(plans: Sequence[Planned]) -> str:
 
 
 def advice(plans: Sequence[Planned]) -> Iterator[str]:
-    """Yield what dominates the config's own schedule, what to change, and the fastest row.
+    """Yield what dominates the config's own schedule, and the fastest row.
 
     The config's own schedule is the first plan.
     """
@@ -179,8 +165,6 @@ def advice(plans: Sequence[Planned]) -> Iterator[str]:
     part = max(mine.parts, key=lambda name: mine.parts[name])
     share = mine.parts[part] / mine.seconds
     yield f"As configured, {part} takes most: {share:.0%} of the time."
-    change = _TAIL if part == "generate" and _tail(mine) > _LONG_TAIL else _CHANGES[part]
-    yield f"What would change that: {change}."
     best = min(plans, key=lambda plan: plan.seconds)
     if best.seconds < 0.98 * mine.seconds:
         yield (

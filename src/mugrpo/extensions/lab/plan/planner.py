@@ -27,7 +27,6 @@ PARTS = ("refresh", "generate", "score", "logprobs", "optimize", "checkpoint", "
 STATE = 12  # bytes of a checkpoint for each parameter: the weight and two moments
 _SAMPLES = 3  # updates that stand for all
 _HELD_OUT = 256  # problems, if the config does not say how many
-_STAGES = 10_000  # a plan goes through each of them
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ class UpdatePrices:
     def adapter(self) -> int:
         """Return the parameters of the adapter; 0 if the model is trained."""
         lora = self.config.lora
-        return self.shape.adapter(lora.rank, lora.targets) if lora.rank else 0
+        return self.shape.adapter(lora.rank) if lora.rank else 0
 
     @property
     def _operations(self) -> float:
@@ -191,7 +190,6 @@ class Planner:
     def own_stages(self) -> list[int]:
         """Return the updates of each stage of the config's own schedule."""
         schedule = self.config.schedule
-        _refuse_many(schedule.stages)
         return [schedule.updates(stage) for stage in range(schedule.stages)]
 
     def planned(self, stages: Sequence[int]) -> Planned:
@@ -320,13 +318,4 @@ def with_updates(config: RunConfig, updates: int) -> list[int]:
             f"(schedule.passes_per_batch); name multiples of {passes}"
         )
     updates = min(updates, total)
-    _refuse_many(-(-total // updates))
     return [min(updates, total - first) for first in range(0, total, updates)]
-
-
-def _refuse_many(stages: int) -> None:
-    if stages > _STAGES:
-        raise UsageError(
-            f"the schedule has {stages:,} stages, and a plan at most {_STAGES:,}; lower "
-            "schedule.stages"
-        )
