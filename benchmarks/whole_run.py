@@ -197,7 +197,7 @@ def main(argv: Sequence[str] | None = None) -> Any:
     if same or options.tiny:
         sizes |= {"stages": updates // 4, "batches_per_stage": 4, "growth": 1}
         more += [f"--schedule.{name}={value}" for name, value in sizes.items()]
-    more += [f"--evaluation.every={every}", "--samples.every=0", "--checkpoint.every=0"]
+    more += [f"--evaluation.every={every}", "--checkpoint.every=0"]
     outcomes: dict[str, list[Outcome]] = {OURS: [], PEER: []}
 
     def side(name: str, repetition: int, config: Path) -> Measured:

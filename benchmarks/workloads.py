@@ -72,7 +72,6 @@ def addition_config(groups: Mapping[str, Any] | None = None, *, tiny: bool = Fal
     raw: dict[str, Any] = {
         "preset": "grpo",
         "evaluation": {"every": 0},
-        "samples": {"every": 0},
         **(groups or {}),
     }
     if not tiny:

@@ -26,8 +26,6 @@ FORMS: dict[str, dict[str, Any]] = {
     "gspo": {"name": "grpo", "level": "sequence"},
     "relaxed": {"name": "grpo", "ratio_clip": (0.0, 5.0)},
     "dual clip": {"name": "grpo", "dual_clip": 3.0},
-    "proximal center": {"name": "grpo", "clip_center": "proximal"},
-    "gspo, proximal center": {"name": "grpo", "level": "sequence", "clip_center": "proximal"},
     **{
         f"topr by {taper}": {"name": "topr", "taper": taper}
         for taper in ("prefix", "smallest", "mean", "token")

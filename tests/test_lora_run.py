@@ -102,7 +102,6 @@ def test_merge_refuses_a_model_that_was_not_trained_on(
         ({"r": 1 << 16}, "holds an adapter of another rank"),
         ({"r": None}, "lora.rank = None"),
         ({"lora_alpha": None}, "lora.alpha = None"),
-        ({"target_modules": ".*"}, "lora.targets"),
         ({"base_model_name_or_path": None}, "model.path = None"),
         ({"use_rslora": True}, "another use_rslora"),
         ({"use_dora": True}, "another use_dora"),

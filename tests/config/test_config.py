@@ -257,15 +257,12 @@ def test_naming_the_presets_choice_keeps_what_the_file_says(toml, text, override
 
 
 def test_knobs_are_the_options_that_the_part_alone_declares():
-    assert load_config(None, ["--objective.name=m2po"]).objective.knobs == {
-        "second_moment_limit": 0.04
-    }
+    assert load_config(None, ["--objective.name=m2po"]).objective.knobs == {}
     config = load_config(None, ["--preset=mu-grpo"])
     assert config.objective.knobs == {
         "ratio_clip": (0.0, 5.0),
         "dual_clip": None,
         "level": "token",
-        "clip_center": "behavior",
     }
     assert config.veto.knobs == {"kappa": 1e-2, "scope": "suffix"}
     assert config.advantage.knobs == {"std": "unbiased"}

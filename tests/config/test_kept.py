@@ -54,7 +54,6 @@ def test_only_what_changes_no_trained_number_is_harmless():
         "engine.gpu_memory_utilization",
         "engine.rest",
         "distributed.processes",
-        "samples.every",
         "sinks.tensorboard",
         "sinks.wandb",
         "workers.count",

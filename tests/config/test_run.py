@@ -19,7 +19,6 @@ def config_of(words: str) -> RunConfig:
     [
         ("preset=mu-grpo", 1),
         ("preset=decoupled-ppo", 4),
-        ("objective.name=grpo objective.clip_center=proximal objective.proximal_period=3", 3),
         ("preset=cispo", 1),  # it uses no proximal policy
     ],
 )

@@ -50,7 +50,7 @@ def test_the_weights_of_tapered_and_mu_grpo_by_hand():
     ("name", "options", "says"),
     [
         *((name, {}, "use `mugrpo train`") for name in sorted(REFUSED)),
-        ("off-policy-grpo", {"objective": {"clip_center": "proximal"}}, "third policy"),
+        ("off-policy-grpo", {"objective": {"name": "decoupled_ppo"}}, "third policy"),
         ("ppo", {}, "grpo"),
         ("mu-grpo", {"veto": {"kapa": 0.1}}, "kapa"),
         ("mu-grpo", {"optimizer": {"lr": 1e-6}}, "optimizer"),

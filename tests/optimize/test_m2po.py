@@ -91,7 +91,6 @@ def test_loss_values_by_hand():
         torch.zeros(2, 2),
         torch.tensor([2.0, -1.0]),
         torch.tensor([[True, True], [True, True]]),
-        second_moment_limit=0.04,
         keep=torch.tensor([[True, True], [False, True]]),
     )
     torch.testing.assert_close(loss, torch.tensor([[-1.0, -18.0], [0.0, 3.0]]))

@@ -60,7 +60,8 @@ class OwnEngineOptions(EngineOptions):
     loading_option = "processes"
     processes: int = Field(0, ge=0, json_schema_extra=HARMLESS)
     """Engine processes that share a stage's shards, each with a copy of the model. 0 runs the
-    engine in the trainer's process, with the trainer's model."""
+    engine in the trainer's process, which vLLM cannot. An engine of vLLM has the next
+    `tensor_parallel` GPUs, or its share of the CPU cores."""
 
     @property
     def loading_remedy(self) -> str:
@@ -111,8 +112,9 @@ class VLLMOptions(AnyVLLMOptions):
     name: Literal["vllm"] = "vllm"
     python: PathOrName | None = None
     """The Python interpreter that has vllm, such as .venv-vllm/bin/python; this one if unset."""
-    processes: int = Field(1, ge=1, json_schema_extra=HARMLESS)
-    """Engines side by side that share a stage's shards (data parallelism). Each has the next
+    processes: int = Field(1, ge=0, json_schema_extra=HARMLESS)
+    """Engine processes that share a stage's shards, each with a copy of the model. 0 runs the
+    engine in the trainer's process, which vLLM cannot. An engine of vLLM has the next
     `tensor_parallel` GPUs, or its share of the CPU cores."""
     tensor_parallel: int = Field(1, ge=1, json_schema_extra=HARMLESS)
     """GPUs that the model is split over."""
@@ -128,6 +130,13 @@ class VLLMOptions(AnyVLLMOptions):
     everything. "end" ends the process, so each refresh starts a new one."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of vllm.EngineArgs, such as { max_model_len = 4096 }."""
+
+    @field_validator("processes")
+    @classmethod
+    def _has_processes_of_its_own(cls, count: int) -> int:
+        if not count:
+            raise ValueError("vLLM runs in processes of its own; use 1 or more")
+        return count
 
     @field_validator("arguments")
     @classmethod

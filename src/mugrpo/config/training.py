@@ -151,11 +151,6 @@ class LoRAOptions(Options):
     alpha: int = Field(32, ge=1, json_schema_extra=FIXED)
     """The adapter's output is multiplied by alpha / rank. With the same alpha, about the same
     learning rate is best for every rank."""
-    targets: Literal["all-linear"] | Annotated[tuple[str, ...], Field(min_length=1)] = Field(
-        "all-linear", json_schema_extra=FIXED
-    )
-    """The layers that get an adapter: all linear ones but the output head, or those whose names end
-    like this, such as ["q_proj", "v_proj"]."""
 
 
 class CheckpointOptions(Options):
@@ -211,14 +206,6 @@ class EvaluationOptions(Options):
     """Sampling temperature."""
     suites: tuple[SuiteUse, ...] = Field((), json_schema_extra=HARMLESS)
     """Benchmark suites to measure beside the held-out problems, each at its own period."""
-
-
-class SampleOptions(Options):
-    """Rollouts kept for people to read, with the ratio and the entropy of every token."""
-
-    every: int = Field(16, ge=0, json_schema_extra=HARMLESS)
-    """Keep four rollouts of every N-th update, and of a stage's first and last planned update. Two
-    have a negative advantage if there are any. 0 keeps none."""
 
 
 class SinkOptions(Options):

@@ -121,25 +121,19 @@ def read_config(folder: Path) -> dict[str, Any]:
 def put_adapter(model: Any, options: LoRAOptions) -> Any:
     """Put an adapter without values into `model`, freeze the rest, and return peft's config.
 
-    Raises UsageError if peft is missing, or if `options.targets` does not name linear layers.
+    Every linear layer but the output head gets one: logprobs are computed from the head's own
+    weights, so an adapter there would not count. Raises UsageError if peft is missing.
     """
     peft = imported_peft()
-    targets = options.targets
     config = peft.LoraConfig(
         task_type=peft.TaskType.CAUSAL_LM,
         r=options.rank,
         lora_alpha=options.alpha,
-        target_modules=targets if isinstance(targets, str) else list(targets),
+        target_modules="all-linear",
         lora_dropout=0.0,  # the policy that is trained must be the one that was sampled from
     )
-    try:
-        with warnings.catch_warnings(), torch.device("meta"):
-            warnings.simplefilter("ignore", UserWarning)  # of transposed weights, as in GPT-2
-            peft.inject_adapter_in_model(config, model)
-    except ValueError as error:
-        raise UsageError(f"lora.targets = {targets!r} names no linear layers ({error})") from None
-    # Logprobs are computed from the head's own weights, so an adapter there would not count.
-    if any(p.requires_grad for p in model.get_output_embeddings().parameters()):
-        raise UsageError(f"lora.targets = {targets!r} names the output head; name other layers")
+    with warnings.catch_warnings(), torch.device("meta"):
+        warnings.simplefilter("ignore", UserWarning)  # of transposed weights, as in GPT-2
+        peft.inject_adapter_in_model(config, model)
     config.target_modules = sorted(config.target_modules or ())  # a set has no order
     return config

@@ -66,9 +66,8 @@ def evaluate(run: OpenRun, sampling: Sampling, update: int) -> dict[str, Any]:
             )
         measured = evaluated(folder, [problem.source for problem in run.eval_problems])
         shown = _shown(run, folder, samples * SAMPLES)
-    if run.config.samples.every:
-        document = {"update": update, "samples": shown}
-        publish_json(run.folder.samples(update, "evaluation"), with_sum(document))
+    document = {"update": update, "samples": shown}
+    publish_json(run.folder.samples(update, "evaluation"), with_sum(document))
     return {**measured, "time/evaluate": time.monotonic() - began}
 
 

@@ -21,6 +21,7 @@ from mugrpo.stages.training import Training
 Metrics = dict[str, Any]
 
 _NONFINITE_LIMIT = 3  # updates in a row that are not applied: one may be an overflow
+_KEPT = 16  # rollouts of every such update are kept
 
 
 def optimize_stage(
@@ -55,7 +56,7 @@ def optimize_stage(
         line: Metrics = {"stage": stage.number, "staleness": trainer.update - first}
         line["time/read"] = time.monotonic() - began
         line["time/checkpoint"] = training.take_checkpoint_seconds()
-        watch = SampleCollector() if samples_due(config, stage, trainer.update + 1) else None
+        watch = SampleCollector() if samples_due(stage, trainer.update + 1) else None
         line |= trainer.step(experience, watch)
         update = trainer.update
         if run.ranks.first:
@@ -82,10 +83,9 @@ def checkpoint_due(config: RunConfig, update: int) -> bool:
     return update == schedule.first_update(schedule.stage_of(update))
 
 
-def samples_due(config: RunConfig, stage: Stage, update: int) -> bool:
+def samples_due(stage: Stage, update: int) -> bool:
     """Return whether rollouts of update number `update` (from 1) are kept for the report."""
-    every = config.samples.every
-    return every > 0 and (update % every == 0 or update in (stage.first_update + 1, stage.end))
+    return update % _KEPT == 0 or update in (stage.first_update + 1, stage.end)
 
 
 def keep_samples(

@@ -69,6 +69,5 @@ def _config(checkpoint: Path, base: str | None) -> RunConfig:
     """
     stored = read_config(checkpoint)
     lora = {"rank": stored.get("r") or None, "alpha": stored.get("lora_alpha")}
-    lora["targets"] = stored.get("target_modules")
     model = {"path": base or stored.get("base_model_name_or_path")}
     return build_config({"model": model, "lora": lora}, str(checkpoint / CONFIG))

@@ -110,7 +110,7 @@ def connected(address: str) -> Any:
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise UsageError(
                 f"no Ray cluster answers at {address} ({str(error).splitlines()[0]}); name one "
-                "with --backend.address, or start one with `ray start --head`"
+                "in RAY_ADDRESS, or start one with `ray start --head`"
             ) from None
     return ray
 

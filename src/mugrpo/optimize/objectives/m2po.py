@@ -15,7 +15,7 @@ def prepass(
     advantages: torch.Tensor,
     mask: torch.Tensor,
     *,
-    second_moment_limit: float,
+    second_moment_limit: float = 0.04,
 ) -> dict[str, torch.Tensor]:
     """Return the tokens that M2PO keeps, among all responses of an update: {"keep": [B, T] bool}.
 
@@ -40,7 +40,6 @@ def loss(
     advantages: torch.Tensor,
     mask: torch.Tensor,
     *,
-    second_moment_limit: float,
     keep: torch.Tensor,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """M2PO as its paper (arXiv 2510.01161) defines it: loss_t = -keep_t r_t A, without a clip.

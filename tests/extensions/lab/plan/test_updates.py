@@ -53,8 +53,7 @@ def test_an_adapter_by_hand():
 
 
 def test_an_adapter_of_some_layers():
-    assert TINY.adapter(2, ("q_proj", "v_proj")) == 2 * (4 + 6 + 4 + 3)
-    assert TINY.adapter(1, ("proj",)) == TINY.adapter(1) == 61
+    assert (TINY.adapter(1), TINY.adapter(2)) == (61, 122)
 
 
 def test_ranks_exchange_an_adapters_gradients_and_the_whole_model():

@@ -7,7 +7,7 @@ and softmax are left out because they are below 1 % of a real model's operations
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,14 +77,9 @@ class Shape:
         """Return the number of parameters, without biases and norms."""
         return self.linear_parameters + self.hidden * self.vocab * (1 if self.tied else 2)
 
-    def adapter(self, rank: int, targets: str | Sequence[str] = "all-linear") -> int:
+    def adapter(self, rank: int) -> int:
         """Return the parameters of a LoRA adapter: `rank` rows and columns beside each matrix."""
-        ends = "" if targets == "all-linear" else tuple(targets)
-        return sum(
-            rank * (k + n) * self.layers
-            for name, (k, n) in self.matrices.items()
-            if name.endswith(ends)
-        )
+        return sum(rank * (k + n) * self.layers for k, n in self.matrices.values())
 
     def attention_flop(self, pairs: float) -> float:
         """Return the FLOP of scores and weighted sum for (query, key) pairs in all layers.

@@ -86,7 +86,7 @@ class UpdatePrices:
     def adapter(self) -> int:
         """Return the parameters of the adapter; 0 if the model is trained."""
         lora = self.config.lora
-        return self.shape.adapter(lora.rank, lora.targets) if lora.rank else 0
+        return self.shape.adapter(lora.rank) if lora.rank else 0
 
     @property
     def _operations(self) -> float:
