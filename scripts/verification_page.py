@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from mugrpo.rewards.math.notation import RULES
+from mugrpo.rewards.math.notation import RULES, SAME
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "verification.md"
@@ -28,11 +28,14 @@ def page(before: str) -> str:
 
 
 def _notation() -> str:
+    same = [(_code([latex]), _code(ways.split())) for latex, ways in SAME.items()]
     rows = [(_code([rule.written]), _code([rule.becomes])) for rule in RULES]
     return (
-        "Before anything is compared, an answer is written in one notation. These are all rules, "
-        "in their order\n(`src/mugrpo/rewards/math/notation.py`), after unicode has become "
-        "LaTeX.\n\n" + _table(("written", "read as"), rows)
+        "Before anything is compared, an answer is written in one notation. These signs have one "
+        "name\n(`src/mugrpo/rewards/math/notation.py`):\n\n"
+        + _table(("read as", "written"), same)
+        + "\nThen come all rules, in their order:\n\n"
+        + _table(("written", "read as"), rows)
     )
 
 
@@ -54,7 +57,7 @@ def _code(answers: list[str]) -> str:
 
 
 def _shown(answer: str) -> str:
-    return answer.replace("|", "\\|").replace("`", "'").replace("\n", " ")
+    return answer.strip().replace("|", "\\|").replace("`", "'").replace("\n", " ")
 
 
 if __name__ == "__main__":

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import datetime
-import inspect
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,8 +23,6 @@ from mugrpo.config.rewards import (
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status, TrainerState
 from mugrpo.rewards.grading import Grader
-from mugrpo.rewards.verdict import Verdict
-from mugrpo.rewards.worker import _note
 from tests.cases import table
 from tests.rewards.hostile import HOSTILE, LIKE_OTHERS, TRULY_12
 
@@ -127,13 +122,6 @@ def test_both_readings_are_kept_and_weight_0_changes_nothing_else():
     assert number.parts == {"numeric": 1.0, "exact": 1.0, "answer": "12", "answer/exact": "12"}
 
 
-def test_the_details_of_several_verifiers_are_kept():
-    result: dict[str, Any] = {"values": {}, "answers": {}}
-    for label in ("first", "second"):
-        _note(result, label, Verdict(Status.WRONG, detail=f"why {label}"))
-    assert result["extra"] == {"first": "why first", "second": "why second"}
-
-
 def test_references_that_are_not_equal_to_themselves_are_found():
     with Grader((ExactOptions(), MathOptions(weight=0.0)), ONE) as grader:
         assert grader.unreadable(["12", "$"]) == {"$": f"math: ValueError: {UNREADABLE}"}
@@ -217,17 +205,6 @@ def test_functions_get_the_messages_of_all_turns(tmp_path):
     assert score.reward == 1.0
 
 
-@pytest.mark.long
-def test_trls_trainer_passes_the_same_keywords():
-    """TRL's own call has the same keywords, and `environments` as the only one more."""
-    grpo_trainer = pytest.importorskip("trl.trainer.grpo_trainer")
-    source = inspect.getsource(grpo_trainer.GRPOTrainer._calculate_rewards)
-    assert 'key not in ["prompt", "completion", "completion_ids"]' in source
-    more = re.findall(r'(?<!_)reward_kwargs\["(\w+)"\] =', source)
-    assert more == ["trainer_state", "log_extra", "log_metric", "environments"]
-    assert "prompts=prompts, completions=completions, completion_ids=completion_ids_list" in source
-
-
 def test_a_file_can_import_its_neighbors_and_a_module_is_found_in_the_current_directory(
     tmp_path, monkeypatch
 ):
@@ -293,11 +270,6 @@ def test_the_index_in_the_message_is_that_in_the_batch():
         scores((function("returns"),), "[1, None, float('nan')]", "b", "c", workers=workers)
 
 
-@table("text", ["[np.float32(0.5)]", "(0.5,)", "np.array([0.5])", "[np.array(0.5)]"])
-def test_numbers_of_numpy_are_accepted(text):
-    assert scores((function("returns"),), text)[0].reward == 0.5
-
-
 def nothing_taken():
     raise AssertionError("an answer was taken")
     yield
@@ -348,21 +320,6 @@ def test_hostile_answers_all_get_a_status_and_only_12_is_right(left_out):
         assert verdicts[name].status is Status.NO_ANSWER
 
 
-MODEL = """
-import time
-import torch
-time.sleep(0.2)  # loading takes a while
-MODEL = torch.nn.Linear(1, 1)
-torch.nn.init.constant_(MODEL.weight, 0.5)
-torch.nn.init.zeros_(MODEL.bias)
-def judged(completions, **columns):
-    time.sleep(0.3)
-    with torch.no_grad():
-        lengths = torch.tensor([[float(len(text))] for text in completions])
-        return (MODEL(lengths)[:, 0] + 100 * len(completions)).tolist()
-"""
-
-
 def test_a_file_does_not_bring_others_in_the_place_of_the_modules_that_are_named(
     tmp_path, monkeypatch
 ):
@@ -382,15 +339,6 @@ def test_a_file_does_not_bring_others_in_the_place_of_the_modules_that_are_named
         grader.start()
     with Grader((options[0], options[2]), ONE) as grader:
         assert [score.reward for score in grader.scores([answer("a")])] == [2.0]
-
-
-def test_a_function_may_judge_a_batch_with_a_model_of_its_own_and_no_limits(tmp_path):
-    file = tmp_path / "model.py"
-    file.write_text(MODEL)
-    options = WorkerOptions(count=1, batch_size=3, timeout=0, memory_mb=0)
-    with Grader((function("judged", file=file),), options) as grader:
-        rewards = [score.reward for score in grader.scores(map(answer, ["a", "bb", "ccc", "dddd"]))]
-    assert rewards == [300.5, 301.0, 301.5, 102.0]  # half the length, and 100 for each in the batch
 
 
 def test_a_worker_loads_nothing_heavy_that_it_does_not_need():

@@ -103,20 +103,6 @@ def test_rewards_that_do_not_wait_have_no_deadline_but_of_computing():
     assert [made._limits.seconds for made in pools] == [0, 24.0, 24.0]
 
 
-def test_a_call_that_fails_says_why_and_the_pool_goes_on():
-    reasons = {
-        "bomb": "obeys: MemoryError",
-        "raise boom": "obeys: ValueError: boom",
-        "raise \x1b[2J\ud800": r"obeys: ValueError: \x1b[2J\ud800",
-        "exit 3": "the worker died (status 3)",
-        "signal 11": "the worker died (SIGSEGV)",
-    }
-    workers = pool()
-    for text, reason in reasons.items():
-        assert outcomes(workers, "1", text, "2") == [1, reason, 2]
-    workers.close()
-
-
 def test_after_a_memory_error_a_fresh_process_judges():
     workers = pool()
     assert len(set(outcomes(workers, "where", "raise x", "where"))) == 2
@@ -211,15 +197,6 @@ def test_what_a_reward_started_dies_with_it(tmp_path):
     file = tmp_path / "numbers"
     assert outcomes(workers, f"child {file}") == ["not finished after 2 seconds of computing"]
     assert soon(lambda: not any(alive(int(number)) for number in file.read_text().split()))
-    workers.close()
-
-
-def test_workers_ignore_ctrl_c():
-    workers = pool()
-    outcomes(workers, "1")
-    os.kill(processes(workers)[0], signal.SIGINT)
-    assert outcomes(workers, "2") == [2]
-    assert os.getsid(processes(workers)[0]) != os.getsid(0)
     workers.close()
 
 

@@ -209,11 +209,6 @@ class RewardOption(MadeOptions):
         """Return whether it compares the text of an answer with the reference."""
         return True
 
-    @property
-    def addresses(self) -> Mapping[str, str]:
-        """Return option -> the address that judging sends answers to."""
-        return {}
-
     def written(self, reference: str) -> str:
         """Return a response whose answer is the reference."""
         return reference

@@ -49,14 +49,14 @@ class ExactOptions(RewardOption):
     """1 if the text is the reference answer, apart from white space around it, else 0."""
 
     name: Literal["exact"] = "exact"
-    factory: ClassVar[str] = "mugrpo.rewards.verifiers:exactly"
+    factory: ClassVar[str] = "mugrpo.rewards.verifiers:exact"
 
 
 class NumericOptions(RewardOption):
     """1 if the last number in the text is near the reference answer, else 0."""
 
     name: Literal["numeric"] = "numeric"
-    factory: ClassVar[str] = "mugrpo.rewards.verifiers:numerically"
+    factory: ClassVar[str] = "mugrpo.rewards.verifiers:numeric"
     tolerance: float = Field(1e-6, ge=0)
     """Largest difference that counts as right, times |reference| if that is above 1."""
 
@@ -65,7 +65,7 @@ class RegexOptions(RewardOption):
     """1 if a pattern's last match is the reference answer, else 0."""
 
     name: Literal["regex"] = "regex"
-    factory: ClassVar[str] = "mugrpo.rewards.verifiers:matching"
+    factory: ClassVar[str] = "mugrpo.rewards.verifiers:regex"
     pattern: Pattern
     """A Python regular expression. Its first group, or all of it, holds the answer."""
 

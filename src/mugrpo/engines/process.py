@@ -131,6 +131,7 @@ class RemoteEngine(Engine):
                     continue
                 try:
                     process = self._loaded()
+                    # Rounding depends on what is decoded beside a response.
                     process.send(_task(batch if self.exact else missing, sampling))
                     while missing:
                         decoded = self._decoded(process, max_new_tokens, arrivals.open)

@@ -51,6 +51,7 @@ def sample(
     block. A token of probability 0 is never returned. Rows without a distribution (NaN logits) get
     a NaN logprob.
     """
+    # Not torch.multinomial, whose draws depend on the other rows and on the device.
     assert logits_BV.ndim == 2 and uniforms_B.ndim == 1 and 0 < top_p <= 1
     scaled_BV = logits_BV.float()
     scaled_BV = scaled_BV if temperature == 1 else scaled_BV / temperature

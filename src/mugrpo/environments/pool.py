@@ -32,7 +32,7 @@ _CALLS, _BYTES = 32, 1 << 15
 
 # Not a process for each rollout: hundreds go on at once, and each would import the environment.
 @dataclass(eq=False)
-class _Rollout(Job):
+class Episode(Job):
     """A rollout that goes on, with all that was said in it."""
 
     number: int
@@ -40,7 +40,7 @@ class _Rollout(Job):
     calls: list[str] = field(default_factory=list)  # JSON, in order
     replies: list[Any] = field(default_factory=list)  # to the first of `calls`
     answered: int = 0  # calls that its worker has answered, repeated ones too
-    failed: Reply | None = None
+    last: Reply | None = None  # to whatever is said next
 
 
 class EnvironmentPool(WorkerPool):
@@ -67,7 +67,7 @@ class EnvironmentPool(WorkerPool):
             what="environment",
             log=log,
         )
-        self._rollouts: dict[int, _Rollout] = {}
+        self._rollouts: dict[int, Episode] = {}
         self._open: set[int] = set()  # rollouts whose callers wait for replies
         self._replies: list[tuple[int, Reply]] = []
 
@@ -93,7 +93,7 @@ class EnvironmentPool(WorkerPool):
     def begin(self, rollout: int, seed: int, row: Mapping[str, Any]) -> None:
         assert rollout not in self._rollouts, f"rollout {rollout} has begun already"
         self._start_missing()
-        began = self._rollouts[rollout] = _Rollout(rollout, seed)
+        began = self._rollouts[rollout] = self._episode(rollout, seed, row)
         self._again([began])
         try:
             self._call(began, {"call": "begin", "row": dict(row)})
@@ -102,6 +102,9 @@ class EnvironmentPool(WorkerPool):
                 f"a problem's columns cannot be sent to an environment: {error}; leave the column "
                 "out, or store it as text"
             ) from None
+
+    def _episode(self, rollout: int, seed: int, _: Mapping[str, Any]) -> Episode:
+        return Episode(rollout, seed)
 
     def step(self, rollout: int, message: Message) -> None:
         self._call(self._rollouts[rollout], {"call": "step", "message": dict(message)})
@@ -125,15 +128,15 @@ class EnvironmentPool(WorkerPool):
         super().close()
         self._rollouts, self._open, self._replies = {}, set(), []
 
-    def _call(self, rollout: _Rollout, call: dict[str, Any]) -> None:
+    def _call(self, rollout: Episode, call: dict[str, Any]) -> None:
         rollout.calls.append(to_json(call))
         self._open.add(rollout.number)
-        if rollout.failed is not None:
-            self._reply(rollout, rollout.failed)
+        if rollout.last is not None:
+            self._reply(rollout, rollout.last)
         else:
             self._dispatch()
 
-    def _calls_for(self, worker: Worker) -> Iterator[tuple[_Rollout, str]]:
+    def _calls_for(self, worker: Worker) -> Iterator[tuple[Episode, str]]:
         size = 0
         for rollout in [one for one in worker.jobs if one.answered < len(one.calls)][:_CALLS]:
             place = {"rollout": rollout.number, "seed": rollout.seed, "number": rollout.answered}
@@ -143,7 +146,7 @@ class EnvironmentPool(WorkerPool):
                 return
             yield rollout, text
 
-    def _hear(self, worker: Worker, job: _Rollout, message: dict[str, Any]) -> None:
+    def _hear(self, worker: Worker, job: Episode, message: dict[str, Any]) -> None:
         """Pass on a reply, or compare it with the one that it repeats."""
         told = message["reply"]
         worker.jobs.remove(job)
@@ -162,19 +165,22 @@ class EnvironmentPool(WorkerPool):
         if not told["done"]:
             worker.jobs.append(job)  # behind those that have waited longer
 
-    def _reply(self, rollout: _Rollout, reply: Reply) -> None:
+    def _reply(self, rollout: Episode, reply: Reply) -> None:
         self._replies.append((rollout.number, reply))
         self._open.discard(rollout.number)
         if reply.done:
             del self._rollouts[rollout.number]
 
-    def _fail(self, job: _Rollout, reason: str, unfinished: bool) -> None:
-        """Let a rollout fail: now if its caller waits for a reply, else at the next call."""
-        job.failed = Reply(done=True, failure=reason, unfinished=unfinished)
-        if job.number in self._open:
-            self._reply(job, job.failed)
+    def _fail(self, job: Episode, reason: str, unfinished: bool) -> None:
+        self._finish(job, Reply(done=True, failure=reason, unfinished=unfinished))
 
-    def _again(self, jobs: Sequence[_Rollout]) -> None:
+    def _finish(self, job: Episode, reply: Reply) -> None:
+        """End a rollout: now if its caller waits for a reply, else at the next call."""
+        job.last = reply
+        if job.number in self._open:
+            self._reply(job, reply)
+
+    def _again(self, jobs: Sequence[Episode]) -> None:
         """Give rollouts to the workers that have the fewest, from their first calls."""
         for rollout in jobs:
             rollout.answered = 0

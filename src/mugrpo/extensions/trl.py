@@ -107,7 +107,7 @@ class GRPOTrainer(TRLTrainer):
         config: Any = given.arguments.get("args")
         self._method: Method | None = None
         self._sizes: list[int] = []  # generation batches of each stage; [] leaves them to TRL
-        if config is not None and (config.method or config.stages):
+        if getattr(config, "method", None) or getattr(config, "stages", None):  # it may be TRL's
             config = given.arguments["args"] = copy(config)
             if config.method:
                 self._method = Method.named(config.method, config.method_options)

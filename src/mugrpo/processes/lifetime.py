@@ -35,6 +35,7 @@ def start_rank(
     command: Sequence[str], log: Path, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
     """Start a rank, which ends with this process. Its output goes to LOG.log and LOG.err."""
+    # Not PR_SET_PDEATHSIG: it would end a rank with the thread that started it.
     ours, theirs = socket.socketpair()
     ours.detach()  # it stays open for as long as this process lives
     with theirs, open(f"{log}.log", "ab") as out, open(f"{log}.err", "wb") as err:

@@ -116,6 +116,7 @@ class WorkerPool(ABC):
     ) -> None:
         self._module, self._setup, self._limits, self._count = module, setup, limits, count
         self._what, self.log = what, log
+        self._python: str | None = None  # another interpreter, for a module that is a file
         self._workers: list[Worker] = []
         self.greeting: dict[str, Any] = {}  # from a worker that was ready, if any has been
 
@@ -148,7 +149,9 @@ class WorkerPool(ABC):
     def _new_worker(self, **setup: Any) -> Worker:
         kind = f"worker of the {self._what}"
         options = {**self._setup, **setup}
-        return Worker(self._module, options, self._limits, kind=kind, log=self.log)
+        return Worker(
+            self._module, options, self._limits, kind=kind, log=self.log, python=self._python
+        )
 
     def _dispatch(self) -> None:
         for worker in [w for w in self._workers if w.ready and not w.sent]:

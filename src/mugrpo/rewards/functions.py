@@ -55,9 +55,15 @@ class CallLog:
             raise BrokenContractError(
                 f"log_extra({column!r:.60}) got {len(values)} values for {self._count} completions"
             )
-        self.extra[printable(str(column), 60)] = [
-            value if value is None or isinstance(value, bool) else _shown(value) for value in values
-        ]
+        self.extra[printable(str(column), 60)] = list(map(_shown, values))
+
+
+def _shown(value: Any) -> float | str | None:
+    """Return a logged value as a number if it is one, else as text of limited length."""
+    if value is None or isinstance(value, bool):
+        return value
+    number = usable_number(value)
+    return printable(str(value), _LONGEST_EXTRA) if number is None else number
 
 
 def load_function(function: str, what: str = "reward") -> Callable[..., Any]:
@@ -66,9 +72,8 @@ def load_function(function: str, what: str = "reward") -> Callable[..., Any]:
     Raises UsageError if it cannot be loaded.
     """
     place, _, name = function.rpartition(":")
-    in_file = place.endswith(".py")
     try:
-        module = _file_module(Path(place).resolve()) if in_file else _named_module(place)
+        module = _module(place)
     except BaseException as error:
         text = printable(f"{type(error).__name__}: {error}")
         raise UsageError(f"the {what} {function}: {place} cannot be imported: {text}") from None
@@ -79,22 +84,17 @@ def load_function(function: str, what: str = "reward") -> Callable[..., Any]:
 
 
 @cache
-def _file_module(file: Path) -> Any:
-    """Return the module in `file`. It can import modules from its own folder.
+def _module(place: str) -> Any:
+    """Return a module by its name, or the one in a file, which can import from its own folder.
 
-    Those never take the place of installed ones, which others import too.
+    A module there never takes the place of an installed one, which others import too.
     """
-    folder = str(file.parent)
+    file = Path(place).resolve() if place.endswith(".py") else None
+    folder = str(file.parent) if file else os.getcwd()
     if folder not in sys.path:
         sys.path.append(folder)
     # a file named math.py must not replace the module math
-    return load_file(f"rewards_in_{file.stem}", file)
-
-
-def _named_module(name: str) -> Any:
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
-    return importlib.import_module(name)
+    return load_file(f"rewards_in_{file.stem}", file) if file else importlib.import_module(place)
 
 
 class RewardFunction:
@@ -126,28 +126,25 @@ class RewardFunction:
         if self._parameters is not None:
             arguments = {name: arguments[name] for name in self._parameters if name in arguments}
         rewards = self._function(**arguments)
-        if inspect.isawaitable(rewards):
-            rewards = self._runner.run(_wait_for(rewards))
+        if inspect.iscoroutine(rewards):
+            rewards = self._runner.run(rewards)
         return self._checked(rewards, items)
 
     def _checked(self, rewards: Any, items: Sequence[Mapping[str, Any]]) -> list[float | None]:
-        listed = not isinstance(rewards, str | bytes | Mapping) and hasattr(rewards, "__len__")
-        if not listed or len(rewards) != len(items):
+        if not hasattr(rewards, "__len__") or len(rewards) != len(items):
             text = printable(repr(rewards), 60)
             raise BrokenContractError(
                 f"`{self.label}` returned {text}, not a list of {len(items)} rewards"
             )
-        checked: list[float | None] = []
-        for index, (reward, item) in enumerate(zip(rewards, items, strict=True)):
-            number = None if reward is None else usable_number(reward)
+        numbers = [None if reward is None else usable_number(reward) for reward in rewards]
+        for index, (reward, number) in enumerate(zip(rewards, numbers, strict=True)):
             if reward is not None and number is None:
                 raise BrokenContractError(
                     f"`{self.label}` returned {printable(repr(reward), 60)} as reward {index} of "
-                    f"{len(items)} (problem {printable(item['id'], 60)}); a reward must be a "
-                    f"number between -{_LARGEST:g} and {_LARGEST:g}, or None for no reward"
+                    f"{len(items)} (problem {printable(items[index]['id'], 60)}); a reward must be "
+                    f"a number between -{_LARGEST:g} and {_LARGEST:g}, or None for no reward"
                 )
-            checked.append(number)
-        return checked
+        return numbers
 
 
 def usable_number(reward: Any, largest: float = _LARGEST) -> float | None:
@@ -200,13 +197,3 @@ def parameters_of(function: Callable[..., Any]) -> tuple[str, ...] | None:
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None
     return tuple(parameter.name for parameter in parameters)
-
-
-def _shown(value: Any) -> float | str:
-    """Return a logged value as a number if it is one, else as text of limited length."""
-    number = usable_number(value)
-    return printable(str(value), _LONGEST_EXTRA) if number is None else number
-
-
-async def _wait_for(rewards: Any) -> Any:
-    return await rewards

@@ -63,7 +63,6 @@ class Pool(WorkerPool):
             what="reward",
         )
         self._waiting: deque[Call] = deque()
-        self._running = False
 
     def run(self, calls: Iterable[Sequence[str]]) -> Iterator[list[dict[str, Any]]]:
         """Yield the outcomes of each call's items, in the order of the calls.
@@ -72,8 +71,6 @@ class Pool(WorkerPool):
         or stack ran out}. If a call of several items fails, each item is tried alone. Calls are
         consumed as workers become free. Raises as `WorkerPool._attend`.
         """
-        assert not self._running, "an earlier `run` of this pool has not ended"
-        self._running = True
         source, exhausted = iter(calls), False
         in_progress: deque[Call] = deque()
         try:
@@ -93,7 +90,6 @@ class Pool(WorkerPool):
                     return
                 self._attend()
         finally:
-            self._running = False
             self._waiting.clear()
             for worker in [w for w in self._workers if w.sent]:
                 self._workers.remove(worker)
@@ -155,8 +151,6 @@ class Grader:
 
         What they print goes to `log`, or to stderr. Return sentences for the user.
         """
-        if log is not None:
-            log.parent.mkdir(parents=True, exist_ok=True)
         self._pool.log = log
         self._pool.start()
         said: list[str] = self._pool.greeting["said"]

@@ -18,15 +18,12 @@ from mugrpo.config.rewards import (
 )
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Status
-from mugrpo.rewards.math.answers import Answer, agree, read, read_number
-from mugrpo.rewards.math.numbers import exact_number, same_numbers
+from mugrpo.rewards.math.answers import Answer, agree, exact_number, read
 from mugrpo.rewards.math.response import answer_part, find, last_number, reference_part
-from mugrpo.rewards.math.units import same_unit
 from mugrpo.rewards.verdict import Verdict, Verifier, verdict
 
 _LONGEST_NUMBER = 60  # characters of a response that is nothing but a number
 _APART = re.compile(r"([-+]?[0-9][0-9,.]*)\s+([msghlLNJWV])")
-_CLOCK = re.compile(r"[0-9]{1,2}:[0-9]{2}")
 
 
 def math(_: MathOptions) -> Verifier:
@@ -40,52 +37,67 @@ def math(_: MathOptions) -> Verifier:
     return Mathematics()
 
 
-def exactly(_: ExactOptions) -> Verifier:
-    """Return the verifier "exact"."""
-    return exact
-
-
-def numerically(options: NumericOptions) -> Verifier:
-    """Return the verifier "numeric"."""
-    return partial(numeric, tolerance=options.tolerance)
-
-
-def matching(options: RegexOptions) -> Verifier:
-    """Return the verifier "regex"."""
-    return partial(matched, pattern=re.compile(options.pattern))
-
-
-def exact(text: str, reference: str) -> Verdict:
-    """Judge whether the answer is `reference`, up to surrounding blanks. Blanks are no answer.
+def exact(_: ExactOptions) -> Verifier:
+    """Return the verifier "exact": the answer is the reference, up to blanks around it.
 
     The answer is all of the last <answer>, or of the text after the last </think>.
     """
-    answer = answer_part(text).strip()
-    return verdict(answer == reference.strip(), answer or None)
+
+    def judged(text: str, reference: str) -> Verdict:
+        answer = answer_part(text).strip()
+        return verdict(answer == reference.strip(), answer or None)
+
+    return judged
 
 
-def numeric(text: str, reference: str, *, tolerance: float) -> Verdict:
+def regex(options: RegexOptions) -> Verifier:
+    """Return the verifier "regex": a pattern's last match, or its first group, is the reference.
+
+    It is looked for where `exact` reads, unless the pattern itself names a tag.
+    """
+    pattern = re.compile(options.pattern)
+    tags = "think" in pattern.pattern or "answer>" in pattern.pattern
+
+    def judged(text: str, reference: str) -> Verdict:
+        last = deque(pattern.finditer(text if tags else answer_part(text)), maxlen=1)
+        answer = last[0][1 if pattern.groups else 0] if last else None
+        answer = None if answer is None else answer.strip()
+        return verdict(answer == reference.strip(), answer)
+
+    return judged
+
+
+def numeric(options: NumericOptions) -> Verifier:
+    """Return the verifier "numeric"."""
+    return partial(near, tolerance=Fraction(str(options.tolerance)))
+
+
+def near(text: str, reference: str, *, tolerance: Fraction) -> Verdict:
     """Judge whether the number that a text gives is close enough to the reference.
 
     It is in the last box or after "answer is", or it is the last number. It may differ by up to
     `tolerance` x max(1, |reference|), computed exactly. The reference may be a fraction or have a
     unit. Raises ValueError if it is not one number.
     """
-    target = _numeric_reference(reference)
-    expected = exact_number(target.value)
-    if expected is None and not _CLOCK.fullmatch(target.text):
+    if not has_number(reference):
         raise ValueError(f"the reference answer {reference!r} is not a number")
     found = _numeric_answer(text)
     if found is None:
         return Verdict(Status.NO_ANSWER)
     written, answer = found
-    number = exact_number(written.value)
-    if expected is None or number is None or "%" in (target.unit, written.unit):
-        return verdict(agree(target, written, same_numbers), answer)
-    if not same_unit(target.unit, written.unit):
-        return Verdict(Status.WRONG, answer)
-    allowed = Fraction(str(tolerance)) * max(Fraction(1), abs(expected))
-    return verdict(abs(number - expected) <= allowed, answer)
+    same = partial(_same_numbers, tolerance=tolerance)
+    return verdict(agree(_numeric_reference(reference), written, same), answer)
+
+
+def _same_numbers(target: Answer, answer: Answer, tolerance: Fraction) -> bool:
+    """Return whether two values are numbers that are close enough. Those of 50% and 0.5 are."""
+    ours, theirs = exact_number(target.value), exact_number(answer.value)
+    if ours is None or theirs is None:
+        return False
+    if target.unit != answer.unit and "%" in (target.unit, answer.unit):
+        percent, plain = (ours, theirs) if target.unit == "%" else (theirs, ours)
+        return plain == percent / 100 or (plain == percent and abs(plain) >= 1)
+    return abs(theirs - ours) <= tolerance * max(Fraction(1), abs(ours))
 
 
 @lru_cache(maxsize=256)  # a group's responses have the same reference
@@ -97,7 +109,7 @@ def _numeric_reference(reference: str) -> Answer:
 def _number_with_unit(written: str) -> Answer:
     """Return an answer taken apart. A letter after a blank is a unit here, and no factor: 5 m."""
     apart = _APART.fullmatch(written.strip())
-    return read_number(*apart.groups())[0] if apart else read(written)
+    return read(rf"{apart[1]}\text{{{apart[2]}}}" if apart else written)
 
 
 def has_number(reference: str) -> bool:
@@ -113,19 +125,7 @@ def _numeric_answer(text: str) -> tuple[Answer, str] | None:
     written = ", ".join(dict.fromkeys(found[-1])) if found else answer_part(text)
     if found or len(written) <= _LONGEST_NUMBER:
         answer = _number_with_unit(written)
-        if found or exact_number(answer.value) is not None or _CLOCK.fullmatch(answer.text):
+        if found or exact_number(answer.value) is not None:
             return answer, written
     number = last_number(text)
-    return read_number(*number) if number else None
-
-
-def matched(text: str, reference: str, *, pattern: re.Pattern[str]) -> Verdict:
-    """Judge whether the last match of `pattern`, or its first group, is `reference`.
-
-    It is looked for where `exact` reads, unless the pattern itself names a tag.
-    """
-    tags = "think" in pattern.pattern or "answer>" in pattern.pattern
-    last = deque(pattern.finditer(text if tags else answer_part(text)), maxlen=1)
-    answer = last[0][1 if pattern.groups else 0] if last else None
-    answer = None if answer is None else answer.strip()
-    return verdict(answer == reference.strip(), answer)
+    return (read(number), number) if number else None

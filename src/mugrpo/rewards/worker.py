@@ -6,7 +6,8 @@ python -P -m mugrpo.rewards.worker SOCKET LIFELINE
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -34,17 +35,19 @@ class Judge:
 
     def __init__(self, options: Sequence[RewardOption]) -> None:
         runner = asyncio.Runner()
-        judges: dict[str, Verifier | RewardFunction | EnvironmentReward] = {}
+        judges: dict[str, Callable[..., Any]] = {}
+        self.said: list[str] = []
         # files last, as their folders may have modules with the names of others
         for option in sorted(options, key=lambda option: option.file is not None):
             if isinstance(option, FunctionOptions):
                 function = load_function(option.function)
                 judges[option.label] = RewardFunction(option.label, function, runner)
             elif isinstance(option, EnvironmentReward):
-                judges[option.label] = option
+                judges[option.label] = lambda items, _: [item["environment"] for item in items]
             else:
-                judges[option.label] = option.made()
-        self.said = [one.said for one in judges.values() if hasattr(one, "said")]
+                verifier = option.made()
+                judges[option.label] = partial(_verdicts, verifier)
+                self.said += [verifier.said] if hasattr(verifier, "said") else []
         self._judges = [(option.label, judges[option.label]) for option in options]
 
     def answer(self, items: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -54,39 +57,38 @@ class Judge:
         if a reward raised an error, or {"broken": ...} if a function broke its contract. What the
         functions log comes with the results, the metrics of the call with the first one.
         """
-        results: list[dict[str, Any]] = [{"values": {}, "answers": {}} for _ in items]
+        results: list[dict[str, Any]] = [{"values": {}, "answers": {}, "extra": {}} for _ in items]
         log = CallLog(len(items))
         for label, judge in self._judges:
             try:
-                if isinstance(judge, RewardFunction):
-                    for result, value in zip(results, judge(items, log), strict=True):
-                        result["values"][label] = value
-                elif isinstance(judge, EnvironmentReward):
-                    for result, item in zip(results, items, strict=True):
-                        result["values"][label] = item["environment"]
-                else:
-                    for result, item in zip(results, items, strict=True):
-                        _note(result, label, judge(item["text"], item["answer"]))
+                for result, value in zip(results, judge(items, log), strict=True):
+                    _note(result, label, value)
             except BrokenContractError as error:
                 return {"broken": str(error)}
             except BaseException as error:
                 return failure(label, error, (MemoryError, RecursionError, Unfinished))
         results[0]["metrics"] = log.metrics
         for index, result in enumerate(results):
-            logged = {column: values[index] for column, values in log.extra.items()}
-            result["extra"] = {**result.get("extra", {}), **logged}
+            result["extra"] |= {column: values[index] for column, values in log.extra.items()}
         return {"results": results}
 
 
-def _note(result: dict[str, Any], label: str, verdict: Verdict) -> None:
-    """Record a verdict in `result`. The status, and "answer", are the first verifier's."""
+def _verdicts(verifier: Verifier, items: Sequence[dict[str, Any]], _: CallLog) -> list[Verdict]:
+    return [verifier(item["text"], item["answer"]) for item in items]
+
+
+def _note(result: dict[str, Any], label: str, value: Verdict | float | None) -> None:
+    """Record a value or a verdict in `result`. The status and "answer" are the first verifier's."""
+    if not isinstance(value, Verdict):
+        result["values"][label] = value
+        return
     part = f"answer/{label}" if "status" in result else "answer"
-    result["values"][label] = verdict.value
-    result.setdefault("status", verdict.status.value)
-    if verdict.answer is not None:
-        result["answers"][part] = printable(verdict.answer)
-    if verdict.detail is not None:
-        result.setdefault("extra", {})[label] = printable(verdict.detail)
+    result["values"][label] = value.value
+    result.setdefault("status", value.status.value)
+    if value.answer is not None:
+        result["answers"][part] = printable(value.answer)
+    if value.detail is not None:
+        result["extra"][label] = printable(value.detail)
 
 
 if __name__ == "__main__":

@@ -161,7 +161,6 @@ def named_by(config: RunConfig) -> list[Named]:
     for reward in (reward for one in datasets_in(config.task) for reward in one.rewards):
         if isinstance(reward, FunctionOptions) and not reward.function.startswith("<"):
             named.append(("task.rewards", reward.function))
-        named += [(f"task.rewards.{name}", to) for name, to in reward.addresses.items()]
     for use in config.evaluation.suites:
         if use.name.endswith(".toml"):  # it may name rewards of its own
             named.append(("evaluation.suites", use.name))

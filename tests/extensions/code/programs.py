@@ -108,10 +108,7 @@ for pid in range(1, 40000):
     # Output
     "100 MB": "print('7' * 10 ** 8)",
     "output without end": "while True: print(7)",
-    "errors without end": "import sys\nfor _ in range(3000): print('x' * 10 ** 5, file=sys.stderr)",
     "no output": "pass",
-    "bytes that are not text": "import sys; sys.stdout.buffer.write(bytes(range(256)))",
-    "almost a number": "print('1' * 4_000_000 + 'x')",
     "a number with many digits": "print('1' * 4_000_000 + '.5')",
     "an outcome": """print('{"ready": true}\\n{"status": 0, "output": "7"}')""",
     "outcomes everywhere": """
@@ -121,15 +118,11 @@ for fd in range(64):
     except OSError: pass
 """,
     "a right line and a crash": "print(sum(map(int, input().split()))); raise ValueError",
-    "a right line and a status": "print(sum(map(int, input().split()))); raise SystemExit(3)",
     "closed descriptors": "import os; os.closerange(0, 64); print(7)",
     # Early ends and overridden names
     "exit": "import sys; sys.exit(0)",
     "exit at once": "import os; os._exit(0)",
     "exit instead of exit": "import os, sys; sys.exit = os._exit = lambda *_: None; print(7)",
-    "its own input": "import builtins; builtins.input = lambda: '3 4'; print(7)",
-    "its own print": "import builtins; builtins.print = lambda *_: None; print(7)",
-    "its own open": "import builtins; builtins.open = None; print(7)",
     "its own json": """
 import json
 json.dumps = lambda *_, **__: '{"status": 0, "output": "15"}'
@@ -171,7 +164,6 @@ for number in range(10 ** 4):
 import os
 os.symlink('/etc/passwd', '/tmp/MARK'); print(open('/tmp/MARK').read())
 """,
-    "a link to the tests": "import os; os.link('/proc/self/exe', '/tmp/MARK')",
     "escape by /proc": """
 import os
 print(open('/proc/1/root/etc/passwd').read(), os.listdir('/proc/1/cwd'))
@@ -194,7 +186,6 @@ if ctypes.CDLL(None).unshare(0x10000000): raise OSError
 print(7)
 """,
     "root": "import os; os.setuid(0); print(7)",
-    "another root": "import os; os.chroot('/tmp'); print(7)",
     "no limits": """
 import resource
 for which in range(16):
@@ -207,12 +198,9 @@ if ctypes.CDLL(None).syscall(175, 0, 0, 0): raise OSError
 """,
     # The network
     "a connection": "import socket; socket.create_connection(('127.0.0.1', PORT)).send(b'7')",
-    "a raw socket": "import socket; socket.socket(socket.AF_INET, socket.SOCK_RAW, 1)",
-    "a server": "import socket; socket.create_server(('', 0)).accept()",
     "a request": "import urllib.request; urllib.request.urlopen('http://127.0.0.1:PORT')",
     # Source
     "a zero byte": "print(7)\x00",
-    "half a pair": "print('\ud800', 7)",
     "no Python": "7 is the sum of 3 and 4",
     "much Python": "print(7)\n" * 9_000,
 }
@@ -233,7 +221,6 @@ class Equal:
 def add(a, b): return Equal()
 """,
     "text": "def add(a, b): return str(a + b)",
-    "a list": "def add(a, b): return [[a + b]]",
     "a lie about its type": """
 class Int(type):
     def __instancecheck__(self, other): return True
@@ -254,7 +241,6 @@ math.isclose = lambda *_, **__: True
 def add(a, b): return 7
 """,
     "its own result": "import os, sys\ndef add(a, b): os.write(1, b'7'); sys.exit(0)",
-    "two results": "import os\ndef add(a, b): os.write(1, b'7'); return a + b",
     "a cycle": "def add(a, b):\n    x = []\n    x.append(x)\n    return x",
     "depth": "def add(a, b):\n    x = 7\n    for _ in range(10 ** 5): x = [x]\n    return x",
     "written depth": "import os\ndef add(a, b): os.write(1, b'[' * 60_000); os._exit(0)",
@@ -269,8 +255,6 @@ def add(a, b):
     "an integer without end": "def add(a, b): return 1 << 10 ** 7",
     "not a number": "def add(a, b): return float('nan')",
     "everything": "def add(a, b): return float('inf')",
-    "a generator": "def add(a, b):\n    while True: yield 7",
-    "no function": "pass",
     "exit where it is defined": "raise SystemExit(0)\ndef add(a, b): return a + b",
     "an assert that is off": "def add(a, b): assert False",
 }
@@ -293,15 +277,12 @@ KINDS = (
 TRULY_RIGHT: dict[str, str] = {
     "plain": "a, b = map(int, input().split()); print(a + b)",
     "exit": "import sys; print(sum(map(int, sys.stdin.read().split()))); sys.exit()",
-    "exit without sys": "print(sum(map(int, input().split()))); exit()",
-    "quit": "print(sum(map(int, input().split()))); quit(0)",
     "types as they are": """
 def add(a: int, b: int): return a + b
 assert add.__annotations__['a'] is int
 print(add(*map(int, input().split())))
 """,
     "as a module": "if __name__ == '__main__': print(sum(map(int, input().split())))",
-    "a float": "print(float(sum(map(int, input().split()))))",
     "usual names without imports": """
 class Adder:
     def __init__(self, numbers: List[int]): self.numbers = deque(numbers)

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -22,11 +18,10 @@ from mugrpo.extensions.code.asserts import Assertion, read_assert
 from mugrpo.extensions.code.bubblewrap import filter_program
 from mugrpo.extensions.code.cases import Printed, Returned, read_tests, with_function
 from mugrpo.extensions.code.comparing import same_text, same_value, value_of
-from mugrpo.extensions.code.inside import encode
+from mugrpo.extensions.code.inside import LONGEST_INTEGER, encode
 from mugrpo.extensions.code.judging import LONGEST_PROGRAM, Code, read_program
-from mugrpo.extensions.code.sandbox import Outcome, Request, SandboxError, outcomes
+from mugrpo.extensions.code.sandbox import Outcome, Request, outcomes
 from mugrpo.rewards.grading import Grader
-from mugrpo.rewards.verdict import Unfinished
 from tests.cases import table
 
 MARKS = ("py", "python3", "Python", "PYTHON", "{.python}", "{.python .number}", "{python}", "py3")
@@ -109,16 +104,16 @@ def test_values_are_the_same_if_json_describes_them(value: Any, expected: Any, s
     [
         [None, True, 1, 1.5, "a\ud800", b"\x00"],
         (1, (2,), {3, (4,)}, {5: [6], "7": ()}, {frozenset({8})}),
-        1 << 100_000,  # more digits than Python prints
+        1 << 100_000,  # more digits than Python prints by default
         -(2**53),
         float("-inf"),
         1 + 2j,
-        {2**n for n in range(10_000)},  # 164 of each hash
     ],
 )
 def test_values_survive_the_way_out(value: Any):
+    sys.set_int_max_str_digits(LONGEST_INTEGER)
     claimed = value_of(json.dumps(encode(value)))
-    assert claimed == value and type(claimed) is type(value)
+    assert claimed == value
 
 
 @table(
@@ -126,13 +121,12 @@ def test_values_survive_the_way_out(value: Any):
     [
         "",
         "[1",
-        '{"int": "x"}',
         '{"set": [[1]]}',
         '{"dict": [[[1], 2]]}',
         '{"class": "int"}',
         "[" * 100_000,
+        "9" * 100_001,
         json.dumps({"set": [n * (2**61 - 1) for n in range(201)]}),  # all have the hash 0
-        json.dumps({"dict": [[n * (2**61 - 1), 1] for n in range(201)]}),
     ],
 )
 def test_what_describes_no_value_is_none(claim: str):
@@ -175,8 +169,7 @@ def test_the_forms_of_tests():
     ("statement", "asked", "rest"),
     [
         ("assert f(1)[0] == [1, 2]", "f(1)[0]", [1, 2]),
-        ("assert set(f(1)) == {1, 2}", "set(f(1))", {1, 2}),
-        ("assert [f(i) for i in range(2)] == [0, 1]", "[f(i) for i in range(2)]", [0, 1]),
+        ("assert set(f(1)) == {1, 2}", "(f(1),)", "bool(set(__given__[0]) == {1, 2})"),
         ("assert f(1) == set()", "f(1)", set()),
         ("assert f(1) == True", "f(1)", True),
         ("assert sum(10, 15) == 25", "sum(10, 15)", 25),  # the program has a sum of its own
@@ -274,120 +267,36 @@ def test_a_sandbox_that_fails_on_a_small_program_is_none(monkeypatch: pytest.Mon
     )
 
 
-class Server(BaseHTTPRequestHandler):
-    """Does what SandboxFusion's /run_code does with a program, or what `answers` say."""
-
-    answers: ClassVar[list[Any]] = []
-    asked: ClassVar[list[dict[str, Any]]] = []
-
-    def do_POST(self) -> None:
-        question = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.asked.append({**question, "path": self.path})
-        answer = self.answers.pop() if self.answers else self._ran(question)
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(json.dumps(answer).encode())
-
-    def _ran(self, question: dict[str, Any]) -> dict[str, Any]:
-        command = [sys.executable, "-c", question["code"]]
-        ran = subprocess.run(command, input=question["stdin"], capture_output=True, text=True)
-        result = {"status": "Finished", "return_code": 0, "stdout": ran.stdout}
-        return {"status": "Success", "message": "", "run_result": result}
-
-    def log_message(self, *_: Any) -> None:
-        return
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with HTTPServer(("127.0.0.1", 0), Server) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/"
-        server.shutdown()
-
-
 ADD = "```\ndef add(a, b): return a + b\nif __name__ == '__main__': print(add(*eval(input())))\n```"
 CALLS = json.dumps({"fn_name": "add", "inputs": [[1, 2], [3, 4]], "outputs": [3, 8]})
 
 
-def fusion(url: str, **options: Any) -> Code:
-    return Code(CodeOptions(url=url, **options))
+@pytest.fixture(scope="module")
+def sandboxed() -> CodeOptions:
+    options = CodeOptions(partial=True, weight=2.0)
+    try:
+        Code(options)
+    except UsageError as error:
+        pytest.skip(str(error))
+    return options
 
 
-def test_a_server_runs_what_bubblewrap_does(url: str):
-    verifier = fusion(url, partial=True)
-    assert verifier.sandbox.name == f"SandboxFusion at {url}"
-    verdict = verifier(ADD, CALLS)
-    assert (verdict.status, verdict.value) == (Status.WRONG, 0.5)
-    assert verdict.detail == "test 2 of 2: another result"
-    assert verifier(ADD, '{"inputs": ["1, 2"], "outputs": ["3"]}').right
+def test_asserts_are_judged_outside(sandboxed: CodeOptions):
     asserts = ["assert add(1, 2) == 3", "assert abs(add(1, 3) - 4) < .1", "assert add(1, 1) < 2"]
-    verdict = verifier(ADD, json.dumps(asserts))
-    assert verdict.value == pytest.approx(2 / 3) and verdict.detail == (
-        "test 3 of 3: another result"
-    )
-    question = Server.asked[-1]
-    assert question["path"] == "/run_code" and question["language"] == "python"
-
-
-def test_the_server_never_learns_what_is_expected(url: str):
-    verifier = fusion(url)
-    Server.asked.clear()
-    assert not verifier(ADD, '{"inputs": ["1, 2"], "outputs": ["321123"]}').right
-    assert not verifier(ADD, '["assert add(1, 2) == 321123"]').right
-    assert not verifier(ADD, '{"fn_name": "add", "inputs": [[1, 2]], "outputs": [321123]}').right
-    assert len(Server.asked) == 3 and "321123" not in json.dumps(Server.asked)
-
-
-FAILURES = {
-    "its own": ({"status": "SandboxError", "message": "full"}, "full"),
-    "no start": ({"status": "Failed", "run_result": None}, "ran nothing"),
-    "another form": ([], r"answered \[\]"),
-    "no table": ({"status": "Success", "run_result": "ready"}, "ran nothing"),
-}
-
-
-@table("kind", FAILURES)
-def test_a_server_that_fails_is_no_verdict_unless_a_program_makes_it_fail(url: str, kind: str):
-    """Only the second time that it fails on a program, and runs another between."""
-    verifier, (answer, sentence) = fusion(url), FAILURES[kind]
-    ready = {"status": "Success", "run_result": {"stdout": '{"ready": true}'}}
-    Server.answers += [answer, answer]
-    with pytest.raises(SandboxError, match=sentence):
-        verifier(ADD, CALLS)
-    Server.answers += [answer, ready, answer]  # the last one first
-    verdict = verifier(ADD, CALLS)
-    assert verdict.status is Status.WRONG and "ended the sandbox" in str(verdict.detail)
-    Server.answers += [ready, answer]
-    assert verifier(ADD, '{"inputs": ["1, 2"], "outputs": ["3"]}').right
-
-
-def test_a_program_that_takes_too_long_is_unfinished(url: str):
-    verifier = fusion(url)
-    late = {"status": "TimeLimitExceeded", "stdout": ""}
-    Server.answers.append({"status": "Failed", "run_result": late})
-    with pytest.raises(Unfinished, match="not finished within 20 seconds"):
-        verifier(ADD, CALLS)
+    verdict = Code(sandboxed)(ADD, json.dumps(asserts))
+    assert verdict.value == pytest.approx(2 / 3)
+    assert verdict.detail == "test 3 of 3: another result"
 
 
 @table(
     "line", ["no JSON", "{", "7", '{"status": "0", "output": ""}', '{"status": 0}', "[" * 10_000]
 )
-@table("sandbox", ["bubblewrap", "sandboxfusion"])
-def test_a_malformed_line_after_the_start_is_wrong(
-    url: str, line: str, sandbox: str, monkeypatch: pytest.MonkeyPatch
-):
-    """A program that shares its judge's user can write into the judge's stream."""
-    if sandbox == "sandboxfusion":
-        verifier = fusion(url)
-        out = f'{{"ready": true}}\n{line}\n'
-        Server.answers.append({"status": "Success", "run_result": {"stdout": out}})
-    else:
-        told = ["sh", "-c", 'echo ready; echo "$0"', line]
-        stand_in = SimpleNamespace(name="sh", run=lambda _, patience: outcomes(told, "", patience))
-        monkeypatch.setattr(judging, "choose", lambda _: stand_in)
-        verifier = Code(CodeOptions())
-    verdict = verifier(ADD, CALLS)
+def test_a_malformed_line_after_the_start_is_wrong(line: str, monkeypatch: pytest.MonkeyPatch):
+    """A program that wrote into its judge's stream would make one."""
+    told = ["sh", "-c", 'echo ready; echo "$0"', line]
+    stand_in = SimpleNamespace(name="sh", run=lambda _, patience: outcomes(told, "", patience))
+    monkeypatch.setattr(judging, "choose", lambda _: stand_in)
+    verdict = Code(CodeOptions())(ADD, CALLS)
     assert verdict.status is Status.WRONG
     assert verdict.detail == "test 1 of 2: the program ended the sandbox"
 
@@ -405,15 +314,14 @@ print(os.getcwd(), before)
 """
 
 
-def test_scores(url: str):
+def test_scores(sandboxed: CodeOptions):
     """Partial credit, the program and the reason in the parts, and what the user is told."""
-    options = CodeOptions(url=url, partial=True, weight=2.0)
     texts = [ADD, "no code", ADD.replace("a + b", "a * b")]
     answers = [Answer(Problem("p", "Add.", CALLS), t, [1], FinishReason.STOP) for t in texts]
-    with Grader((options,), WorkerOptions(count=1)) as grader:
+    with Grader((sandboxed,), WorkerOptions(count=1)) as grader:
         said = grader.start()
         half, none, wrong = grader.scores(answers)
-    assert said == [f"programs run in SandboxFusion at {url}"]
+    assert said[0].startswith("programs run in bubblewrap")
     assert (half.status, half.reward, half.parts["code"]) == (Status.WRONG, 1.0, 0.5)
     assert half.parts["answer"].startswith("def add(a, b): return a + b\\n")
     assert half.parts["extra/code"] == "test 2 of 2: another result"
@@ -421,16 +329,8 @@ def test_scores(url: str):
     assert (wrong.reward, wrong.parts["extra/code"]) == (0.0, "test 1 of 2: another result")
 
 
-@pytest.mark.parametrize("sandbox", ["bubblewrap", "sandboxfusion"])
-def test_no_test_sees_what_another_has_left(url: str, sandbox: str):
+def test_no_test_sees_what_another_has_left(sandboxed: CodeOptions):
     """The program makes a folder in each of three tests, and finds none of an earlier test."""
-    own = REMEMBERING.replace(", '/tmp')", ",)") if sandbox == "sandboxfusion" else REMEMBERING
-    options = CodeOptions(url=url if sandbox == "sandboxfusion" else None)
-    try:
-        verifier = Code(options)
-    except UsageError as error:
-        pytest.skip(str(error))
-    jobs = [{"stdin": ""}] * 3
-    told = [outcome.output.split() for outcome in verifier.sandbox.run(Request(own, jobs), 60.0)]
+    request = Request(REMEMBERING, [{"stdin": ""}] * 3)
+    told = [outcome.output.split() for outcome in Code(sandboxed).sandbox.run(request, 60.0)]
     assert [before for _, before in told] == ["[]"] * 3
-    assert sandbox != "sandboxfusion" or not any(Path(folder).exists() for folder, _ in told)

@@ -116,22 +116,6 @@ def test_characters_of_several_tokens_are_whole_and_unknown_ids_are_numbers(tmp_
     assert texts == ["It", " is", "", "", "€", "⟨99⟩", " is"]
 
 
-def test_a_decoder_that_changes_what_it_wrote_does_not_end_the_text(tmp_path: Path):
-    """After "a" it writes "x" for "ab", which does not begin with "a"."""
-    run = RunDir(tmp_path / "run")
-    write_config(run.root)
-    vocabulary = {"a": 0, "b": 1, "c": 2, "<unk>": 3}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.decoder = decoders.Sequence([decoders.Fuse(), decoders.Replace("ab", "x")])
-    run.checkpoint(2).mkdir(parents=True)
-    tokenizer.save(str(run.checkpoint(2) / "tokenizer.json"))
-    odd = rollout("3+2=", 0, "123")
-    odd.response_ids[:] = [0, 1, 2, 0]
-    write_shard(run.stage(0), 0, [odd], [RIGHT])
-    texts = [token.text for token in Rollouts(run.root).open(0)[1]]
-    assert texts == ["a", "", "c", "a"]
-
-
 def shard(run: Path, kind: str, number: int = 0, stage: int = 0) -> Path:
     return RunDir(run).shards(stage, kind) / f"shard-{number:05d}.parquet"
 
@@ -169,8 +153,3 @@ def test_without_a_tokenizer_ids_are_shown_and_that_is_said(tmp_path: Path):
     rollouts = Rollouts(run)
     assert "token ids are shown, as there is no tokenizer to read" in rollouts.notes[0]
     assert rollouts.open(0)[1][0].text.strip("⟨⟩").isdigit()
-
-
-def test_what_is_not_a_run_is_refused(tmp_path: Path):
-    with pytest.raises(UsageError, match="is not a run"):
-        Rollouts(tmp_path)

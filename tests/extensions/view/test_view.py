@@ -19,7 +19,7 @@ from mugrpo.disk.run_dir import RunDir
 from mugrpo.extensions.view.rollouts import Rollouts
 from mugrpo.extensions.view.viewer import Reading, Viewer
 from mugrpo.report.readable import visible
-from tests.extensions.view.rolled import RIGHT, WRONG, rolled_run, rollout, write_shard
+from tests.extensions.view.rolled import RIGHT, rolled_run, rollout, write_shard
 from tests.report.synthetic import HOSTILE, write_config
 
 SIZES = [(80, 24), (120, 40)]
@@ -75,11 +75,11 @@ def test_a_list_is_filtered_and_its_keys_are_in_the_footer(tmp_path: Path, size:
         assert lines[3].split() == ["0", "0/1", "wrong", "0", "yes", "3+2="]
         assert lines[5].split() == ["0", "0/1", "error", "\u2013", "1+1="]
         assert lines[-2] == "10 of 10 rollouts"
-        assert [word in lines[-1] for word in ("open", "/ filter", "q quit")] == [True] * 3
         await filtered(app, pilot, "status:wrong stage:1,eval")
         lines = seen(app)
         assert [line.split()[0] for line in lines[2:4]] == ["1", "eval0"]
         assert lines[4] == "" and lines[-2] == "2 of 10 rollouts"
+        assert [word in lines[-1] for word in ("/ filter", "q quit")] == [True] * 2
         await filtered(app, pilot, "status:rong")
         assert "there is no status 'rong'; choose among right, wrong" in " ".join(seen(app)[-3:])
         await settled(app, pilot, "escape", "q")
@@ -111,7 +111,7 @@ def test_a_rollout_is_opened_beside_its_prompt_and_colored(tmp_path: Path, size:
         colors = {style.bgcolor for style in styles(app, "right").values()}
         assert len(colors) == 1 and None not in colors  # all had probability 1/2
         await settled(app, pilot, "escape")
-        assert not isinstance(app.screen, Reading) and app.listing.cursor == 0
+        assert not isinstance(app.screen, Reading) and app.listing.cursor_row == 0
 
     viewed(rolled_run(tmp_path / "run"), size, look)
 
@@ -166,21 +166,15 @@ def test_a_shard_that_is_lost_while_one_looks_is_one_sentence(tmp_path: Path):
     viewed(run, (80, 24), look)
 
 
-def test_the_list_makes_only_the_lines_that_are_seen(tmp_path: Path):
-    run = tmp_path / "run"
-    write_config(run)
-    many = [rollout("3+2=", n, "5") for n in range(1000)]
-    write_shard(RunDir(run).stage(0), 0, many, [RIGHT, WRONG] * 500)
+def test_a_long_list_is_cut_and_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("mugrpo.extensions.view.viewer._LISTED", 3)
 
     async def look(app: Viewer, pilot: Pilot[None]) -> None:
-        await settled(app, pilot, "end")
-        assert app.listing.cursor == 999 and seen(app)[-3].split()[1] == "0/999"
-        await settled(app, pilot, "pageup", "up", "enter")
-        assert seen(app)[0].endswith(f"draw 0/{999 - app.listing.size.height - 1}")
-        await settled(app, pilot, "escape", "home")
-        assert seen(app)[2].split()[1] == "0/0"
+        assert seen(app)[-2] == "10 of 10 rollouts, the first 3 are listed"
+        await settled(app, pilot, "ctrl+end", "enter")
+        assert seen(app)[0].endswith("1+1= · draw 0/0")
 
-    viewed(run, (80, 24), look)
+    viewed(rolled_run(tmp_path / "run"), (80, 24), look)
 
 
 def test_without_textual_there_is_one_sentence_with_the_way_out(

@@ -29,17 +29,11 @@ class CodeOptions(RewardOption):
     timeout: int = Field(5, ge=1)
     """CPU time in seconds that a program may take for a test. All tests of a program may take 4
     times as long by the clock; one that takes longer is unfinished."""
-    url: str | None = None
-    """The URL of a SandboxFusion server, which runs programs instead of bubblewrap."""
 
     @property
     def patience(self) -> float:
         """Return the seconds by the clock for all tests of a program."""
         return 4.0 * self.timeout
-
-    @property
-    def addresses(self) -> Mapping[str, str]:
-        return {"url": self.url} if self.url else {}
 
     def reference(self, value: Any, row: Mapping[str, Any]) -> Any:
         from mugrpo.extensions.code.cases import with_function

@@ -92,26 +92,9 @@ def _comparison(test: ast.expr, known: Collection[str], others: set[str]) -> Ass
             # A function of the program may be named as a builtin: assert sum(10, 15) == 25
             foreign = others if _names(asked) - others else set(known)
             own = _first_name(asked)
-            if (own is not None and own not in foreign) or (
-                _names(asked) - others and not isinstance(expected, bool) and _bare(asked, known)
-            ):
+            if own is not None and own not in foreign:
                 return Assertion({"value": ast.unparse(asked)}, expected)
     return None
-
-
-def _bare(node: ast.AST, known: Collection[str]) -> bool:
-    """Return whether an expression holds nothing but the program's calls and builtins around them.
-
-    So `sorted(f(3))`, but not `abs(f(3) - 7)`, which says what is expected.
-    """
-    name = _first_name(node)
-    if (name is not None and name in known) or isinstance(node, ast.Constant):
-        return False
-    if name is not None and not hasattr(builtins, name):
-        return True
-    if isinstance(node, ast.comprehension):
-        return not node.ifs
-    return all(_bare(child, known) for child in ast.iter_child_nodes(node))
 
 
 def _first_name(node: ast.AST) -> str | None:

@@ -13,10 +13,11 @@ import platform
 import shutil
 import struct
 import sys
+from collections.abc import Generator
 from functools import cached_property
 from pathlib import Path
 
-from mugrpo.extensions.code.sandbox import INSIDE, Limits, Outcomes, Request, SandboxError, outcomes
+from mugrpo.extensions.code.sandbox import INSIDE, Limits, Outcome, Request, SandboxError, outcomes
 
 _NOBODY = 65534
 _NEW_USER = 0x10000000  # CLONE_NEWUSER
@@ -35,14 +36,14 @@ class Bubblewrap:
         self._program = program
         self._as_root = os.geteuid() == 0
         user, rules = _NOBODY if self._as_root else None, filter_program()
-        self._limits = Limits(seconds, alone=True, user=user, filter=rules.hex() if rules else None)
+        self._limits = Limits(seconds, user=user, filter=rules.hex() if rules else None)
         self.name = "bubblewrap" if rules else "bubblewrap, without a filter of system calls"
 
-    def run(self, request: Request, patience: float) -> Outcomes:
-        """Yield outcomes as `Sandbox.run` does."""
+    def run(self, request: Request, patience: float) -> Generator[Outcome, None, None]:
+        """Yield the outcomes of a request's jobs, in order, as `outcomes` does."""
         command = [self._program, *self._user, *self._inside, "-c", INSIDE]
         kept = [self._user_namespace] if self._as_root else []
-        yield from outcomes(command, self._limits.text(request), patience, descriptors=kept)
+        return outcomes(command, self._limits.text(request), patience, kept)
 
     @cached_property
     def _user(self) -> list[str]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from decimal import Decimal
 from typing import Any
 
-from mugrpo.extensions.code.inside import decode
+from mugrpo.extensions.code.inside import LONGEST_INTEGER, decode
 
 # Only one way to read each digit, or text that is almost a number would take quadratic time.
 _NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d{1,4})?", re.ASCII)
@@ -41,6 +42,7 @@ def _same_number(token: str, target: str) -> bool:
 
 def value_of(output: str) -> Any:
     """Return the value that a program claims. Raises ValueError if the output describes none."""
+    sys.set_int_max_str_digits(LONGEST_INTEGER)
     try:
         return decode(json.loads(output))
     except (TypeError, LookupError, RecursionError, AttributeError, OverflowError) as error:

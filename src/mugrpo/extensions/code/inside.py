@@ -22,7 +22,6 @@ import builtins
 import gc
 import io
 import json
-import math
 import os
 import symtable
 import sys
@@ -44,8 +43,8 @@ _MODULES = (
 )
 _ALONE = (*_MODULES, "decimal", "fractions", "os", "queue", "time")  # as modules, without names
 
-_EXACT = 1 << 53  # integers from here on are written in base 16, which has no limit on digits
 _ALIKE = 200  # entries of a set with the same hash: making it takes time for each pair of them
+LONGEST_INTEGER = 100_000  # digits: reading more takes a second, and Python's own limit is 4,300
 
 
 def encode(value: Any) -> Any:
@@ -55,12 +54,11 @@ def encode(value: Any) -> Any:
     """
     if value is None or isinstance(value, bool | str):
         return value
-    if isinstance(value, int):
-        return int(value) if -_EXACT < value < _EXACT else {"int": hex(value)}
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else {"float": repr(float(value))}
+    for kind in (int, float):
+        if isinstance(value, kind):
+            return kind(value)  # NaN and Infinity are written as such
     if isinstance(value, complex):
-        return {"complex": [encode(value.real), encode(value.imag)]}
+        return {"complex": [value.real, value.imag]}
     if isinstance(value, bytes | bytearray):
         return {"bytes": value.hex()}
     if isinstance(value, list):
@@ -68,34 +66,30 @@ def encode(value: Any) -> Any:
     if isinstance(value, tuple):
         return {"tuple": [encode(entry) for entry in value]}
     if isinstance(value, set | frozenset):
-        kind = "set" if isinstance(value, set) else "frozenset"
-        return {kind: [encode(entry) for entry in value]}
+        return {"set": [encode(entry) for entry in value]}
     if isinstance(value, dict):
         return {"dict": [[encode(key), encode(entry)] for key, entry in value.items()]}
     raise TypeError(f"a value of type {type(value).__name__} cannot be compared")
 
 
 def decode(value: Any) -> Any:
-    """Return the value that `encode` wrote. Raises ValueError or TypeError for anything else."""
+    """Return the value that `encode` wrote, each set as a frozenset, which equals it.
+
+    Raises ValueError or TypeError for anything else.
+    """
     if isinstance(value, list):
         return [decode(entry) for entry in value]
     if not isinstance(value, dict):
         return value
     ((kind, content),) = value.items()
-    if kind == "int":
-        return int(content, 16)
-    if kind == "float":
-        return float(content)
     if kind == "complex":
-        real, imaginary = map(decode, content)
-        return complex(real, imaginary)
+        return complex(*content)
     if kind == "bytes":
         return bytes.fromhex(content)
     if kind == "tuple":
         return tuple(map(decode, content))
-    if kind in ("set", "frozenset"):
-        entries = _apart(map(decode, content))
-        return set(entries) if kind == "set" else frozenset(entries)
+    if kind == "set":
+        return frozenset(_apart(map(decode, content)))
     if kind == "dict":
         keys = _apart(decode(key) for key, _ in content)
         return dict(zip(keys, (decode(entry) for _, entry in content), strict=True))
@@ -103,9 +97,8 @@ def decode(value: Any) -> Any:
 
 
 def _apart(entries: Iterable[Any]) -> list[Any]:
-    """Return entries of a set. Raises ValueError if too many of them have the same hash."""
     listed = list(entries)
-    if len(listed) > _ALIKE and max(Counter(map(hash, listed)).values()) > _ALIKE:
+    if max(Counter(map(hash, listed)).values(), default=0) > _ALIKE:
         raise ValueError(f"more than {_ALIKE} entries have the same hash")
     return listed
 
@@ -140,9 +133,7 @@ def perform(request: dict[str, Any], job: dict[str, Any]) -> None:
         if "given" in job:
             names[GIVEN] = decode(json.loads(job["given"]))
         value = eval(compile(job["value"], FILE, "eval", dont_inherit=True), names)
-    result = json.dumps(encode(value)).encode()
-    while result:
-        result = result[os.write(1, result) :]
+    _write(1, json.dumps(encode(value)).encode())
 
 
 def _usual(source: str, known: set[str]) -> dict[str, Any]:
@@ -178,34 +169,23 @@ def serve() -> None:
         import ctypes  # noqa: F401 (once, before all forks)
     gc.freeze()  # or each fork would copy what it looks at when it ends
     limits = request["limits"]
+    sys.set_int_max_str_digits(LONGEST_INTEGER)
     for job in request["jobs"]:
-        folder = _folder(alone=limits["alone"])
-        done = _forked(request, job, folder)
+        done = _forked(request, job)
         if done is None:  # in the fork: its interpreter ends as that of any program does
             return
         _say(done)
-        _empty(folder, limits["user"])
-        if not limits["alone"]:
-            os.rmdir(folder)
+        _empty(limits["user"])
 
 
-def _folder(*, alone: bool) -> str:
-    """Return an empty folder for a job: /tmp where nothing else writes, else a new one there."""
-    if alone:
-        return "/tmp"
-    folder = os.path.join("/tmp", os.urandom(16).hex())
-    os.mkdir(folder, 0o700)
-    return folder
-
-
-def _empty(folder: str, user: int | None) -> None:
-    """Remove what a job has left in `folder`, which it could tell the next one by.
+def _empty(user: int | None) -> None:
+    """Remove what a job has left in /tmp, which it could tell the next one by.
 
     Raises OSError or RecursionError, which end the sandbox, if a job makes that impossible.
     """
     if user is not None:  # root has no rights here to what is the job's own
         os.seteuid(user)
-    _remove_below(folder)
+    _remove_below("/tmp")
     if user is not None:
         os.seteuid(0)
 
@@ -221,8 +201,8 @@ def _remove_below(folder: str) -> None:
             os.unlink(entry.path)
 
 
-def _forked(request: dict[str, Any], job: dict[str, Any], folder: str) -> dict[str, Any] | None:
-    """Do `job` in a fork, in `folder`. Return how it ended and its output, or None in the fork."""
+def _forked(request: dict[str, Any], job: dict[str, Any]) -> dict[str, Any] | None:
+    """Do `job` in a fork, in /tmp. Return how it ended and its output, or None in the fork."""
     source = _file(job["stdin"]) if "stdin" in job else os.open(os.devnull, os.O_RDONLY)
     reader, writer = os.pipe()
     pid = os.fork()
@@ -231,18 +211,18 @@ def _forked(request: dict[str, Any], job: dict[str, Any], folder: str) -> dict[s
         os.dup2(writer, 1)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         os.closerange(3, 4096)
-        os.chdir(folder)
+        os.chdir("/tmp")
         _confine(request["limits"])
         perform(request, job)
         return None
     os.close(source)
     os.close(writer)
-    output, status = _watched(pid, reader, alone=request["limits"]["alone"])
+    output, status = _watched(pid, reader)
     text = output.decode("utf-8", "replace")
     return {"status": status, "output": text if len(output) <= LONGEST_OUTPUT else None}
 
 
-def _watched(pid: int, reader: int, *, alone: bool) -> tuple[bytes, int]:
+def _watched(pid: int, reader: int) -> tuple[bytes, int]:
     """Read what a process prints until it ends or prints too much. Kill all that it started."""
     import select
     import signal
@@ -259,8 +239,7 @@ def _watched(pid: int, reader: int, *, alone: bool) -> tuple[bytes, int]:
         elif ended in ready:
             break
     with suppress(ProcessLookupError, PermissionError):
-        # All processes that this one can see are the job's, or only a group is.
-        os.kill(-1, signal.SIGKILL) if alone else os.killpg(pid, signal.SIGKILL)
+        os.kill(-1, signal.SIGKILL)  # all processes that this one can see are the job's
     _, status = os.waitpid(pid, 0)
     os.close(ended)
     os.close(reader)
@@ -280,9 +259,8 @@ def _confine(limits: dict[str, Any]) -> None:
     limit(resource.RLIMIT_AS, limits["memory"])
     limit(resource.RLIMIT_FSIZE, limits["files"])
     limit(resource.RLIMIT_NOFILE, 64)
-    if limits["alone"]:  # elsewhere others' processes would count
-        limit(resource.RLIMIT_NPROC, limits["processes"])
-        limit(resource.RLIMIT_SIGPENDING, limits["processes"])  # of timers, which the kernel keeps
+    limit(resource.RLIMIT_NPROC, limits["processes"])
+    limit(resource.RLIMIT_SIGPENDING, limits["processes"])  # of timers, which the kernel keeps
     if limits["user"] is not None:
         os.setgroups([])
         os.setgid(limits["user"])
@@ -305,20 +283,19 @@ def _filter_calls(rules: bytes) -> None:
 
 def _file(text: str) -> int:
     """Return a descriptor of a file without a name that holds `text`: its size can be asked for."""
-    name = os.path.join("/tmp", os.urandom(16).hex())
-    file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    os.unlink(name)
-    left = text.encode("utf-8", "surrogatepass")
-    while left:
-        left = left[os.write(file, left) :]
+    file = os.open("/tmp", os.O_RDWR | os.O_TMPFILE, 0o600)
+    _write(file, text.encode("utf-8", "surrogatepass"))
     os.lseek(file, 0, os.SEEK_SET)
     return file
 
 
 def _say(message: dict[str, Any]) -> None:
-    left = json.dumps(message).encode() + b"\n"
-    while left:
-        left = left[os.write(1, left) :]
+    _write(1, json.dumps(message).encode() + b"\n")
+
+
+def _write(file: int, text: bytes) -> None:
+    while text:
+        text = text[os.write(file, text) :]
 
 
 if __name__ == "__main__":

@@ -15,19 +15,15 @@ from mugrpo.extensions.code import CodeOptions
 from mugrpo.extensions.code.asserts import Assertion
 from mugrpo.extensions.code.bubblewrap import Bubblewrap
 from mugrpo.extensions.code.cases import Case, Tests, read_tests
-from mugrpo.extensions.code.fusion import SandboxFusion
-from mugrpo.extensions.code.sandbox import TRIAL, Outcome, Request, Sandbox, SandboxError
+from mugrpo.extensions.code.sandbox import TRIAL, Outcome, Request, SandboxError
 from mugrpo.rewards.math.response import final_part
 from mugrpo.rewards.verdict import Unfinished, Verdict
 
 _STARTING = 60.0  # seconds
-REMEDY = (
-    "install bubblewrap (apt-get install bubblewrap) where user namespaces are allowed, or name a "
-    "SandboxFusion server in the reward's url"
-)
+REMEDY = "install bubblewrap (apt-get install bubblewrap) where user namespaces are allowed"
 
 
-def choose(options: CodeOptions) -> Sandbox:
+def choose(options: CodeOptions) -> Bubblewrap:
     """Return the sandbox for `options`, which has run a program. Raises UsageError if none works.
 
     A program never runs outside of one.
@@ -49,12 +45,8 @@ def check() -> tuple[str, str]:
         return f"none ({error})", f"for the reward code, {REMEDY}"
 
 
-def _working(options: CodeOptions) -> Sandbox:
-    sandbox: Sandbox
-    if options.url is not None:
-        sandbox = SandboxFusion(options.url, options.timeout)
-    else:
-        sandbox = Bubblewrap(options.timeout)
+def _working(options: CodeOptions) -> Bubblewrap:
+    sandbox = Bubblewrap(options.timeout)
     with closing(sandbox.run(TRIAL, _STARTING)) as ran:
         told = next(ran, None)
     if told != Outcome(0, "one of the wises\n"):
@@ -64,8 +56,13 @@ def _working(options: CodeOptions) -> Sandbox:
 
 LONGEST_PROGRAM = 100_000  # characters; something longer is not taken for a program
 
-# The mark may be an attribute, as in {.python}. In a list, a fence has any indentation.
-_FENCE = re.compile(r"([ \t]*)(`{3,}+(?!.*`)|~{3,})[ \t]*([{.]*[\w+#.-]*)")
+# The mark may be an attribute, as in {.python}. In a list, a fence has any indentation. What ends a
+# block is at most 3 blanks further in: other fences may be in a docstring of the program.
+_BLOCK = re.compile(
+    r"^([ \t]*)(`{3,}+(?!.*`)|~{3,})[ \t]*([{.]*[\w+#.-]*)[^\n]*\n"
+    r"(?:(?P<lines>(?:(?!^\1?[ \t]{0,3}\2[`~]*[ \t]*$)[^\n]*\n)*)^\1?[ \t]{0,3}\2[`~]*[ \t]*$)?",
+    re.MULTILINE,
+)
 _PYTHON = re.compile(r"[{.]*py(?:thon)?[0-9.]*", re.IGNORECASE)
 
 Check = tuple[int, Mapping[str, Any]]  # a test's index, and a job for the second sandbox
@@ -163,28 +160,12 @@ def read_program(text: str) -> str | None:
     marks, its end as many, and lines lose as much indentation as the fence has.
     """
     programs: dict[bool, str | None] = {}  # by whether they are marked
-    opened: tuple[str, str, str] | None = None  # indentation, marks, and what follows them
-    lines: list[str] = []
-    for line in re.split(r"\r?\n", text):
-        fence = _FENCE.match(line)
-        if opened is None:
-            if fence:
-                opened, lines = (fence[1], fence[2], fence[3]), []
-            continue
-        indented, marks, language = opened
-        if fence and not line[fence.end() :].strip() and _closes(fence, indented, marks):
-            if not language or _PYTHON.fullmatch(language):
-                programs[bool(language)] = "\n".join(lines)
-            opened = None
-        else:
-            lines.append(line[: len(indented)].lstrip(" \t") + line[len(indented) :])
-    if opened is not None and (not opened[2] or _PYTHON.fullmatch(opened[2])):
-        programs[bool(opened[2])] = None
+    for block in _BLOCK.finditer(text.replace("\r\n", "\n")):
+        lines, indented = block["lines"], len(block[1])
+        if not block[3] or _PYTHON.fullmatch(block[3]):
+            program = lines and re.sub(rf"(?m)^[ \t]{{0,{indented}}}", "", lines)
+            programs[bool(block[3])] = program and program.removesuffix("\n")
+        if lines is None:
+            break
     source = programs.get(True, programs.get(False))
     return source if source and source.strip() and len(source) <= LONGEST_PROGRAM else None
-
-
-def _closes(fence: re.Match[str], indented: str, marks: str) -> bool:
-    """Return whether a fence closes a block: not if it is in a docstring of it, further in."""
-    near = len(fence[1]) <= len(indented) + 3
-    return near and not fence[3] and fence[2][0] == marks[0] and len(fence[2]) >= len(marks)

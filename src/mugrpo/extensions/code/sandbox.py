@@ -1,4 +1,4 @@
-"""What a sandbox is, and how one that is a process of this machine is run."""
+"""How a sandbox is run, what goes into it and what comes out."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import select
 import subprocess
 import tempfile
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from mugrpo.rewards.verdict import Unfinished
 
@@ -38,13 +38,12 @@ TRIAL = Request("print(input()[::-1])", [{"stdin": "sesiw eht fo eno"}])
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits on a job. `alone`: its processes are the only ones that it can see."""
+    """Limits on a job."""
 
     seconds: int  # of CPU time
     memory: int = 512 << 20  # bytes of address space
     files: int = 16 << 20  # bytes of a file
     processes: int = 32  # threads count too
-    alone: bool = False
     user: int | None = None  # who the job runs as, if it begins as root
     filter: str | None = None  # of system calls, as the kernel's instructions in base 16
 
@@ -63,50 +62,21 @@ class Outcome:
     status: int
     output: str | None
 
-
-Outcomes = Generator[Outcome, None, None]
-
-
-class Sandbox(Protocol):
-    """A place where programs can do no harm."""
-
-    name: str
-
-    def run(self, request: Request, patience: float) -> Outcomes:
-        """Yield the outcomes of a request's jobs, in order, until a job ends the sandbox.
-
-        Raises Unfinished after `patience` seconds, and SandboxError if the sandbox fails.
-        """
-        ...
-
-
-def told(lines: Iterable[bytes]) -> Iterator[Outcome]:
-    """Yield the outcomes that lines after the first tell, up to one that tells none.
-
-    Only a program that writes into the judge's stream can make such a line, so it ends the sandbox
-    as if the program had: an error would spare it the verdict.
-    """
-    for line in lines:
-        try:
-            said = json.loads(line)
-            status, output = said["status"], said["output"]
-        except (ValueError, TypeError, LookupError, RecursionError):
-            return
-        if type(status) is not int or not isinstance(output, str | None):
-            return
-        yield Outcome(status, output)
+    def __post_init__(self) -> None:
+        if type(self.status) is not int or not isinstance(self.output, str | None):
+            raise TypeError("no outcome has this form")
 
 
 def outcomes(
     command: Sequence[str],
     request: str,
     patience: float,
-    *,
     descriptors: Sequence[int] = (),
-) -> Iterator[Outcome]:
-    """Yield what a command that reads `request` from stdin tells. Raises as `Sandbox.run` does.
+) -> Generator[Outcome, None, None]:
+    """Yield what a command that reads `request` from stdin tells, until a job ends the sandbox.
 
-    It gets only `descriptors`, and no environment.
+    It gets only `descriptors`, and no environment. Raises Unfinished after `patience` seconds, and
+    SandboxError if the sandbox fails.
     """
     deadline = time.monotonic() + patience
     with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as errors:
@@ -129,7 +99,13 @@ def outcomes(
                 errors.seek(0)
                 said = errors.read(4096).decode("utf-8", "replace").strip().splitlines()
                 raise SandboxError(said[-1] if said else f"ended with status {process.returncode}")
-            yield from told(lines)
+            for line in lines:
+                try:
+                    yield Outcome(**json.loads(line))
+                except (ValueError, TypeError, RecursionError):
+                    # Only a program that writes into the judge's stream can make such a line, so it
+                    # ends the sandbox as if the program had: an error would spare it the verdict.
+                    return
         finally:
             process.kill()
             with suppress(OSError), process.stdout:  # it closes once all that could write has ended

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ class ReasoningGym(GradedTask):
         super().__init__((_REWARD,), workers)
         self.options = options
         self._name = Path(options.data).name  # a folder here may have the same name
+        self._config = json.loads(json.dumps(options.config))  # tuples are lists, as in the file
 
     @cached_property
     def _split(self) -> tuple[list[Problem], list[Problem]]:
@@ -61,14 +61,20 @@ class ReasoningGym(GradedTask):
 
     def _generated(self, size: int) -> Any:
         """Return reasoning-gym's data set of `size` problems."""
-        gym, options = _package(), self.options
+        try:
+            import reasoning_gym as gym
+        except ImportError:
+            raise UsageError(
+                "the task reasoning-gym needs one more package: pip install 'mugrpo[reasoning-gym]'"
+            ) from None
         # its composite draws parts by chance; a mixture has exact shares, and a score for each
         known = sorted(set(gym.factory.DATASETS) - {"composite"})
         if self._name not in known:
-            near = difflib.get_close_matches(self._name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}"
-            raise UsageError(f"reasoning-gym has no data set {self._name!r}; {hint}")
-        config = _as_lists(options.config)
+            near = difflib.get_close_matches(self._name, known, n=1) or known
+            raise UsageError(
+                f"reasoning-gym has no data set {self._name!r}; did you mean {' or '.join(near)}?"
+            )
+        config = self._config
         try:
             return gym.create_dataset(self._name, **config, seed=0, size=size)
         except (TypeError, ValueError, AssertionError) as error:
@@ -97,26 +103,8 @@ class ReasoningGym(GradedTask):
         columns = {
             "entry": json.loads(json.dumps(entry)),
             "dataset": self._name,
-            "config": _as_lists(options.config),
+            "config": self._config,
             "part": options.answer,
         }
         answer = "" if entry["answer"] is None else str(entry["answer"])  # there may be many
         return Problem(name, prompt, answer, columns)
-
-
-def _package() -> Any:
-    """Return the package reasoning_gym. Raises UsageError if it is not installed."""
-    try:
-        import reasoning_gym
-    except ImportError:
-        raise UsageError(
-            "the task reasoning-gym needs one more package: pip install 'mugrpo[reasoning-gym]'"
-        ) from None
-    return reasoning_gym
-
-
-def _as_lists(value: Any) -> Any:
-    """Return `value` with every tuple as a list, as the config file had it."""
-    if isinstance(value, Mapping):
-        return {name: _as_lists(entry) for name, entry in value.items()}
-    return [_as_lists(entry) for entry in value] if isinstance(value, tuple) else value

@@ -8,48 +8,41 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from mugrpo.config.base import WorkerOptions
 from mugrpo.config.rewards import EnvironmentOptions
-from mugrpo.disk.errors import BrokenReward, RunStopped, UsageError
+from mugrpo.disk.errors import RunStopped, UsageError
+from mugrpo.disk.records import Message
 from mugrpo.environments.base import Reply
+from mugrpo.environments.pool import EnvironmentPool, Episode
 from mugrpo.processes.messages import printable, to_json
-from mugrpo.processes.peer import TICK, PeerLost, audible
-from mugrpo.processes.workers import Limits, Worker
+from mugrpo.processes.peer import TICK, PeerLost
+from mugrpo.processes.workers import Worker
 
 _PROGRAM = Path(__file__).with_name("worker.py")
 
 
 @dataclass(eq=False)
-class _Rollout:
-    """A rollout that goes on. It owes a reply since `since`, or it waits for the model."""
+class _Episode(Episode):
+    """A rollout, as its worker knows it: an earlier one may have had the same number."""
 
-    number: int
-    serial: int  # the number that its worker knows: an earlier rollout may have had the same one
-    worker: _Worker
-    conversation: Conversation
-    owes: bool = True
-    since: float = field(default_factory=time.monotonic)
-    last: Reply | None = None  # to whatever is said next: it has ended while it waited
+    serial: int = 0
+    conversation: Conversation = field(default_factory=lambda: Conversation(()))
+    since: float = 0.0  # when the last call was sent
 
 
-class _Worker(Worker):
-    """A process with the episodes of `rollouts`."""
-
-    rollouts: dict[int, _Rollout]  # by their serial numbers
-
-
-class VerifiersEnvironments:
+class VerifiersEnvironments(EnvironmentPool):
     """The environment `verifiers:NAME` that `options` name (see `base.Environments`).
 
-    A row needs the column "task", which `mugrpo problems` writes. What environments print goes to
-    `log`, or to stderr. With `own_reward`, a rollout without a reward breaks the
-    contract.
+    A row needs the column "task", which `mugrpo problems` writes. The seed is not used: a task of
+    verifiers holds its chance. Unlike other environments, those of a worker answer in any order,
+    and each has a deadline of its own; none is repeated elsewhere if the worker is lost.
     """
 
     def __init__(
@@ -60,230 +53,134 @@ class VerifiersEnvironments:
         own_reward: bool = False,
         log: Path | None = None,
     ) -> None:
+        super().__init__(options, workers, own_reward=own_reward, log=log)
         assert options.name is not None and options.python is not None
-        self._options, self._limits, self._log, self._own_reward = options, workers, log, own_reward
-        self._workers: list[_Worker] = []
-        self._tools: list[Mapping[str, Any]] | None = None
-        self._rollouts: dict[int, _Rollout] = {}
+        name = options.name.rpartition(":")[2]
+        self._setup = {"name": name, "kwargs": options.kwargs, "own_reward": own_reward}
+        self._module, self._python = str(_PROGRAM), options.python
         self._begun = 0
-        self._replies: list[tuple[int, Reply]] = []
 
-    @property
+    @cached_property
     def tools(self) -> Sequence[Mapping[str, Any]]:
         """The tools of the environment's requests.
 
         Raises UsageError if the environment cannot be loaded.
         """
-        if self._tools is None:
-            self._start(1)
-            self._wait(self._workers[0])
-        assert self._tools is not None
-        return self._tools
+        self._loaded()
+        tools: Sequence[Mapping[str, Any]] = self.greeting["tools"]
+        return tools
 
-    def problems(self, count: int) -> Iterator[dict[str, Any]]:
-        """Yield the first `count` problems, as rows (`mugrpo problems`)."""
-        self._start(1)
-        worker = self._workers[0]
-        self._wait(worker)
-        worker.send(to_json({"problems": count}))
-        while True:
-            match self._hear(worker):
-                case {"problem": dict(row)}:
-                    yield row
-                case {"problems": int()}:
-                    return
+    def problems(self, count: int) -> list[dict[str, Any]]:
+        """Return the first `count` problems, as rows (`mugrpo problems`).
 
-    def begin(self, rollout: int, seed: int, row: Mapping[str, Any]) -> None:
-        """See `Environments.begin`. The seed is not used: a task of verifiers holds its chance."""
-        prompt = row["prompt"]
-        if "task" not in row or isinstance(prompt, str):
-            raise UsageError(
-                f"a problem for {self._options.name} needs the columns prompt and task; write "
-                "them with `mugrpo problems`"
-            )
-        self._start(self._limits.processes)
-        worker = min(self._workers, key=lambda one: len(one.rollouts))
-        self._begun += 1
-        began = _Rollout(rollout, self._begun, worker, Conversation(prompt))
-        self._rollouts[rollout] = worker.rollouts[began.serial] = began
-        self._send(began, {"begin": {"rollout": began.serial, "task": row["task"]}})
-
-    def step(self, rollout: int, message: Mapping[str, Any]) -> None:
-        live = self._rollouts[rollout]
-        said = {"rollout": live.serial, "message": live.conversation.said(message)}
-        self._send(live, {"said": said})
-
-    def end(self, rollout: int) -> None:
-        live = self._rollouts[rollout]
-        self._send(live, {"full": {"rollout": live.serial}})
-
-    def replies(self, seconds: float) -> Sequence[tuple[int, Reply]]:
-        """Return the replies that have come, as soon as there is one, after at most `seconds`."""
-        deadline = time.monotonic() + seconds
-        while not self._replies and self._workers:
-            owed = any(one.owes for one in self._rollouts.values())
-            patience = deadline - time.monotonic() if owed else 0.0
-            self._attend(min(TICK, max(0.0, patience)))
-            if patience <= 0:
-                break
-        replies, self._replies = self._replies, []
-        return replies
-
-    def close(self) -> None:
-        """End all workers, and forget all rollouts."""
-        while self._workers:
-            self._workers.pop().end()
-        self._rollouts, self._replies = {}, []
-
-    def _start(self, count: int) -> None:
-        while len(self._workers) < count:
-            self._workers.append(self._new_worker())
-
-    def _new_worker(self) -> _Worker:
-        options = self._options
+        Raises UsageError if the environment cannot be loaded, and RunStopped if it is lost.
+        """
+        worker = self._loaded()
         try:
-            worker = _Worker(
-                str(_PROGRAM),
-                {"name": str(options.name).rpartition(":")[2], "kwargs": options.kwargs},
-                Limits(self._limits.waiting, 0.0, self._limits.memory_mb),
-                kind="worker of verifiers",
-                log=self._log,
-                python=options.python,
+            worker.send(to_json({"problems": count}))
+            while "problems" not in (message := worker.hear() or {}):
+                pass
+        except PeerLost as lost:
+            raise RunStopped(worker.loss(lost)[0]) from None
+        rows: list[dict[str, Any]] = message["problems"]
+        return rows
+
+    def _loaded(self) -> Worker:
+        """Return a worker that has loaded the environment."""
+        if not self._workers:
+            self._workers.append(self._new_worker())
+        while not (ready := [worker for worker in self._workers if worker.ready]):
+            self._attend()
+        return ready[0]
+
+    def _episode(self, rollout: int, seed: int, row: Mapping[str, Any]) -> Episode:
+        if "task" not in row or isinstance(row["prompt"], str):
+            raise UsageError(
+                "a problem for verifiers needs the columns prompt and task; write them with "
+                "`mugrpo problems`"
             )
+        self._begun += 1
+        return _Episode(rollout, seed, serial=self._begun, conversation=Conversation(row["prompt"]))
+
+    def step(self, rollout: int, message: Message) -> None:
+        episode = self._rollouts[rollout]
+        assert isinstance(episode, _Episode)
+        super().step(rollout, episode.conversation.said(message))
+
+    def _new_worker(self, **setup: Any) -> Worker:
+        try:
+            return super()._new_worker(**setup)
         except OSError as error:
             raise UsageError(
-                f"environment.python = {options.python!r} cannot be run ({error.strerror}); name "
+                f"environment.python = {self._python!r} cannot be run ({error.strerror}); name "
                 "an interpreter that has verifiers installed"
             ) from None
-        worker.rollouts = {}
-        return worker
 
-    def _wait(self, worker: _Worker) -> None:
-        """Wait until the worker has loaded the environment."""
-        while not worker.ready:
-            if (message := self._hear(worker)) is not None:
-                self._take(worker, message)
+    def _dispatch(self) -> None:
+        """Send all that was said to workers that are ready: their environments run at once."""
+        for worker in [worker for worker in self._workers if worker.ready]:
+            for job in [one for one in worker.jobs if one.answered < len(one.calls)]:
+                text = f"[{job.serial}, {job.calls[job.answered]}]"
+                job.answered, job.since = job.answered + 1, time.monotonic()
+                try:
+                    worker.send(text)
+                except PeerLost as lost:
+                    self._lose(worker, lost)
+                    break
 
-    def _hear(self, worker: _Worker) -> Any:
-        """Return the next message while no rollout runs, or None."""
-        try:
-            return worker.hear()
-        except PeerLost as lost:
-            self.close()
-            raise worker.never_ready(lost) from None
+    def _attend(self, patience: float = TICK) -> None:
+        super()._attend(patience)
+        limit = self._limits.seconds
+        late = time.monotonic() - limit
+        for job in [job for worker in self._workers for job in worker.jobs] if limit else ():
+            if job.number in self._open and job.answered == len(job.calls) and job.since < late:
+                self._fail(job, f"not finished within {limit:g} seconds", True)
 
-    def _send(self, live: _Rollout, message: dict[str, Any]) -> None:
-        live.owes, live.since = True, time.monotonic()
-        if live.last is not None:
-            self._reply(live, live.last)
+    def _take(self, worker: Worker, message: dict[str, Any]) -> None:
+        if "alive" in message:
+            return
+        if "rollout" not in message:
+            super()._take(worker, message)
+            worker.silence = self._limits.seconds or None  # it says every second that it lives
+            return
+        job = next((one for one in worker.jobs if one.serial == message["rollout"]), None)
+        if job is None:  # it was told to stop
+            return
+        if "asked" in message:
+            self._asked(job, **message["asked"])
+            return
+        worker.jobs.remove(job)
+        done = message["done"]
+        failure = done["failure"] and printable(done["failure"])
+        self._finish(job, Reply(**{**done, "done": True, "failure": failure}))
+
+    def _asked(self, job: _Episode, messages: list[Any], tools: list[Any]) -> None:
+        if job.number not in self._open:
+            self._fail(job, "the environment asks for two messages of the model at once")
             return
         try:
-            live.worker.send(to_json(message))
-        except (TypeError, ValueError) as error:
-            raise UsageError(f"a problem's column task cannot be sent: {error}") from None
-        except PeerLost as lost:
-            self._lose(live.worker, lost)
-
-    def _attend(self, patience: float) -> None:
-        """Wait until workers speak, end or fall silent, for at most `patience` seconds."""
-        for worker in audible(self._workers, patience):
-            try:
-                while (message := worker.hear(0.0)) is not None:
-                    self._take(worker, message)
-            except PeerLost as lost:
-                self._lose(worker, lost)
-        now, limit = time.monotonic(), self._limits.waiting
-        for live in list(self._rollouts.values()):
-            if limit and live.owes and live.worker.ready and now - live.since > limit:
-                self._fail(live, f"not finished within {limit:g} seconds", unfinished=True)
-
-    def _take(self, worker: _Worker, message: Any) -> None:
-        """Handle a worker's message. Raises PeerLost if it has another form."""
-        match message:
-            case {"alive": True}:
-                pass
-            case {"ready": True, "tools": list(tools)}:
-                worker.ready, self._tools = True, tools
-                worker.silence = self._limits.waiting or None  # it says every second that it lives
-                for live in worker.rollouts.values():
-                    live.since = time.monotonic()
-            case {"failed": "refused", "text": str(text)}:
-                self.close()
-                known = self._tools is not None
-                raise (RunStopped if known else UsageError)(
-                    f"environment.name = {self._options.name!r} cannot be loaded by {text}"
-                )
-            case {"asked": {"rollout": int(number), "messages": list(said), "tools": list(tools)}}:
-                if (one := worker.rollouts.get(number)) is not None:
-                    self._asked(one, said, tools)
-            case {
-                "done": {
-                    "rollout": int(number),
-                    "reward": float() | None as reward,
-                    "failure": str() | None as failure,
-                    "logged": dict(logged),
-                }
-            } if all(isinstance(value, float) for value in logged.values()):
-                if (one := worker.rollouts.pop(number, None)) is not None:
-                    self._done(one, reward, failure, logged)
-            case _:
-                raise PeerLost("has sent another form of message", worker.end())
-
-    def _asked(self, live: _Rollout, messages: list[Any], tools: list[Any]) -> None:
-        if not live.owes:
-            self._fail(live, "the environment asks for two messages of the model at once")
-            return
-        try:
-            added = live.conversation.added(messages)
+            added = job.conversation.added(messages)
         except (Rewritten, AttributeError, LookupError, TypeError) as error:
-            self._fail(live, str(error))
+            self._fail(job, str(error))
             return
-        if tools != self._tools:
-            self._fail(live, "the tools of a request are others than those of the first problem")
+        if tools != self.greeting["tools"]:
+            self._fail(job, "the tools of a request are others than those of the first problem")
             return
-        self._reply(live, Reply(messages=added))
+        self._reply(job, Reply(messages=added))
 
-    def _done(
-        self, live: _Rollout, reward: float | None, failure: str | None, logged: dict[str, float]
-    ) -> None:
-        if self._own_reward and reward is None and failure is None:
-            raise BrokenReward(
-                f"{self._options.name} has given no reward, which the reward environment asks for"
-            )
-        failure = None if failure is None else printable(failure)
-        self._reply(live, Reply(done=True, reward=reward, failure=failure, logged=logged))
-
-    def _fail(self, live: _Rollout, reason: str, unfinished: bool = False) -> None:
+    def _fail(self, job: Any, reason: str, unfinished: bool = False) -> None:
         """Let a rollout fail, and tell its worker to forget it."""
-        self._reply(live, Reply(done=True, failure=printable(reason), unfinished=unfinished))
-        del live.worker.rollouts[live.serial]
-        try:
-            live.worker.send(to_json({"stop": {"rollout": live.serial}}))
-        except PeerLost as lost:
-            self._lose(live.worker, lost)
+        super()._fail(job, printable(reason), unfinished)
+        for worker in [worker for worker in self._workers if job in worker.jobs]:
+            worker.jobs.remove(job)
+            with suppress(PeerLost):  # `_attend` notices
+                worker.send(to_json([job.serial, {"call": "stop"}]))
 
-    def _reply(self, live: _Rollout, reply: Reply) -> None:
-        """Pass on a reply: now if the caller waits for one, else at its next call."""
-        if not live.owes:
-            live.last = live.last or reply
-            return
-        live.owes = False
-        self._replies.append((live.number, reply))
-        if reply.done:
-            del self._rollouts[live.number]
-
-    def _lose(self, worker: _Worker, lost: PeerLost) -> None:
-        """Let the rollouts of a worker that died or fell silent fail. Others go on."""
-        if worker not in self._workers:
-            return
-        self._workers.remove(worker)
-        worker.end()
-        if not worker.ready:
-            self.close()
-            raise worker.never_ready(lost)
-        reason, unfinished = worker.loss(lost)
-        for live in worker.rollouts.values():
-            self._reply(live, Reply(done=True, failure=reason, unfinished=unfinished))
+    def _lose(self, worker: Worker, lost: PeerLost) -> None:
+        if worker.ready:
+            for job in list(worker.jobs):
+                self._fail(job, *worker.loss(lost))
+        super()._lose(worker, lost)
 
 
 _ADDED = ("user", "tool")  # roles that an environment may speak in
@@ -325,17 +222,12 @@ class Conversation:
         """Add what is new in `messages`, and return it. Raises Rewritten."""
         known = len(self._messages)
         now = [_plain(message) for message in messages]
-        for place, (before, after) in enumerate(zip(self._messages, now, strict=False)):
-            if {**before, "name": None} != {**after, "name": None}:  # some leave a tool's out
+        for place, before in enumerate(self._messages):  # some leave a tool's name out
+            if place >= len(now) or {**before, "name": None} != {**now[place], "name": None}:
                 raise Rewritten(
-                    f"message {place} of the conversation ({before['role']}) is another one in "
-                    "the next request; a rollout must be one growing sequence of tokens"
+                    f"message {place} of the conversation ({before['role']}) is missing or another "
+                    "one in the next request; a rollout must be one growing sequence of tokens"
                 )
-        if len(now) < known:
-            raise Rewritten(
-                f"{known - len(now)} messages of the conversation are missing in the next "
-                "request; a rollout must be one growing sequence of tokens"
-            )
         for message in now[known:]:
             if message["role"] not in _ADDED:
                 raise Rewritten(

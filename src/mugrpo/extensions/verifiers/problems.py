@@ -49,15 +49,10 @@ def run_problems(options: argparse.Namespace) -> None:
     if out.exists():
         raise UsageError(f"{out} exists already; remove it to write it again")
     out.parent.mkdir(parents=True, exist_ok=True)
-    environments, written = VerifiersEnvironments(config.environment, config.workers), 0
-    part = out.with_name(f"{out.name}.part")
+    environments = VerifiersEnvironments(config.environment, config.workers)
     try:
-        with part.open("w", encoding="utf-8") as file:
-            for row in environments.problems(options.count):
-                file.write(json.dumps(row) + "\n")
-                written += 1
-        part.rename(out)
+        rows = environments.problems(options.count)
     finally:
         environments.close()
-        part.unlink(missing_ok=True)
-    options.say(f"{out}: {written} problems of {config.environment.name}")
+    out.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    options.say(f"{out}: {len(rows)} problems of {config.environment.name}")

@@ -6,29 +6,28 @@ It is run by its path under an interpreter with verifiers and without mugrpo, so
 standard library, and verifiers after its first message. Messages are JSON
 (`processes/messages.py`):
 
-    {"name", "kwargs"}                                           first, once -> {"ready", "tools"}
-    {"begin": {"rollout", "task"}}                               -> {"asked"} ... {"done"}
-    {"said": {"rollout", "message"}}                             answers what was asked
-    {"full": {"rollout"}}                                        there is no room for an answer
-    {"stop": {"rollout"}}                                        end it, without an answer
-    {"problems": N}                                              -> {"problem"} ..., {"problems"}
+    {"name", "kwargs", "own_reward"}                 first, once -> {"ready", "tools"}
+    [N, {"call": "begin", "row"}]                    -> {"asked"} ... {"done"}
+    [N, {"call": "step", "message"}]                 answers what was asked
+    [N, {"call": "end"}]                             there is no room for an answer
+    [N, {"call": "stop"}]                            end it, without an answer
+    {"problems": count}                              -> {"problems"}
 
-"asked" has the messages and tools of a request to the endpoint, "done" the reward or the failure.
-What cannot be loaded is answered with {"failed": "refused", "text"}.
+N is the rollout. "asked" has the messages and tools of a request to the endpoint, "done" the reward
+or the failure. What cannot be loaded is answered with {"refused": text}.
 """
 
 from __future__ import annotations
 
 import asyncio
 import importlib
-import importlib.util
 import itertools
 import math
 import os
 import queue
 import sys
 import threading
-from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,20 +39,28 @@ _FULL = "This model's maximum context length is reached"  # as vLLM begins that 
 _TICK = 1.0  # seconds between heartbeats
 
 
+@dataclass
+class _Episode:
+    """An episode of the environment: a rollout's, or one that only tells its first request."""
+
+    rollout: int | None = None
+    answers: queue.SimpleQueue[Any] = field(default_factory=queue.SimpleQueue)
+    asked: str = ""  # the trace whose agent has asked first
+    first: dict[str, Any] | None = None  # its first request
+    traces: list[Any] = field(default_factory=list)
+
+
 class Worker:
-    """The environment, its rollouts, and the endpoint that they ask."""
+    """The environment, its episodes, and the endpoint that they ask."""
 
     def __init__(self, channel: Any, setup: dict[str, Any]) -> None:
         self._channel = channel
-        self._name, self.ready = setup["name"], False
+        self._name, self._own_reward, self.ready = setup["name"], setup["own_reward"], False
         self._sending = threading.Lock()
-        self._endpoints = _beside("endpoint.py")
+        self._endpoints = importlib.import_module("mugrpo_endpoint")
         self.environment = load(setup["name"], setup["kwargs"])
-        self._answers: dict[int, queue.SimpleQueue[Any]] = {}
-        self._rollouts: dict[str, int] = {}  # by the id of a trace
-        self._episodes: dict[int, asyncio.Task[None]] = {}
-        self._asked: dict[int, str] = {}  # the trace whose agent has asked first
-        self._probes: dict[str, Any] = {}  # the first request of a trace that is only tried
+        self._live: dict[int, tuple[_Episode, asyncio.Task[None]]] = {}  # by rollout
+        self._traces: dict[str, _Episode] = {}  # by a trace's id
         self._endpoint = self._endpoints.Endpoint(self._answer, _MODEL)
         os.environ[_KEY] = self._endpoint.key
 
@@ -62,81 +69,80 @@ class Worker:
         async with self.environment.serving():
             self.send({"ready": True, "tools": await self._tools()})
             self.ready = True
-            asyncio.get_running_loop().create_task(self._live())
-            while True:
+            beating = asyncio.create_task(self._beat())
+            while not beating.done():
                 message = await messages.get()
-                if "begin" in message:
-                    self._begin(**message["begin"])
-                elif "problems" in message:
-                    await self._list(message["problems"])
+                if isinstance(message, list):
+                    self._take(*message)
                 else:
-                    self._take(message)
+                    self.send({"problems": await self._list(message["problems"])})
 
     def send(self, message: dict[str, Any]) -> None:
         with self._sending:
             self._channel.send(message)
 
-    async def _live(self) -> None:
+    async def _beat(self) -> None:
         """Tell the run that this loop turns, which an environment that blocks it prevents."""
         while True:
             with self._sending:
                 self._channel.heartbeat()
             await asyncio.sleep(_TICK)
 
-    def _begin(self, rollout: int, task: dict[str, Any]) -> None:
-        self._answers[rollout] = queue.SimpleQueue()
-        self._episodes[rollout] = asyncio.create_task(self._play(rollout, task))
+    def _take(self, rollout: int, message: dict[str, Any]) -> None:
+        call = message["call"]
+        if call == "begin":
+            episode = _Episode(rollout)
+            playing = asyncio.create_task(self._play(episode, message["row"]["task"]))
+            self._live[rollout] = episode, playing
+        elif rollout in self._live:  # or it has ended meanwhile
+            episode, playing = self._live[rollout]
+            episode.answers.put(message.get("message"))
+            if call == "stop":
+                playing.cancel()
 
-    def _take(self, message: dict[str, Any]) -> None:
-        ((kind, content),) = message.items()
-        rollout = content["rollout"]
-        if rollout not in self._answers:  # it has ended meanwhile
-            return
-        self._answers[rollout].put(content if kind == "said" else None)
-        if kind == "stop":
-            self._episodes[rollout].cancel()
-
-    async def _play(self, rollout: int, data: dict[str, Any]) -> None:
+    async def _play(self, episode: _Episode, data: dict[str, Any]) -> None:
         """Run the episode of a rollout and report its reward."""
-        done: dict[str, Any] = {"rollout": rollout, "reward": None, "failure": None, "logged": {}}
-        traces: list[Any] = []
-
-        def minted(trace: Any) -> None:
-            traces.append(trace)
-            self._rollouts[trace.id] = rollout
-
+        done: dict[str, Any] = {"reward": None, "failure": None, "logged": {}}
         try:
-            task = self._task(data)
-            episode = await self.environment.run_episode(task, self._context(), on_trace=minted)
-            done |= outcome(episode, traces, self._asked.get(rollout))
-        except asyncio.CancelledError:
-            return
+            done |= outcome(await self._run(episode, self._task(data)), episode)
         except Exception as error:
             done["failure"] = f"{type(error).__name__}: {error}"
         finally:
-            self._answers.pop(rollout).put(None)  # in case a request still waits
-            self._episodes.pop(rollout)
-            self._asked.pop(rollout, None)
-            for trace in traces:
-                del self._rollouts[trace.id]
-        self.send({"done": done})
+            assert episode.rollout is not None
+            del self._live[episode.rollout]
+            episode.answers.put(None)  # in case a request still waits
+        if self._own_reward and done["reward"] is None and done["failure"] is None:
+            lacking = "has given no reward, which the reward environment asks for"
+            self.send({"broken": f"{self._name} {lacking}"})
+        self.send({"rollout": episode.rollout, "done": done})
+
+    async def _run(self, episode: _Episode, task: Any) -> Any:
+        def minted(trace: Any) -> None:
+            episode.traces.append(trace)
+            self._traces[trace.id] = episode
+
+        try:
+            return await self.environment.run_episode(task, self._context(), on_trace=minted)
+        finally:
+            for trace in episode.traces:
+                del self._traces[trace.id]
 
     def _answer(self, session: str, body: dict[str, Any]) -> Any:
-        """Return what the model says in a rollout. Called in a thread of the endpoint."""
+        """Return what the model says in an episode. Called in a thread of the endpoint."""
         refused = self._endpoints.Refused
-        if session in self._probes:
-            self._probes[session] = self._probes[session] or body
-            raise refused(_FULL)
-        rollout = self._rollouts.get(session)
-        if rollout is None or (answers := self._answers.get(rollout)) is None:
+        if (episode := self._traces.get(session)) is None:
             raise refused(f"there is no rollout with {self._endpoints.SESSION} {session!r}", 404)
-        if self._asked.setdefault(rollout, session) != session:
+        episode.first = episode.first or body
+        if episode.rollout is None:
+            raise refused(_FULL)
+        episode.asked = episode.asked or session
+        if episode.asked != session:
             raise refused("a second agent asks for the policy, but a rollout is one conversation")
         asked = {"messages": body["messages"], "tools": body.get("tools") or []}
-        self.send({"asked": {"rollout": rollout, **asked}})
-        if (said := answers.get()) is None:
+        self.send({"rollout": episode.rollout, "asked": asked})
+        if (said := episode.answers.get()) is None:
             raise refused(_FULL)
-        return said["message"]
+        return said
 
     def _task(self, data: dict[str, Any]) -> Any:
         kind = type(self.environment.taskset).task_type()
@@ -158,33 +164,26 @@ class Worker:
             return list(first.get("tools") or [])
         return []
 
-    async def _list(self, count: int) -> None:
-        """Send the first `count` problems, each with the messages of its first request."""
-        sent = 0
+    async def _list(self, count: int) -> list[dict[str, Any]]:
+        """Return the first `count` problems, each with the messages of its first request."""
+        rows: list[dict[str, Any]] = []
         for task in itertools.islice(self.environment.taskset, count):
             first = await self._probe(task)
             data = task.data.model_dump(mode="json", exclude_none=True)
             answer = str(data.get("answer") or "(the environment judges)")
-            named = {"id": f"{self._name}-{sent}", "answer": answer}
-            self.send({"problem": {**named, "prompt": first["messages"], "task": data}})
-            sent += 1
-        self.send({"problems": sent})
+            named = {"id": f"{self._name}-{len(rows)}", "answer": answer}
+            rows.append({**named, "prompt": first["messages"], "task": data})
+        return rows
 
-    async def _probe(self, task: Any) -> Any:
+    async def _probe(self, task: Any) -> dict[str, Any]:
         """Return the body of the first request in an episode of `task`, which then ends."""
-        traces: list[Any] = []
-
-        def minted(trace: Any) -> None:
-            traces.append(trace)
-            self._probes[trace.id] = None
-
-        episode = await self.environment.run_episode(task, self._context(), on_trace=minted)
-        bodies = [self._probes.pop(trace.id) for trace in traces]
-        if not any(bodies):
-            problems = [*episode.errors, *(error for trace in traces for error in trace.errors)]
-            said = f": {problems[0].message}" if problems else ""
+        episode = _Episode()
+        ended = await self._run(episode, task)
+        if episode.first is None:
+            errors = [*ended.errors, *(error for t in episode.traces for error in t.errors)]
+            said = f": {errors[0].message}" if errors else ""
             raise ValueError(f"task {task.data.idx} asks the model nothing{said}")
-        return next(body for body in bodies if body)
+        return episode.first
 
 
 def load(name: str, kwargs: dict[str, Any]) -> Any:
@@ -218,47 +217,23 @@ def load(name: str, kwargs: dict[str, Any]) -> Any:
     return vf.load_environment(vf.resolve_env_config(config))
 
 
-def outcome(episode: Any, traces: list[Any], asked: str | None) -> dict[str, Any]:
-    """Return the reward and metrics of the trace that `asked` the policy, or what has failed."""
-    errors = list(episode.errors)
-    errors += [error for trace in traces if not trace.ok for error in trace.errors]
+def outcome(ended: Any, episode: _Episode) -> dict[str, Any]:
+    """Return the reward and metrics of the trace that asked the policy, or what has failed."""
+    errors = list(ended.errors)
+    errors += [error for trace in episode.traces if not trace.ok for error in trace.errors]
     if errors:
         last = errors[-1]
         return {"failure": f"{last.type}: {last.message or f'HTTP status {last.status_code}'}"}
-    chosen = next((trace for trace in traces if trace.id == asked), None)
+    chosen = next((trace for trace in episode.traces if trace.id == episode.asked), None)
     if chosen is None:
         return {"failure": "the environment has ended without asking the model"}
     rewards = {name: r.value for name, r in chosen.rewards.items() if r is not None}
     reward = float(sum(rewards.values()))
     if not math.isfinite(reward):
         return {"failure": f"the reward is {reward}"}
-    logged = {name: float(value) for name, value in _numbers(chosen.metrics, rewards)}
+    values = {**chosen.metrics, **rewards}.items()
+    logged = {n: float(value) for n, value in values if value is not None and math.isfinite(value)}
     return {"reward": reward if rewards else None, "logged": logged}
-
-
-def _numbers(*tables: Any) -> Iterator[tuple[str, float]]:
-    for table in tables:
-        for name, value in table.items():
-            if value is not None and math.isfinite(value):
-                yield name, value
-
-
-def _beside(file: str) -> Any:
-    """Import a file of this folder, under a name that no other module has."""
-    name = f"_mugrpo_{Path(file).stem}"
-    spec = importlib.util.spec_from_file_location(name, _HERE / file)
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def _channel() -> Any:
-    """Return the channel to the run. Its module is imported by path, as mugrpo may be missing."""
-    sys.path.insert(0, str(_HERE.parents[1]))
-    child = importlib.import_module("processes.child")
-    sys.path.pop(0)
-    return child.Channel()
 
 
 async def _serve(channel: Any, setup: dict[str, Any]) -> None:
@@ -278,14 +253,16 @@ async def _serve(channel: Any, setup: dict[str, Any]) -> None:
         if worker is not None and worker.ready:
             raise
         text = f"{sys.executable}: {type(error).__name__}: {str(error).strip()}"
-        channel.send({"failed": "refused", "text": text})
+        channel.send({"refused": f"the environment {setup['name']} cannot be loaded by {text}"})
 
 
 def main() -> None:
-    channel = _channel()
+    sys.path.insert(0, str(_HERE.parents[1]))  # by path, as mugrpo may be missing here
+    child = importlib.import_module("processes.child")
+    sys.path[0] = str(_HERE / "extension")
+    channel = child.Channel()
     setup = channel.receive()
-    sys.modules["processes.child"].limit_memory(setup["memory_mb"])
-    sys.path.insert(0, str(_HERE / "extension"))
+    child.limit_memory(setup["memory_mb"])
     os.environ["NO_PROXY"] = "127.0.0.1,localhost"
     asyncio.run(_serve(channel, setup))
 

@@ -2,6 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 from mugrpo.config.base import Extension
 
-extension = Extension(commands=("mugrpo.extensions.view.command:add_view",))
+if TYPE_CHECKING:
+    from mugrpo.arguments import Commands
+
+
+def add_view(commands: Commands) -> None:
+    """Add the command. Textual is imported only by the viewer."""
+    text = "list, filter and read rollouts in the terminal"
+    command = commands.add("view", text, run="mugrpo.extensions.view.viewer:view")
+    command.add_argument("target", type=Path, help="a run's directory")
+
+
+extension = Extension(commands=("mugrpo.extensions.view:add_view",))

@@ -34,11 +34,10 @@ from mugrpo.tasks import make_task
 UNREADABLE = (RunStopped, UsageError, OSError, pa.ArrowException, LookupError, ValueError)
 NOT_SCORED = "not_scored"
 _STATUSES = [*(status.value for status in Status), NOT_SCORED]
-_COMPARED: dict[str, Callable[[float, float], bool]] = {
-    **{"": operator.eq, "=": operator.eq, "<": operator.lt},
-    **{"<=": operator.le, ">": operator.gt, ">=": operator.ge},
-}
-_REWARD = re.compile(r"([<>]?=?)(-?\d+\.?\d*|-?\.\d+)")
+_COMPARED = {"=": operator.eq, "<": operator.lt, "<=": operator.le, ">": operator.gt}
+_COMPARED |= {">=": operator.ge}
+_REWARD = re.compile(r"([<>]?=?)(-?\d*\.?\d+)")
+_UNJUDGED = {"status": NOT_SCORED, "reward": None}
 _LISTED = ["problem_id", "occurrence", "sample", "finish_reason"]
 
 Numbers = NDArray[np.int64]  # of rollouts, ascending
@@ -158,12 +157,11 @@ class Rollouts:
                     name = f"{'greedy' if shard else 'eval'}{int(folder.name[7:])}"
                 try:
                     listed = rollouts.open(shard).read(_LISTED).to_pylist()
-                    judged = _judged(rollouts, scores, shard)
+                    judged = _judged(rollouts, scores, shard) or [_UNJUDGED] * len(listed)
                 except UNREADABLE as error:
                     self.notes.append(f"{error}")
                     continue
-                for number, row in enumerate(listed):
-                    score = judged[number] if judged else {"status": NOT_SCORED, "reward": None}
+                for number, (row, score) in enumerate(zip(listed, judged, strict=True)):
                     yield Row(name, stage, folder, shard, number, **row, **score)
 
     def _load_tokenizer(self) -> Tokenizer | None:
@@ -208,5 +206,5 @@ def _test(name: str, value: str) -> Callable[[Row], bool]:
         raise UsageError(
             f"{name}:{value} is no filter; write stage:0, problem:ID, status:wrong or reward:>=0.5"
         )
-    compare, limit = _COMPARED[bound[1]], float(bound[2])
+    compare, limit = _COMPARED[bound[1] or "="], float(bound[2])
     return lambda row: row.reward is not None and compare(row.reward, limit)

@@ -1,13 +1,11 @@
-"""`mugrpo view`: a run's rollouts in the terminal, as `report.rollouts` reads them."""
+"""`mugrpo view`: a run's rollouts in the terminal, as `rollouts` reads them."""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import ClassVar
 
-from rich.cells import set_cell_size
-from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
 
@@ -22,64 +20,22 @@ try:
     from textual.binding import Binding
     from textual.color import Color
     from textual.containers import Horizontal, VerticalScroll
-    from textual.events import Click
-    from textual.geometry import Region, Size
     from textual.screen import Screen
-    from textual.scroll_view import ScrollView
-    from textual.strip import Strip
-    from textual.widgets import Footer, Input, Static
+    from textual.widgets import DataTable, Footer, Input, Static
 except ModuleNotFoundError:
     raise UsageError("`mugrpo view` needs textual: pip install 'mugrpo[view]'") from None
 
 _HUES = {"b": "#0069b4", "a": "#d65d0e", "p": "#d65d0e"}
 _SHARES = (0.0, 0.15, 0.27, 0.4, 0.55, 0.7, 0.9)  # of the hue, by the step of a shade
 _MARKS = {"clipped": Style(underline=True), "vetoed": Style(strike=True)}
-_HEAD = f"{'stage':<9}{'draw':<7}{'status':<11}{'reward':<8}{'ratios':<7}problem"
+_COLUMNS = ("stage", "draw", "status", "reward", "ratios", "problem")
+_LISTED = 10_000  # rows at most: filter for others
 _HINT = "stage:0,eval8 status:wrong reward:>=0.5 problem:ID"
-_MOVES = {"up": (-1, 0), "down": (1, 0), "pageup": (0, -1), "pagedown": (0, 1)}  # lines, pages
-_MOVES |= {"home": (-(10**9), 0), "end": (10**9, 0)}
 
 
-def view(root: Path) -> None:
-    """Show the rollouts of the run at `root` until the user quits. Raises UsageError if no run."""
-    Viewer(Rollouts(root)).run()
-
-
-class Listing(ScrollView, can_focus=True):
-    """A list of rollouts that makes only the lines that are seen."""
-
-    BINDINGS: ClassVar = [
-        *(("enter", "app.open", "open"), ("slash", "app.focus('words')", "filter")),
-        *(Binding(key, f"move{by}", show=False) for key, by in _MOVES.items()),
-    ]
-
-    def __init__(self, rollouts: Rollouts) -> None:
-        super().__init__(id="list")
-        self.rollouts, self.cursor, self.numbers = rollouts, 0, rollouts.matching("")
-
-    def show(self, numbers: Numbers) -> None:
-        self.numbers, self.cursor = numbers, 0
-        self.virtual_size = Size(0, len(numbers))
-        self.action_move(0)
-
-    def action_move(self, lines: int, pages: int = 0) -> None:
-        cursor = self.cursor + lines + pages * self.size.height
-        self.cursor = max(0, min(cursor, len(self.numbers) - 1))
-        self.scroll_to_region(Region(0, self.cursor, 1, 1), animate=False)
-        self.refresh()
-
-    def on_click(self, event: Click) -> None:
-        self.action_move(event.y + self.scroll_offset.y - self.cursor)
-
-    def render_line(self, y: int) -> Strip:
-        place = y + self.scroll_offset.y
-        if place >= len(self.numbers):
-            return Strip.blank(self.size.width, self.rich_style)
-        row = self.rollouts.rows[int(self.numbers[place])]
-        draw, seen = f"{row.occurrence}/{row.sample}", row.key in self.rollouts.sampled
-        text = f"{row.place:<9}{draw:<7}{row.status:<11}{plain(row.reward):<8}{'yes' * seen:<7}"
-        line = set_cell_size(printable(text + row.problem_id), self.size.width)
-        return Strip([Segment(line, self.rich_style + Style(reverse=place == self.cursor))])
+def view(options: argparse.Namespace) -> None:
+    """Show a run's rollouts until the user quits. Raises UsageError if the target is no run."""
+    Viewer(Rollouts(options.target)).run()
 
 
 class Reading(Screen[None]):
@@ -89,9 +45,9 @@ class Reading(Screen[None]):
         *(("escape", "dismiss", "back"), ("n", "step(1)", "next"), ("p", "step(-1)", "previous")),
     ]
 
-    def __init__(self, listing: Listing) -> None:
+    def __init__(self, listing: DataTable[Text], rollouts: Rollouts) -> None:
         super().__init__()
-        self.listing, self.rollouts = listing, listing.rollouts
+        self.listing, self.rollouts = listing, rollouts
 
     def compose(self) -> ComposeResult:
         yield Static(id="facts")
@@ -105,12 +61,13 @@ class Reading(Screen[None]):
         self.draw()
 
     def action_step(self, by: int) -> None:
-        self.listing.action_move(by)
+        self.listing.move_cursor(row=self.listing.cursor_row + by)
         self.draw()
 
     def draw(self) -> None:
         """Fill the screen with the rollout at the list's cursor."""
-        number = int(self.listing.numbers[self.listing.cursor])
+        key, _ = self.listing.coordinate_to_cell_key(self.listing.cursor_coordinate)
+        number = int(key.value or 0)
         row = self.rollouts.rows[number]
         problem = printable(row.problem_id, 60)
         title = f"stage {row.place} · {problem} · draw {row.occurrence}/{row.sample}"
@@ -157,29 +114,34 @@ class Viewer(App[None]):
     CSS = """
     #notes { max-height: 3; color: $warning; }
     #count, #facts, #legend { height: auto; max-height: 4; }
-    Listing, Reading Horizontal { height: 1fr; }
+    DataTable, Reading Horizontal { height: 1fr; }
     #left-side { width: 2fr; border-right: solid $panel; }
     #right-side { width: 3fr; }
     """
     ENABLE_COMMAND_PALETTE = False
-    BINDINGS: ClassVar = [("q", "quit", "quit"), Binding("escape", "focus('list')", show=False)]
+    BINDINGS: ClassVar = [
+        *(("slash", "focus('words')", "filter"), ("q", "quit", "quit")),
+        Binding("escape", "focus('list')", show=False),
+    ]
 
     def __init__(self, rollouts: Rollouts) -> None:
         super().__init__()
-        self.rollouts, self.listing = rollouts, Listing(rollouts)
+        self.rollouts = rollouts
+        self.listing: DataTable[Text] = DataTable(id="list", cursor_type="row", cell_padding=0)
         self.notes, self.count = Static(id="notes"), Static(id="count")
 
     def compose(self) -> ComposeResult:
         words = Input(placeholder=_HINT, compact=True, id="words")
-        yield from (words, self.notes, Static(_HEAD), self.listing, self.count, Footer())
+        yield from (words, self.notes, self.listing, self.count, Footer())
 
     def on_mount(self) -> None:
+        for name, width in zip(_COLUMNS, (9, 7, 11, 8, 7, None), strict=True):
+            self.listing.add_column(name, width=width)
         self.listing.focus()
-        self.list_all(self.listing.numbers)
+        self.list_all(self.rollouts.matching(""))
 
-    def action_open(self) -> None:
-        if len(self.listing.numbers):
-            self.push_screen(Reading(self.listing))
+    def on_data_table_row_selected(self) -> None:
+        self.push_screen(Reading(self.listing, self.rollouts))
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         try:
@@ -190,8 +152,14 @@ class Viewer(App[None]):
         self.listing.focus()
 
     def list_all(self, numbers: Numbers) -> None:
-        self.listing.show(numbers)
-        self.say(f"{len(numbers):,} of {len(self.rollouts.rows):,} rollouts")
+        self.listing.clear()
+        for number in numbers[:_LISTED].tolist():
+            row = self.rollouts.rows[number]
+            draw, seen = f"{row.occurrence}/{row.sample}", row.key in self.rollouts.sampled
+            cells = (row.place, draw, row.status, plain(row.reward), "yes" * seen, row.problem_id)
+            self.listing.add_row(*(Text(printable(cell)) for cell in cells), key=str(number))
+        cut = f", the first {_LISTED:,} are listed" if len(numbers) > _LISTED else ""
+        self.say(f"{len(numbers):,} of {len(self.rollouts.rows):,} rollouts{cut}")
 
     def say(self, sentence: str) -> None:
         self.count.update(Text(visible(sentence)))

@@ -7,31 +7,26 @@ choice, a word, units and words that differ. They compare values on their own.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from decimal import Context, Decimal
+from decimal import Decimal
+from fractions import Fraction
 from functools import lru_cache
 
-from mugrpo.disk.records import Status
 from mugrpo.rewards.math.notation import normal
-from mugrpo.rewards.math.response import LONGEST_ANSWER, find, reference_part
+from mugrpo.rewards.math.response import LONGEST_ANSWER, reference_part
 from mugrpo.rewards.math.units import (
     MULTIPLIERS,
     OTHERWISE,
-    after_number,
-    no_unit,
     same_unit,
     same_words,
     unit_of,
     words_of,
 )
-from mugrpo.rewards.verdict import Verdict, verdict
 
 Same = Callable[["Answer", "Answer"], bool]  # whether (reference, answer) have equal values
 
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
-_TRIGONOMETRY = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
-_DEGREES = re.compile(r"([0-9.]+)\^\{\\circ\}")
 _TAIL = re.compile(
     r"(?:\\text\{[^{}]*\}|\^\{\\circ\}|\\%)(?:\\text\{[^{}]*\}|\^\{(?:-?[0-9]|\\circ)\}|\\%|/|\\cdot)*$"
 )
@@ -65,7 +60,18 @@ _CHOICE = re.compile(
 _PRIMED = re.compile(r"\w'+")
 _LETTER = re.compile(r"(?<![\\A-Za-z])[A-Za-z](?![A-Za-z])")
 _DENIALS = {"not", "wrong", "incorrect", "false", "or", "and", "isnt"}
-_CONDITIONS = {"not", "no", "if", "unless", "except"}  # a note with one of these is no mere note
+
+_LARGEST_EXPONENT = 400  # of 10, in scientific notation
+_DIGITS = r"[0-9]+(?:\.[0-9]*)?"
+_NUMBER = re.compile(
+    rf"""(?P<sign>[-+]?)(?:
+        (?P<whole>[0-9]+)??\\frac\{{(?P<minus>-?)(?P<over>{_DIGITS})\}}\{{(?P<under>{_DIGITS})\}}
+        |(?P<over2>{_DIGITS})/(?P<under2>{_DIGITS})
+        |(?P<decimal>{_DIGITS})(?:(?:[eE]|(?:\\cdot|x)10\^)\{{?(?P<exponent>[-+]?[0-9]{{1,4}})\}}?)?
+        |10\^\{{(?P<power>-?[0-9]{{1,4}})\}}
+    )""",
+    re.VERBOSE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +88,6 @@ class Answer:
     mixed: str = ""  # words among the mathematics, which only the same words equal
     choice: tuple[str, str] = ("", "")  # the letter of a multiple choice, and what follows it
     word: str = ""  # the letters of an answer that is a word
-
-    @property
-    def empty(self) -> bool:
-        return not self.text
 
 
 @lru_cache(maxsize=1024)  # a group's responses have the same reference, and many the same answer
@@ -113,8 +115,8 @@ def read(answer: str) -> Answer:
 
 def settled(target: Answer, answer: Answer) -> bool | None:
     """Return whether `answer` is the reference `target`, or None if their values decide that."""
-    if target.text == answer.text or _listed(target.text) == _listed(answer.text):
-        return True
+    if len({one.text.replace(r"\wedge ", ",") for one in (target, answer)}) == 1:
+        return True  # in a list of inequalities, all of them hold
     if target.choice[0] and target.choice[0] == answer.choice[0]:
         return not (target.choice[1] and answer.choice[1])
     if target.word:
@@ -130,12 +132,6 @@ def settled(target: Answer, answer: Answer) -> bool | None:
     if _named_otherwise(target, answer) or _other_signs(target.value, answer.value):
         return False
     return True if target.value == answer.value and target.unit == answer.unit else None
-
-
-def read_number(number: str, tail: str) -> tuple[Answer, str]:
-    """Return a number of a text with the unit or number words after it, and how it is written."""
-    beside = after_number(tail)
-    return read(rf"{number}\text{{{beside}}}"), f"{number} {beside}".strip()
 
 
 def last(groups: list[list[str]], count: int) -> list[str]:
@@ -156,7 +152,7 @@ def targets(reference: str) -> list[Answer]:
     """
     groups = reference_part(reference)
     found = [read(", ".join(dict.fromkeys(group))) for group in groups or []]
-    if not found or any(target.empty for target in found):
+    if not found or any(not target.text for target in found):
         raise ValueError(
             f"no grader can read the reference answer {reference[:60]!r}: it is empty, or has more "
             f"than {LONGEST_ANSWER} characters"
@@ -164,72 +160,57 @@ def targets(reference: str) -> list[Answer]:
     return found
 
 
-def judged(text: str, expected: Sequence[Answer], same: Same) -> Verdict | None:
-    """Return the verdict on a response by its last answers, as many as are `expected`.
-
-    Return None if nothing in the text says what its answer is.
-    """
-    found = find(text)
-    if not found:
-        return Verdict(Status.NO_ANSWER) if found is None else None
-    pieces = last(found, len(expected))
-    right = len(pieces) == len(expected) and all(
-        agree(target, read(piece), same) for target, piece in zip(expected, pieces, strict=True)
-    )
-    return verdict(right, ", ".join(pieces).strip())
-
-
 def agree(target: Answer, answer: Answer, same: Same) -> bool:
-    """Return whether an answer equals its reference. `same` compares what only values decide."""
+    """Return whether an answer equals its reference. `same` compares what only values decide.
+
+    If all elements of a reference have names (m=2,n=3), those of the answer are compared by name,
+    or in order if they have none.
+    """
     if (right := settled(target, answer)) is not None:
         return right
-    if (pairs := paired(target, answer)) is not None:
-        return bool(pairs) and all(agree(*pair, same) for pair in pairs)
-    return same(target, answer)
+    ours, theirs = ([read(part) for part in elements(one.core)] for one in (target, answer))
+    names = {our.name.partition("_")[0] for our in ours} - {""}
+    if not 1 < len(names) == len(ours) == len(theirs):
+        return same(target, answer)
+    if any(their.name for their in theirs):
+        ours, theirs = (sorted(some, key=lambda one: one.name) for some in (ours, theirs))
+    return all(agree(*pair, same) for pair in zip(ours, theirs, strict=True))
 
 
-def paired(target: Answer, answer: Answer) -> list[tuple[Answer, Answer]] | None:
-    """Return the pairs to compare if the elements of a reference have names: m=2,n=3.
+def elements(mathematics: str, separator: str = ",") -> list[str]:
+    """Split a list at its commas outside of brackets: "1", "(2,3)" of "1,(2,3)".
 
-    The answer's are paired by name, or in order if they have none. Return [] if they have others,
-    and None if the reference is no such list.
+    With the separator "=", split a chain of equalities into its sides.
     """
-    ours, theirs = list(map(read, elements(target.core))), list(map(read, elements(answer.core)))
-    names = {our.name.split("_")[0] for our in ours if our.name}
-    if len(ours) < 2 or len(names) < len(ours):
-        return None
-    others = {their.name: their for their in theirs if their.name}
-    if len(theirs) != len(ours):
-        return [] if others else None
-    if not others:
-        return list(zip(ours, theirs, strict=True))
-    return (
-        [(our, others[our.name]) for our in ours] if {o.name for o in ours} == others.keys() else []
-    )
-
-
-def elements(mathematics: str) -> list[str]:
-    """Split a list at its commas outside of brackets: "1", "(2,3)" of "1,(2,3)"."""
-    pieces, depth = [""], 0
+    pieces, depth, before = [""], 0, ""
     for character in mathematics:
         depth += (character in "{([") - (character in "})]")
-        if character == "," and depth == 0:
+        if character == separator and depth == 0 and before not in ("\\", *"<>!:"):
             pieces.append("")
         else:
             pieces[-1] += character
+        before = character
     return pieces
 
 
-def sides(text: str) -> list[str]:
-    """Split a chain of equalities into its sides: "x", "f(a=1)", "12" of "x=f(a=1)=12"."""
-    parts, depth = [""], 0
-    for before, character in zip(" " + text, text, strict=False):
-        depth += (character in "{([") - (character in "})]")
-        if character == "=" and depth == 0 and before not in "\\<>!:":
-            parts.append("")
-        else:
-            parts[-1] += character
-    return parts
+def exact_number(text: str) -> Fraction | None:
+    """Return the number that `text` is, in parentheses or not, or None for anything else."""
+    match = _NUMBER.fullmatch(text[1:-1] if text[:1] + text[-1:] == "()" else text)
+    if match is None:
+        return None
+    over, under = match["over"] or match["over2"], match["under"] or match["under2"]
+    exponent = int(match["exponent"] or match["power"] or 0)
+    if abs(exponent) > _LARGEST_EXPONENT:
+        return None
+    if over is None:
+        value = Fraction((match["decimal"] or "1").rstrip(".")) * Fraction(10) ** exponent
+    elif not (divisor := Fraction(under.rstrip("."))):
+        return None
+    else:
+        if match["whole"] and match["minus"]:
+            return None
+        value = Fraction(over.rstrip(".")) / divisor + int(match["whole"] or 0)
+    return -value if (match["sign"] == "-") != (match["minus"] == "-") else value
 
 
 def spelled(text: str) -> str:
@@ -256,16 +237,11 @@ def _choice(text: str) -> tuple[str, str]:
 
 def _without_notes(text: str) -> tuple[str, str]:
     """Return `text` without notes at its end, such as "for all x", and the domain of a letter."""
-    if (note := _NOTE.search(text)) and note.start() and not _says_otherwise(note[0]):
+    if (note := _NOTE.search(text)) and note.start():
         text = text[: note.start()].rstrip(",")
     if (domain := _DOMAIN.search(text)) and domain.start():
         return text[: domain.start()], domain[1]
     return text, ""
-
-
-def _says_otherwise(note: str) -> bool:
-    words = {*words_of(" ".join(_TEXT.findall(note)))}
-    return not words or bool(words & (MULTIPLIERS.keys() | _CONDITIONS))
 
 
 def _without_name(core: str) -> tuple[str, str, str]:
@@ -276,7 +252,7 @@ def _without_name(core: str) -> tuple[str, str, str]:
         if found and _NAME.fullmatch(name) and not rest[:1].isalpha():
             rest = rest.strip()
             return name, core if sign == r"\approx" else rest, rest
-    parts = sides(core)
+    parts = elements(core, "=")
     if len(parts) != 2 or not parts[1]:
         return "", core, core
     name, value = parts
@@ -289,27 +265,16 @@ def _without_name(core: str) -> tuple[str, str, str]:
     return (value, core, name) if re.fullmatch("[A-Za-z]", value) else ("", core, core)
 
 
-def _listed(text: str) -> str:
-    """Return inequalities with "and" as a list: in a list, all of them hold."""
-    return text.replace(r"\wedge ", ",")
-
-
 def _named_otherwise(target: Answer, answer: Answer) -> bool:
     """Return whether two names differ that must not: x and y, y and y', P(X>2) and P(X>3)."""
     names = target.name, answer.name
-    if re.fullmatch(r"\([a-z](?:,[a-z])+\)", answer.name):  # (y,x)=(1,2)
-        ordered = target.name or "".join(sorted(answer.name))
-        return sorted(answer.name) == sorted(ordered) and re.findall("[a-z]", answer.name) != (
-            re.findall("[a-z]", target.name) or sorted(re.findall("[a-z]", answer.name))
-        )
-    matches = [match for name in names if (match := _NAME.fullmatch(name))]
-    symbols = [match["symbol"] + match["primes"] for match in matches if match["symbol"]]
-    if len(symbols) == 2:  # but x=2y is y=x/2
-        return symbols[0] != symbols[1] and symbols[0] not in answer.value
-    heads = [name.partition("(")[0] for name in names if "(" in name]
-    if len(heads) < 2 or not heads[0] or heads[0].rstrip("'") != heads[1].rstrip("'"):
+    if not all(names) or names[0] == names[1]:
         return False
-    return names[0] != names[1]
+    ours, theirs = map(_NAME.fullmatch, names)
+    if ours and theirs and ours["symbol"] and theirs["symbol"]:
+        symbols = [match["symbol"] + match["primes"] for match in (ours, theirs)]
+        return symbols[0] != symbols[1] and symbols[0] not in answer.value  # but x=2y is y=x/2
+    return len({name.partition("(")[0].rstrip("'") for name in names}) == 1
 
 
 def _other_signs(target: str, answer: str) -> bool:
@@ -329,22 +294,19 @@ def _other_signs(target: str, answer: str) -> bool:
 
 def _beside(part: str) -> tuple[str, str, frozenset[str]]:
     """Return the mathematics of `part`, and the unit and the words after it."""
-    if _TRIGONOMETRY.search(part):
-        part = _DEGREES.sub(r"(\1\\cdot\\frac{\\pi}{180})", part)
     if (modulus := _MODULUS.search(part)) and modulus.start():
         return part[: modulus.start()], f"mod {modulus[1]}", frozenset()
     tail = _TAIL.search(part)
     if tail is None or not tail.start():
         return part, "", frozenset()
     core, text = part[: tail.start()], _spoken(tail[0])
-    core = "=".join(_TAIL.sub("", side) or side for side in sides(core))
+    core = "=".join(_TAIL.sub("", side) or side for side in elements(core, "="))
     words = text.split()
     while words and words[0].rstrip("s") in MULTIPLIERS and _DECIMAL.fullmatch(core):
-        factor = Decimal(MULTIPLIERS[words.pop(0).rstrip("s")])
-        core = f"{Context(prec=len(core) + 20).multiply(Decimal(core), factor):f}"
+        core = f"{Decimal(core) * MULTIPLIERS[words.pop(0).rstrip('s')]:f}"
     for length in range(min(len(words), 6), 0, -1):
         start = " ".join(words[:length])
-        if (unit := unit_of(start)) or no_unit(start):
+        if unit := unit_of(start):
             return core, unit, frozenset(words_of(" ".join(words[length:])))
     return core, "", frozenset(words_of(" ".join(words)))
 

@@ -6,7 +6,6 @@ units and words do not settle, math-verify compares. Its match does not count (`
 - a side of a chain of equalities has another value: x=7=12 for 12, or 2x=12 (x is 6);
 - a set stands for a tuple or an interval, or vice versa: {1,2} for (1,2);
 - two numbers agree only because both are small: 0.0000002 for 0.0000001;
-- two words have the same letters: act for cat;
 - numbers stand side by side (1 2, read as 1 + 2), or have another base (12_9 for 12_8);
 - two equations match only because neither has a solution.
 
@@ -18,92 +17,51 @@ on nothing but text and reference: sympy's random numbers begin anew at each cal
 from __future__ import annotations
 
 import logging
-import math
 import re
 import sys
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial, reduce
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import sympy
 from latex2sympy2_extended import NormalizationConfig
 from math_verify import LatexExtractionConfig, grader, parse, parser, verify
-from sympy.core.function import AppliedUndef
 from sympy.core.random import seed
 from sympy.functions.combinatorial.factorials import CombinatorialFunction
 
 from mugrpo.disk.records import Status
-from mugrpo.rewards.math.answers import (
-    Answer,
-    agree,
-    judged,
-    read,
-    read_number,
-    sides,
-    targets,
-)
-from mugrpo.rewards.math.notation import ascii_latex
-from mugrpo.rewards.math.numbers import exact_number
-from mugrpo.rewards.math.response import answer_part, denied
-from mugrpo.rewards.math.units import TELLING
+from mugrpo.rewards.math.answers import Answer, agree, elements, exact_number, last, read, targets
+from mugrpo.rewards.math.response import find, last_said
 from mugrpo.rewards.verdict import Verdict, verdict
 
 # Not math-verify alone: it finds {1,2} equal to (1,2), 0.0000002 to 0.0000001 and act to cat, and
 # each such verdict is a gradient in the wrong direction. tests/rewards/verification.toml has cases.
-_MOST_BITS = 1_000_000.0  # computing and comparing numbers of this size takes milliseconds
+_LARGEST = 10_000  # exponents and arguments of factorials: computing these takes milliseconds
 
 
 def _huge(value: Any) -> bool:
-    """Return whether numbers arise that are too large to compute, if `value` is evaluated."""
-    return _bits(value) > _MOST_BITS
-
-
-def _bits(value: Any) -> float:
-    """Return an upper bound for the bits of the numbers that arise in evaluating `value`.
-
-    Symbols and anything that is not an expression count as 1.
-    """
+    """Return whether a power or a factorial in `value` is too large to compute."""
     if isinstance(value, sympy.MatrixBase):
-        return max((_bits(entry) for entry in value.flat()), default=1.0)
-    match value:
-        case sympy.Rational():
-            return float(max(int(value.p).bit_length(), int(value.q).bit_length()))
-        case sympy.Float() if value:
-            _, _, exponent, bits = value._mpf_
-            return max(1.0, float(abs(int(exponent) + int(bits))))
-    if not isinstance(value, sympy.Basic) or not value.args:
-        return 1.0
-    parts = [_bits(part) for part in value.args]
-    if isinstance(value, sympy.Pow) and not value.exp.free_symbols:
-        return max(*parts, parts[0] * _size(value.exp, parts[1]))
-    if isinstance(value, CombinatorialFunction) and not value.free_symbols:
-        return max(*parts, 0.0, parts[0] * _size(value.args[-1], parts[-1]))
-    return math.fsum(parts)
-
-
-def _size(value: Any, bits: float) -> float:
-    """Return an upper bound for the absolute value of an expression whose numbers have `bits`."""
-    if isinstance(value, sympy.Number) and value.is_finite:
-        return float(min(abs(value), 2**64))
-    return math.exp2(min(bits, 64.0))
-
-
-def _ordinary() -> tuple[type[Exception], ...]:
-    """Return all exception types except MemoryError, RecursionError and RuntimeError itself."""
-    direct = [c for c in Exception.__subclasses__() if c not in (MemoryError, RuntimeError)]
-    return (*direct, *(c for c in RuntimeError.__subclasses__() if c is not RecursionError))
+        return any(map(_huge, value.flat()))
+    if not isinstance(value, sympy.Basic) or any(map(_huge, value.args)):
+        return isinstance(value, sympy.Basic)
+    if not isinstance(value, sympy.Pow | CombinatorialFunction) or value.free_symbols:
+        return False
+    return not bool(abs(sympy.N(value.args[-1])) <= _LARGEST)
 
 
 # math-verify treats any exception as "not equal". It looks up `Exception` in its modules, so this
 # replacement stops it from catching what says nothing about the answer: out of memory or stack.
+_ORDINARY = tuple(
+    {*Exception.__subclasses__(), *RuntimeError.__subclasses__()}
+    - {MemoryError, RuntimeError, RecursionError}
+)
 _module: Any
 for _module in (grader, parser, sys.modules[parser.latex2sympy.__module__]):
-    _module.Exception = _ordinary()
+    _module.Exception = _ORDINARY
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 
-@dataclass(frozen=True)
-class Reading:
+class Reading(NamedTuple):
     """Mathematics as math-verify reads it: its values, and the text that it read."""
 
     values: list[Any]
@@ -131,70 +89,9 @@ def _read_whole(mathematics: str) -> Reading | None:
         return None
     if mathematics.count(r"\pm") == 1 and not re.search(r"[,;]|\\\{", mathematics):
         mathematics = ",".join(mathematics.replace(r"\pm", sign) for sign in "+-")
-    boxed = rf"\boxed{{{_round_brackets(mathematics)}}}"
+    boxed = rf"\boxed{{{mathematics}}}"
     values = parse(boxed, [_CONFIG], extraction_mode="first_match", parsing_timeout=None)
     return Reading(values, mathematics) if values else None
-
-
-def _read_prose(text: str) -> Reading | None:
-    """Return what math-verify finds in a text whose formulas are marked for it."""
-    values = parse(_formulas(text), parsing_timeout=None)
-    if not values:
-        return None
-    percent = grader.get_pct_val(values[0])
-    written = str(values[-1]).strip()
-    return Reading(values if percent is None else [100 * percent], written)
-
-
-# A formula in a text without LaTeX: what stands between blanks or around operators, but no words.
-_SIGNS = r"-+*/=<>\u2264\u2265\u2212\u00d7\u00b7\u00b1"
-_PIECE = rf"(?![A-Za-z]{{2,}}\b(?!\())[^\s${_SIGNS}]+"
-_FORMULA = re.compile(rf"(?<!\S)[{_SIGNS}]?{_PIECE}(?:\s*[{_SIGNS}]+\s*{_PIECE})*")
-_DASH = re.compile(r"((?:^|[^\d)\s])\s*)[\u2010-\u2014](?=\.?\d)")  # not that of a range, as in 3-5
-_MINUS_APART = re.compile(r"(\bis|[:=])\s*-\s+(?=[\d.])")
-_SCIENTIFIC = re.compile(r"(?<![\w.\\])([-+]?\d+(?:\.\d+)?)[eE]([-+]?\d+)(?!\w)")
-_NUMBER = r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)(?:/\d+)?"
-_PLAIN_INTERVAL = re.compile(rf"[(\[]\s*{_NUMBER}\s*,\s*{_NUMBER}\s*[)\]](?!\w)")
-_CURRENCY = re.compile("[\u20ac\u00a3\u00a5\u20b9](?=[0-9])")
-_UNIT_POWER = re.compile("(?<=[\\da-z])( ?)([kcm]?m|ft|in|yd)[\u00b2\u00b3]")
-
-
-def _formulas(text: str) -> str:
-    """Return a text as math-verify reads it best.
-
-    In a text without LaTeX, formulas with characters of their own, and intervals, get dollar signs.
-    """
-    text = text.replace(r"\$", "")
-    if any(mark in text for mark in ("$", r"\(", r"\[")):
-        text = ascii_latex(text)
-        return _SCIENTIFIC.sub(r"\1 \\cdot 10^{\2}", _MINUS_APART.sub(r"\1 -", text))
-    text = _UNIT_POWER.sub(r" \2", _CURRENCY.sub("", text))
-    text = _PLAIN_INTERVAL.sub(lambda match: f"${match[0]}$", _DASH.sub(r"\1-", text))
-    text = re.sub("[\u2010-\u2014]", " ", text)
-    text = "".join(
-        part if part.startswith("$") else _FORMULA.sub(_marked, part)
-        for part in re.split(r"(\$[^$]*\$)", text)
-    )
-    text = _SCIENTIFIC.sub(r"$\1 \\cdot 10^{\2}$", ascii_latex(text))
-    return _MINUS_APART.sub(r"\1 -", text)
-
-
-def _marked(formula: re.Match[str]) -> str:
-    body = formula[0].rstrip(".,;:!?")
-    if body.isascii() or not re.search(r"[\d\u221a\u00bc-\u00be\u2150-\u215e]", body):
-        return formula[0]
-    return f"${body}${formula[0][len(body) :]}"
-
-
-_REVERSED = re.compile(r"([\[\]])([^\[\]]*,[^\[\]]*)([\[\]])")
-
-
-def _round_brackets(mathematics: str) -> str:
-    """Return the interval ]1,2[ as (1,2), and anything else unchanged."""
-    match = _REVERSED.fullmatch(mathematics)
-    if match is None or match[1] + match[3] == "[]":
-        return mathematics
-    return f"{'[' if match[1] == '[' else '('}{match[2]}{']' if match[3] == ']' else ')'}"
 
 
 def _equal(target: list[Any], answer: list[Any]) -> bool:
@@ -208,42 +105,27 @@ def _solutions(value: Any) -> Any:
     """Return the set of real numbers that a value describes, or None if it is none.
 
     Intervals, their unions and differences are sets; inequalities such as 1 < x <= 2 and |x| < 1
-    are solved for a name already, and a list of them, as in "x < 1 or x > 2", is their union.
+    are solved for a name already.
     """
     if isinstance(value, sympy.Interval | sympy.Union | sympy.Complement):
         if value.free_symbols:
             return None
         exact = {number: sympy.Rational(str(number)) for number in value.atoms(sympy.Float)}
         return value.xreplace(exact).doit()
-    if isinstance(value, sympy.FiniteSet | sympy.And) and value.args:
+    if isinstance(value, sympy.And):
         sets = [_solutions(part) for part in value.args]
-        if None in sets or len(value.free_symbols) > 1:
-            return None
-        join = sympy.Union if isinstance(value, sympy.FiniteSet) else sympy.Intersection
-        return reduce(join, sets)
-    if not grader.is_relation(value) or grader.is_equation(value) or _huge(value):
+        return None if None in sets else sympy.Intersection(*sets)
+    if not _compares(value) or _huge(value) or len(value.free_symbols) != 1:
         return None
     name, bound = sorted((value.lhs, value.rhs), key=lambda side: side.is_number)
-    if not bound.is_number or not (name.is_Symbol or _distance(name)):
+    if not bound.is_number or not isinstance(name, sympy.Symbol | sympy.Abs):
         return None
-    real = sympy.Dummy(real=True)
-    return value.subs(next(iter(name.free_symbols)), real).as_set()
-
-
-def _distance(value: Any) -> bool:
-    """Return whether a value is |x| or |x - 3|."""
-    return (
-        isinstance(value, sympy.Abs)
-        and len(value.free_symbols) == 1
-        and value.args[0].is_polynomial()
-        and sympy.degree(value.args[0]) == 1
-    )
+    return value.subs(value.free_symbols.pop(), sympy.Dummy(real=True)).as_set()
 
 
 _FAR = 1e-3  # relative difference above which two numbers differ, however small both are
 _SIDE_BY_SIDE = re.compile(r"\d \d")
 _BASE = re.compile(r"\d_\{(\d+)\}")
-_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
 
 
 def _loose(target: Reading, reading: Reading) -> bool:
@@ -251,7 +133,7 @@ def _loose(target: Reading, reading: Reading) -> bool:
     if _SIDE_BY_SIDE.search(reading.text) and not _SIDE_BY_SIDE.search(target.text):
         return True
     bases, allowed = (set(_BASE.findall(one.text)) for one in (reading, target))
-    if not bases <= (allowed or {"10"}) or _anagram(target.text, reading.text):
+    if not bases <= (allowed or {"10"}):
         return True
     if (r"\equiv" in target.text) != (r"\equiv" in reading.text):
         return True
@@ -262,7 +144,7 @@ def _loose(target: Reading, reading: Reading) -> bool:
         return False
     if _compares(answer) and not _compares(gold) and not isinstance(gold, sympy.Set):
         return True
-    if not _consistent(gold, answer, sides(reading.text)):
+    if not _consistent(gold, answer, elements(reading.text, "=")):
         return True
     zeros = [_zero(gold), _zero(answer)]
     if None not in zeros:
@@ -270,15 +152,7 @@ def _loose(target: Reading, reading: Reading) -> bool:
         return not same and not sympy.solve(gold, gold.free_symbols)
     if _compares(gold):
         return False
-    gold, answer = _bare(gold), _bare(answer)
     return _shape(gold) != _shape(answer) or _far(gold, answer)
-
-
-def _anagram(target: str, answer: str) -> bool:
-    """Return whether a word of `target` has only its letters in `answer`: act for cat."""
-    ours, theirs = (set(map(str.casefold, _WORD.findall(text))) for text in (target, answer))
-    mine, other = ({"".join(sorted(w)) for w in some} for some in (ours - theirs, theirs - ours))
-    return bool(mine & other)
 
 
 def _compares(value: Any) -> bool:
@@ -304,22 +178,13 @@ def _consistent(gold: Any, answer: Any, chain: list[str]) -> bool:
         return False
     if not all(_equal(last.values, side.values) for side in middle if side is not None):
         return False
-    return grader.is_equation(gold) or _name(first) or _equal(last.values, first.values)
+    return grader.is_equation(gold) or _unknown(first.text) or _equal(last.values, first.values)
 
 
-def _name(reading: Reading) -> bool:
-    """Return whether `reading` can stand for an unknown: x, a+b, f(2), |AB|, but not 2x."""
-    if reading.text.replace(" ", "").isalpha():
-        return True
-    if isinstance(reading.value, str):
-        return not any(map(str.isdigit, reading.text))
-    value = reading.value
-    if isinstance(value, sympy.Interval):  # math-verify reads (x, y) as one
-        value = sympy.Tuple(value.start, value.end)
-    if isinstance(value, sympy.Basic):
-        value = value.replace(lambda part: isinstance(part, AppliedUndef), lambda _: sympy.Dummy())
-        value = value.xreplace({sympy.E: sympy.Dummy()})
-    return bool(grader.is_expr_of_only_symbols(value))
+def _unknown(side: str) -> bool:
+    """Return whether a side can stand for an unknown: x, a+b, f(2), |AB|, but not 2x."""
+    bare = re.sub(r"[fghFGHPE]'*\([^()]*\)|_\{[^{}]*\}", "", side)
+    return not re.search(r"[-0-9^]|\\(?:frac|sqrt|pi)(?![a-z])", bare)
 
 
 def _zero(value: Any) -> Any:
@@ -327,11 +192,6 @@ def _zero(value: Any) -> Any:
     if isinstance(value, sympy.Eq) and all(isinstance(side, sympy.Expr) for side in value.args):
         return value.lhs - value.rhs
     return None
-
-
-def _bare(value: Any) -> Any:
-    """Return the right side of an equation, and anything else unchanged."""
-    return grader.take_last_relation(value).rhs if grader.is_equation(value) else value
 
 
 def _shape(value: Any) -> tuple[int, int]:
@@ -356,7 +216,6 @@ def _far(gold: Any, answer: Any) -> bool:
 
 
 _RELATION = re.compile(r"[<>]|\\(?:[lg]e|ne)(?![a-z])")
-LONGEST_PROSE = 4000  # characters at the end of a text without a box that math-verify reads
 
 
 class Mathematics:
@@ -371,41 +230,43 @@ class Mathematics:
     def __call__(self, text: str, reference: str) -> Verdict:
         seed(0)
         expected = targets(reference)
-        return judged(text, expected, _same_values) or _in_prose(text, expected)
+        found = find(text)
+        if found == []:
+            said = last_said(text)
+            found = [[said]] if said else None
+        if found is None:
+            return Verdict(Status.NO_ANSWER)
+        pieces = last(found, len(expected))
+        right = len(pieces) == len(expected) and all(
+            agree(target, read(piece), _same_values)
+            for target, piece in zip(expected, pieces, strict=True)
+        )
+        return verdict(right, ", ".join(pieces).strip())
 
 
-def _in_prose(text: str, expected: list[Answer]) -> Verdict:
-    """Judge what math-verify finds in a text that does not say what its answer is."""
-    text = answer_part(text)[-LONGEST_PROSE:]
-    reading = _read_prose(text)
-    if reading is None:
-        return Verdict(Status.NO_ANSWER)
-    before, _, tail = text.rpartition(reading.text)
-    if denied(before):
-        return verdict(False, reading.text.strip())
-    answer, written = read_number(reading.text, tail if before or tail != text else "")
-    if answer.core != read(reading.text).core:  # a number word multiplies it
-        reading = _read_whole(answer.core) or reading
-    answer = replace(answer, words=answer.words & TELLING)
-    same = partial(_same_values, reading=reading)
-    return verdict(len(expected) == 1 and agree(expected[0], answer, same), written.strip())
-
-
-def _same_values(target: Answer, answer: Answer, reading: Reading | None = None) -> bool:
-    """Return whether two answers have equal values. `reading` is that of `answer`, if known."""
+def _same_values(target: Answer, answer: Answer) -> bool:
+    """Return whether two answers have equal values."""
     if (alike := _same_solutions(target.core, answer.core)) is not None:
         return alike
     ratios = [one.core.rpartition("=")[2].split(":") for one in (target, answer)]
     if max(map(len, ratios)) > 2:
-        return _in_proportion(*ratios)
-    ours, theirs = _read_whole(target.core), reading or _read_whole(answer.core)
+        first, second = ([exact_number(part) or 0 for part in ratio] for ratio in ratios)
+        if len(first) != len(second) or 0 in first + second:
+            return False
+        return all(a * second[0] == b * first[0] for a, b in zip(first, second, strict=True))
+    ours, theirs = _read_whole(target.core), _read_whole(answer.core)
     if ours is None or theirs is None:
         return False
     if target.unit == answer.unit or "%" not in (target.unit, answer.unit):
         number = exact_number(target.value)  # math-verify rounds: 602 10^21 and 6.02 10^23
         return (number is not None and number == exact_number(answer.value)) or _same(ours, theirs)
-    parts = [_in_parts_of_1(r, a.unit) for r, a in ((ours, target), (theirs, answer))]
-    return _same(*parts) or (_at_least_1(theirs.value) and _same(ours, theirs))
+    percent, plain = (ours, theirs) if target.unit == "%" else (theirs, ours)
+    if isinstance(percent.value, sympy.Expr):
+        if _same(Reading([percent.value / 100], percent.text), plain):
+            return True
+        if not (isinstance(plain.value, sympy.Number) and abs(plain.value) >= 1):
+            return False  # 50 may be meant in percent, but not 0.5
+    return _same(ours, theirs)
 
 
 def _same_solutions(target: str, answer: str) -> bool | None:
@@ -439,28 +300,5 @@ def _solution_set(core: str) -> Any:
     return sympy.Union(*sets)
 
 
-def _in_proportion(target: list[str], answer: list[str]) -> bool:
-    """Return whether two ratios of several numbers are the same: 1:2:3 and 2:4:6."""
-    ours, theirs = ([_read_whole(part) for part in ratio] for ratio in (target, answer))
-    if len(ours) != len(theirs) or None in ours or None in theirs:
-        return False
-    values = [(a.value, b.value) for a, b in zip(ours, theirs, strict=True) if a and b]
-    if any(isinstance(value, str) for pair in values for value in pair):
-        return False
-    first, second = values[0]
-    return all(_equal([a * second], [b * first]) for a, b in values)
-
-
 def _same(target: Reading, answer: Reading) -> bool:
     return _equal(target.values, answer.values) and not _loose(target, answer)
-
-
-def _in_parts_of_1(reading: Reading, unit: str) -> Reading:
-    if unit != "%" or not isinstance(reading.value, sympy.Expr):
-        return reading
-    return replace(reading, values=[reading.value / 100])
-
-
-def _at_least_1(value: Any) -> bool:
-    """Return whether a number without a percent sign may be one in percent: 50, but not 0.5."""
-    return isinstance(value, sympy.Number) and bool(abs(value) >= 1)

@@ -5,8 +5,7 @@
   string cuts the tag off.
 - The last \\boxed is the answer. Boxes with only "and", "or" or punctuation between them are one.
   If the last box is not closed, there is no answer: its end is cut off.
-- Without a box it is what follows the last "answer is", "answer:", "option is" or "####", or what
-  stands alone on the last line.
+- Without a box it is what follows the last "answer is", "answer:", "option is" or "####".
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from collections import deque
 from mugrpo.rewards.math.units import OTHERWISE, TELLING, after_number, words_of
 
 LONGEST_TEXT = 10_000  # characters at the end of a response that are read
-_LONGEST_LINE = 60  # characters of a last line that is nothing but the answer
 LONGEST_ANSWER = 1_000  # characters; something longer is not taken for an answer
 
 _THOUGHT = re.compile(r"</think(?:ing)?>|\[/THINK\]|\u25c1/think\u25b7", re.IGNORECASE)
@@ -39,9 +37,15 @@ _MARK = re.compile(
 )
 _DISPLAY = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]", re.DOTALL)
 # As pandoc: no blank inside the dollars, no digit after them. "$5 and $6" are amounts of money.
-_FORMULA = re.compile(r"\$(?=\S)([^$]+)(?<=\S)\$(?![0-9])|\\\((.+?)\\\)")
+_FORMULA = re.compile(
+    rf"{_DISPLAY.pattern}|\$(?=\S)([^$]+)(?<=\S)\$(?![0-9])|\\\((.+?)\\\)", re.DOTALL
+)
 _SENTENCE_END = re.compile(
     r"(?<![ap]\.m)(?<!\\)[.!?](?=\s|$)|,\s+(?=(?:so|since|because|as|which|where|when)\b)"
+)
+_WORDLESS = re.compile(
+    r"(?:\\(?:text\w*|mbox|mathrm|begin|end)\{[^{}]*\}|\\[A-Za-z]+|[^A-Za-z\n]"
+    r"|\b(?:[A-Za-z]|[A-Z]{2}|or|and)(?![A-Za-z])|\*\*[A-Za-z]+\*\*)+"
 )
 _PROSE = re.compile(r"(?:[A-Za-z']+[ ,]+){3}")
 _RANGE = re.compile("(?<=[0-9])\\s*[\u2010-\u2014]\\s*(?=[0-9])")  # 3 to 5, and no difference
@@ -59,10 +63,6 @@ _DENIED = re.compile(
     re.IGNORECASE,
 )
 _COMPARED = re.compile(r"(?:[<\u2264\u2265\u2260]|\\(?:neq?|leq?|geq?|lt|gt)\s*|\w\s*>)\s*$")
-_ALONE = re.compile(
-    r"[\[{('\"`*_>$\s]*(\*\*[A-Za-z]+\*\*|\([A-Ja-j]\)|[A-Ja-j]|-?[0-9]*\.?[0-9]+%?)"
-    r"[\]})'\"`*_$.\s]*"
-)
 
 
 def final_part(text: str) -> str:
@@ -119,13 +119,10 @@ def find(text: str) -> list[list[str]] | None:
 
 def _complete(group: list[str]) -> bool:
     r"""Return whether each box of a group is an answer, not a half of \boxed{(1}, \boxed{2)}."""
-    if len(group) > 1 and any(_bracket_balance(answer) for answer in group):
-        return False
-    return all(map(_plausible, group))
-
-
-def _bracket_balance(answer: str) -> int:
-    return sum((c in "([") - (c in ")]") for c in answer)
+    whole = len(group) == 1 or all(
+        sum((c in "([") - (c in ")]") for c in answer) == 0 for answer in group
+    )
+    return whole and all(map(_plausible, group))
 
 
 def _plausible(answer: str) -> bool:
@@ -141,25 +138,18 @@ def _boxes(text: str) -> list[list[str]] | None:
         start = match.end()
         if match.start() < end:
             continue
-        if text.startswith("{", start):
-            close = closings.get(start)
-        elif bare := _UNBRACED.match(text, start):
-            close = bare.end()
-        elif start < len(text):  # the command's name in a sentence
-            continue
-        else:
-            close = None
+        braced, bare = text.startswith("{", start), _UNBRACED.match(text, start)
+        close = closings.get(start) if braced else bare and bare.end()
         if close is None:
-            groups.append([])
+            if braced or start == len(text):  # else it is the command's name in a sentence
+                groups.append([])
             continue
         if not groups or not _JOINT.fullmatch(text, end, match.start()):
             groups.append([])
-        if denied(text[max(0, match.start() - 40) : match.start()]):
+        if denied(text[: match.start()]):
             groups.append([])  # no answer, unless another one follows
-            end = close
-            continue
-        braced = text.startswith("{", start)
-        groups[-1].append(_BOX.sub("", text[start + braced : close - braced]))
+        else:
+            groups[-1].append(_BOX.sub("", text[start + braced : close - braced]))
         end = close
     return [group for group in groups if group] if groups and groups[-1] else None
 
@@ -177,32 +167,51 @@ def _closings(text: str) -> dict[int, int]:
 
 
 def _stated(text: str) -> str | None:
-    """Return the sentence or formula after the last mark, or what stands alone on the last line.
+    """Return the sentence or formula after the last mark.
 
     Return "" if nothing follows, and None if there is no mark or an explanation follows it.
     """
     marks = deque(_MARK.finditer(text), maxlen=1)
     if not marks:
-        line = text.rstrip().rpartition("\n")[2]
-        alone = _ALONE.fullmatch(line) if len(line) < _LONGEST_LINE else None
-        return alone[1] if alone else None
+        return None
     rest = text[marks[0].end() :].lstrip(" \t\r\n:*")[: 2 * LONGEST_ANSWER]
     if display := _DISPLAY.match(rest):
-        return (display[1] or display[2]) + _beside(rest[display.end() :])
-    line = rest.split("\n", 1)[0]
-    sentence = _SENTENCE_END.split(line, maxsplit=1)[0]
+        return _with_unit(display)
+    sentence = _SENTENCE_END.split(rest.split("\n", 1)[0], maxsplit=1)[0]
     formulas = list(_FORMULA.finditer(sentence))
     if len(formulas) == 1 and not re.search(r"[A-Za-z]{3}|-$", sentence[: formulas[0].start()]):
-        return (formulas[0][1] or formulas[0][2]) + _beside(sentence[formulas[0].end() :])
+        return _with_unit(formulas[0])
     if sentence.count("}") > sentence.count("{"):  # JSON's {"answer": 18}
         sentence = sentence.rstrip('}" ')
     sentence = _RANGE.sub(r"\\text{ to }", sentence.replace("**", ""))
     return None if _PROSE.match(sentence) else without_words(sentence)
 
 
-def _beside(tail: str) -> str:
+def _with_unit(formula: re.Match[str]) -> str:
+    """Return what is in a formula, with the unit after it."""
+    inside = "".join(filter(None, formula.groups()))
+    return inside + _unit(formula.string[formula.end() :])
+
+
+def _unit(tail: str) -> str:
     words = after_number(tail)
     return rf"\text{{ {words}}}" if words else ""
+
+
+def last_said(text: str) -> str | None:
+    """Return what a text that marks no answer says last, with its unit, or None.
+
+    It is all of the last line if that has no words, or the last formula or number.
+    """
+    text = answer_part(text)[-LONGEST_TEXT:].rstrip()
+    line = text.rpartition("\n")[2]
+    if _WORDLESS.fullmatch(line):
+        answer, before = line.strip("> '\""), text[: -len(line)]
+        return answer if _plausible(answer) and not denied(before) else None
+    formula = deque(_FORMULA.finditer(text), maxlen=1)
+    if formula and not re.search("[0-9]", text[formula[0].end() :]):
+        return None if denied(text[: formula[0].start()]) else _with_unit(formula[0])
+    return last_number(text)
 
 
 def without_words(answer: str) -> str:
@@ -241,8 +250,8 @@ _STUCK_AFTER = re.compile(
 )
 
 
-def last_number(text: str) -> tuple[str, str] | None:
-    """Return the last number of a response with its sign and currency, and the text after it.
+def last_number(text: str) -> str | None:
+    """Return the last number of a response with its sign, currency and unit.
 
     Return None if there is none that stands alone: not the 3 of 2\\sqrt{3}, x + 3 or "not 3".
     """
@@ -255,7 +264,7 @@ def last_number(text: str) -> tuple[str, str] | None:
         head, comma, token = token.rpartition(",")
         if not comma or not _WHOLE_TOKEN.fullmatch(token):
             return None
-        return token, ""
+        return token
     head = text[max(0, start - 40) : start].replace("\N{MINUS SIGN}", "-")
     after = text[start + len(token) :]
     before = _BEFORE.search(head)
@@ -265,4 +274,4 @@ def last_number(text: str) -> tuple[str, str] | None:
     context = head[: before.start(1)].rstrip()
     if _OPERATOR_BEFORE.search(context) or ("-" in sign and _TERM_BEFORE.search(context)):
         return None
-    return None if denied(head[: before.start(1)]) else (sign + token, after)
+    return None if denied(head[: before.start(1)]) else sign + token + _unit(after)

@@ -58,7 +58,6 @@ _TEMPERATURE = re.compile(r"degrees? (c|f)(?:elsius|ahrenheit)?$|^(c|f)(?:elsius
 _SQUARE = {"square": "2", "sq": "2", "cubic": "3", "cu": "3"}
 _ONE = r"(?:(square|sq|cubic|cu)\.? )?([A-Za-z%]+)\.?(?: ?\^\{?(-?[0-9])\}?)?"
 _PARTS = re.compile(rf"{_ONE}(?: ?(?:/|per) ?{_ONE})?")
-_PLAIN_UNITS = re.compile(r"(?:square |sq |cubic )?units?(?: ?\^ ?[23])?")
 
 MULTIPLIERS = {
     "dozen": 12,
@@ -122,11 +121,6 @@ def after_number(tail: str) -> str:
         if unit_of(spoken) or spoken.rstrip("s") in MULTIPLIERS:
             return spoken
     return ""
-
-
-def no_unit(words: str) -> bool:
-    """Return whether `words` are "units" or "square units", which say nothing."""
-    return _PLAIN_UNITS.fullmatch(words) is not None
 
 
 def words_of(text: str) -> list[str]:

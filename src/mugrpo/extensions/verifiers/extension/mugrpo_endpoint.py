@@ -17,30 +17,17 @@ from typing import Any
 
 SESSION = "X-Session-ID"  # the header that tells one conversation from another
 
-# What would decide a token or the form of an answer, and the values with which it decides nothing.
+# What would decide a token or the form of an answer, and the value with which it decides nothing.
 # Temperature and length are options of the run.
-_PLAIN: dict[str, tuple[Any, ...]] = {
-    "temperature": (None,),
-    "max_tokens": (None,),
-    "max_completion_tokens": (None,),
-    "top_p": (None, 1, 1.0),
-    "top_k": (None, 0, -1),
-    "min_p": (None, 0, 0.0),
-    "frequency_penalty": (None, 0, 0.0),
-    "presence_penalty": (None, 0, 0.0),
-    "repetition_penalty": (None, 1, 1.0),
-    "logit_bias": (None, {}),
-    "bad_words": (None, []),
-    "allowed_token_ids": (None, []),
-    "min_tokens": (None, 0),
-    "ignore_eos": (None, False),
-    "stop": (None, []),
-    "stop_token_ids": (None, []),
-    "response_format": (None, {"type": "text"}),
-    "structured_outputs": (None,),
-    "tool_choice": (None, "auto"),
-    "n": (None, 1),
-    "stream": (None, False),
+_NEUTRAL: dict[str, Any] = {
+    **dict.fromkeys(("temperature", "max_tokens", "max_completion_tokens", "structured_outputs")),
+    **dict.fromkeys(("logit_bias", "bad_words", "allowed_token_ids", "stop", "stop_token_ids")),
+    **dict.fromkeys(("min_p", "frequency_penalty", "presence_penalty", "min_tokens"), 0),
+    **dict.fromkeys(("ignore_eos", "stream"), False),
+    **dict.fromkeys(("top_p", "repetition_penalty", "n"), 1),
+    "top_k": -1,
+    "tool_choice": "auto",
+    "response_format": {"type": "text"},
 }
 _LARGEST = 1 << 26  # bytes of a request
 
@@ -96,8 +83,8 @@ class Endpoint:
             raise Refused(f"the request is not JSON: {error}") from None
         if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
             raise Refused("the request has no messages")
-        for name, plain in _PLAIN.items():
-            if body.get(name) not in plain:
+        for name, neutral in _NEUTRAL.items():
+            if body.get(name) not in (None, neutral, [], {}):
                 raise Refused(
                     f"{name} = {body[name]!r} is refused: the run's options decide how tokens are "
                     "drawn; leave it out"
