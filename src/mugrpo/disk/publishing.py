@@ -64,27 +64,20 @@ def remove_unfinished(root: Path) -> list[Path]:
     return removed
 
 
-def set_aside(path: Path) -> None:
-    """Rename a bad file or folder to a name that nothing reads: `NAME.bad`, or `NAME.bad.2`, ..."""
-    if os.path.lexists(path):
-        os.rename(path, _aside(path))
+def set_aside(path: Path, *, copy: bool = False) -> None:
+    """Rename a bad file or folder to a name that nothing reads: `NAME.bad`, or `NAME.bad.2`, ...
 
-
-def keep_copy(path: Path) -> None:
-    """Copy a bad file to the name that `set_aside` gives it, because it is going to be replaced."""
-    # A rename would leave a moment without the file, in which a kill loses what it still tells.
-    if path.is_file():
-        shutil.copyfile(path, _aside(path))
-    else:
-        set_aside(path)
-
-
-def _aside(path: Path) -> Path:
+    If it is going to be replaced, `copy` it: a rename would leave a moment without the file, in
+    which a kill loses what it still tells.
+    """
     aside, number = path.with_name(f"{path.name}.bad"), 1
     while aside.exists():
         number += 1
         aside = path.with_name(f"{path.name}.bad.{number}")
-    return aside
+    if copy and path.is_file():
+        shutil.copyfile(path, aside)
+    elif os.path.lexists(path):
+        os.rename(path, aside)
 
 
 @contextmanager

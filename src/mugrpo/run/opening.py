@@ -213,15 +213,15 @@ def _common_update(folder: RunDir, total: int, ranks: Ranks) -> int:
 
 def _for_this_machine(folder: RunDir, config: RunConfig, progress: Progress) -> RunConfig:
     """Return `config` with the precision of "auto": what the run began with, if it has begun."""
-    stored = folder.read_config()
-    if config.model.precision == "auto" and stored is not None:
+    if config.model.precision != "auto":
+        return config
+    if (stored := folder.read_config()) is not None:
         precision = stored["config"]["model"]["precision"]
         model = config.model.model_copy(update={"precision": precision})
         return config.model_copy(update={"model": model})
-    if config.model.precision == "auto":
-        config = with_precision(config)
-        if config.model.precision == "bf16":
-            progress.say("precision: bf16; the GPU computes in it")
+    config = with_precision(config)
+    if config.model.precision == "bf16":
+        progress.say("precision: bf16; the GPU computes in it")
     return config
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.metrics import encoded, read_metrics
 from mugrpo.disk.publishing import (
-    keep_copy,
     publish_file,
     publish_json,
     read_summed,
@@ -75,7 +74,7 @@ def _bad_config(run_dir: RunDir, say: Say) -> int:
     except RunStopped as error:
         for update in reversed(run_dir.checkpoint_updates()):
             if kept := run_dir.sealed_config(update):
-                keep_copy(run_dir.config)
+                set_aside(run_dir.config, copy=True)
                 publish_json(run_dir.config, kept)
                 fault = f"{error}".partition(";")[0]
                 say(f"{fault}; it is restored from {run_dir.checkpoint(update)}")
@@ -185,6 +184,6 @@ def _cut(run_dir: RunDir, fault: str, say: Say) -> int:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    keep_copy(path)
+    set_aside(path, copy=True)
     with publish_file(path) as file:
         file.write(data)

@@ -90,7 +90,7 @@ def measure(
         with Sampling(first, weights_of(first)) as sampling:
             for update in at:
 
-                @cache
+                @cache  # made when rollouts are missing: grading stored ones again needs no engine
                 def engines(update: int = update) -> Sequence[Engine]:
                     draws = [(problem, 0) for problem in first.eval_problems]
                     return refreshed(first, sampling, update, draws, "evaluation")

@@ -176,7 +176,7 @@ class _Importer:
             limit = self._encode.limit
             if limit is not None and len(self._prompt(problem, row)) > limit:
                 raise UsageError(
-                    f"{row.place}: its prompt leaves no room for rollouts.max_new_tokens; lower it"
+                    f"{row.where}: its prompt leaves no room for rollouts.max_new_tokens; lower it"
                 )
             yield Imported(problem, row, self._rollout(problem, row), self._score(row))
 
@@ -192,7 +192,7 @@ class _Importer:
         """Return the problem that a row answers: a known one, or one that the row itself names."""
         decode = self._encode.tokenizer.decode
         if row.prompt is not None:
-            texts = [prompt_of(row.prompt, row.place)]
+            texts = [prompt_of(row.prompt, row.where)]
         else:
             self._in_vocabulary(row.prompt_ids or (), row)
             texts = [decode(row.prompt_ids), decode(row.prompt_ids, skip_special_tokens=True)]
@@ -204,13 +204,13 @@ class _Importer:
                 ]
             if len(found) != 1:
                 raise UsageError(
-                    f"{row.place}: its prompt, and problem_id or answer, are those of "
+                    f"{row.where}: its prompt, and problem_id or answer, are those of "
                     f"{len(found)} problems in task.data"
                 )
             return found[0]
         if (self._form.written or row.prompt is None) and self._encode.options.form == "chat":
             raise UsageError(
-                f"{row.place}: its prompt is the text that a chat template wrote; name the "
+                f"{row.where}: its prompt is the text that a chat template wrote; name the "
                 "problems themselves with task.data, or use --prompt.form plain"
             )
         prompt = texts[0] if isinstance(texts[0], str) else tuple(texts[0])
@@ -222,13 +222,13 @@ class _Importer:
         temperature = options.temperature if row.temperature is None else row.temperature
         if not math.isclose(temperature, options.temperature, rel_tol=1e-6):  # it may be a float32
             raise UsageError(
-                f"{row.place} was sampled at temperature {temperature:g}, not at "
+                f"{row.where} was sampled at temperature {temperature:g}, not at "
                 f"{options.temperature:g}; set --rollouts.temperature"
             )
         ids, finish_reason = self._response(row)
         if len(ids) > options.max_new_tokens:
             raise UsageError(
-                f"{row.place}: its response has {len(ids)} tokens, more than "
+                f"{row.where}: its response has {len(ids)} tokens, more than "
                 f"rollouts.max_new_tokens = {options.max_new_tokens}; raise that"
             )
         rollout = Rollout(
@@ -245,7 +245,7 @@ class _Importer:
             **_turns(row),
         )
         if rollout.fault and self._source.policy is None:
-            raise UsageError(f"{row.place}: {rollout.fault}")
+            raise UsageError(f"{row.where}: {rollout.fault}")
         return rollout
 
     def _prompt(self, problem: Problem, row: Row) -> NDArray[np.int32]:
@@ -271,7 +271,7 @@ class _Importer:
         stops = np.isin(found, self._vocabulary.stop_ids)
         if row.loss_mask is None and stops[:-1].any():
             raise UsageError(
-                f"{row.place}: its response goes on after the end-of-sequence token "
+                f"{row.where}: its response goes on after the end-of-sequence token "
                 f"{found[stops.argmax()]}; leave out what follows, such as padding"
             )
         if row.loss_mask is not None and row.finish_reason in set(FinishReason):
@@ -281,7 +281,7 @@ class _Importer:
     def _in_vocabulary(self, ids: Sequence[int], row: Row) -> NDArray[np.int32]:
         if not ids or max(ids) >= self._vocabulary.size:
             raise UsageError(
-                f"{row.place} has the token id {max(ids, default=None)}, but the model has the ids "
+                f"{row.where} has the token id {max(ids, default=None)}, but the model has the ids "
                 f"0 to {self._vocabulary.size - 1}; name the model that the rollouts were sampled "
                 "with as model.path"
             )
@@ -292,7 +292,7 @@ class _Importer:
             return np.zeros(length, np.float32)
         if row.logprobs is None:
             raise UsageError(
-                f"{row.place} has no logprobs; name the model that sampled it, which computes them,"
+                f"{row.where} has no logprobs; name the model that sampled it, which computes them,"
                 " with --policy PATH"
             )
         return np.array(row.logprobs, np.float32)
@@ -304,7 +304,7 @@ class _Importer:
         try:
             return Score(row.status or status, row.reward, row.parts)
         except ValueError as error:
-            raise UsageError(f"{row.place}: {error}") from None
+            raise UsageError(f"{row.where}: {error}") from None
 
 
 def _turns(row: Row) -> Raw:
@@ -389,7 +389,7 @@ def _notices(groups: Sequence[Group], config: RunConfig, encode: PromptEncoder) 
     if other:
         yield (
             f"warning: the prompts of {len(other)} groups have other ids than the run gives these "
-            f"problems in later stages (the first: {other[0].row.place}); check prompt.form, "
+            f"problems in later stages (the first: {other[0].row.where}); check prompt.form, "
             "prompt.chat_template and model.path"
         )
 
@@ -473,7 +473,7 @@ def _options(
     size, batches = len(groups[0]), len(groups) // per_update
     schedule = {"stages": 1, **raw.get("schedule", {})}
     schedule |= {"batches_per_stage": batches, "group_size": size}
-    missing = [group[0].row.place for group in groups if not group[0].problem.answer]
+    missing = [group[0].row.where for group in groups if not group[0].problem.answer]
     compares = [reward.name for reward in options.rewards if reward.verifies]
     if missing and compares and not named:
         raise UsageError(

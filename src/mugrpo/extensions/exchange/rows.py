@@ -59,7 +59,7 @@ class Row(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    place: str  # such as "rollouts.jsonl, line 3"
+    where: str  # such as "rollouts.jsonl, line 3"
     group: tuple[str, ...] = ()  # tells draws of the same prompt apart
     prompt: Any = None  # text or a conversation
     response: Annotated[str | None, BeforeValidator(_response)] = None
@@ -92,7 +92,7 @@ class Row(BaseModel):
         return self
 
 
-FIELDS = tuple(name for name in Row.model_fields if name not in ("place", "group"))
+FIELDS = tuple(name for name in Row.model_fields if name not in ("where", "group"))
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def read(names: Sequence[str], form: Format, named: Cells) -> Iterator[Row]:
     """Yield the rows of files, of folders, or of data sets on the hub.
 
     `named` are the columns that the user names, which must exist, as a reward must. Raises
-    UsageError, naming the place, if a column is missing or a value is not what it must be.
+    UsageError, naming the row, if a column is missing or a value is not what it must be.
     """
     for name in names:
         files = [name]
@@ -143,11 +143,11 @@ def read(names: Sequence[str], form: Format, named: Cells) -> Iterator[Row]:
             if not files:
                 raise UsageError(f"{name} has no file {form.files}; name the files, or a --format")
         for file in files:
-            for place, cells in read_rows(file):
-                yield _row(place, cells, form, named)
+            for where, cells in read_rows(file):
+                yield _row(where, cells, form, named)
 
 
-def _row(place: str, cells: Cells, form: Format, named: Cells) -> Row:
+def _row(where: str, cells: Cells, form: Format, named: Cells) -> Row:
     cells = {name: None if value == "" else value for name, value in cells.items()}  # as in CSV
     try:
         values: dict[str, Any] = {}
@@ -163,15 +163,15 @@ def _row(place: str, cells: Cells, form: Format, named: Cells) -> Row:
                 values[name] = _sum(terms, cells) if name == "reward" else cells[column]
         group = tuple(str(cells[name]) for name in form.group if cells.get(name) is not None)
         present = {name: value for name, value in values.items() if value is not None}
-        return Row(place=place, group=group, **present)
+        return Row(where=where, group=group, **present)
     except ValidationError as error:
         first = error.errors()[0]
         text = str(first["msg"]).removeprefix("Value error, ")
         name = ".".join(map(str, first["loc"]))
         said = f"{name} = {first['input']!s:.60}: {text}" if name else text
-        raise UsageError(f"{place}: {said}") from None
+        raise UsageError(f"{where}: {said}") from None
     except (ValueError, TypeError, KeyError) as error:
-        raise UsageError(f"{place}: {error}") from None
+        raise UsageError(f"{where}: {error}") from None
 
 
 def _terms(name: str, column: str) -> list[tuple[float, str]]:

@@ -54,8 +54,8 @@ def occupancy(prompts: Whole, responses: Whole, slots: int) -> Occupancy:
     fresh = np.arange(len(own)) % size == 0
     begin = starts(np.maximum(decodes, 1), slots)
     ends = begin + np.maximum(decodes, 1)
-    times, place = np.unique(np.concatenate([begin, ends]), return_inverse=True)
-    first, last = place[: len(begin)], place[len(begin) :]
+    times, index = np.unique(np.concatenate([begin, ends]), return_inverse=True)
+    first, last = index[: len(begin)], index[len(begin) :]
     count, steps = len(times) - 1, np.diff(times)
 
     def at(where: Whole, weights: Whole | None = None) -> Whole:
@@ -65,12 +65,12 @@ def occupancy(prompts: Whole, responses: Whole, slots: int) -> Occupancy:
     active = np.cumsum(at(first[runs]) - at(last[runs]))
     # In step t, a request that began in step s with a prompt of P tokens reads P + 1 + t - s keys.
     offset = (own + 1 - begin)[runs]
-    held = np.cumsum(at(first[runs], offset) - at(last[runs], offset))
+    read = np.cumsum(at(first[runs], offset) - at(last[runs], offset))
     computed = np.where(fresh, own, 0)
     return Occupancy(
         steps=steps,
         active=active,
-        keys=held + active * (times[:-1] + (steps - 1) / 2),
+        keys=read + active * (times[:-1] + (steps - 1) / 2),
         begun=at(first),
         prompts=at(first[fresh]),
         prompt_tokens=at(first, computed),

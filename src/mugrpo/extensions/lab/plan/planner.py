@@ -25,7 +25,7 @@ from mugrpo.optimize.cut import Price, rounds, work
 PARTS = ("refresh", "generate", "score", "logprobs", "optimize", "checkpoint", "evaluate")
 
 STATE = 12  # bytes of a checkpoint for each parameter: the weight and two moments
-_SAMPLES = 3  # updates that stand for all
+_SAMPLES = 3  # updates that stand for all: a single draw of few groups may lack the long tail
 _HELD_OUT = 256  # problems, if the config does not say how many
 
 

@@ -142,7 +142,7 @@ def _lines(
     updates = sorted({point["update"] for run in runs for point in run})
     at = {u: [p.get(key) for run in runs for p in run if p["update"] == u] for u in updates}
     ends = {u: interval for u, values in at.items() if (interval := _interval(values, figure.log))}
-    middles, lows, highs = ([one[place] for one in ends.values()] for place in range(3))
+    middles, lows, highs = ([one[i] for one in ends.values()] for i in range(3))
     seeds = [
         Line([p["update"] for p in run], [p.get(key) for p in run], line, index, faint=True)
         for run in runs
