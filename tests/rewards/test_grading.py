@@ -24,7 +24,7 @@ from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status, TrainerState
 from mugrpo.rewards.grading import Grader
 from tests.cases import table
-from tests.rewards.hostile import HOSTILE, LIKE_OTHERS, TRULY_12
+from tests.rewards.hostile import HOSTILE
 
 FILE = Path(__file__).parent / "misbehaving.py"
 ONE = WorkerOptions(count=1)
@@ -292,25 +292,22 @@ def test_a_function_that_cannot_be_loaded_is_refused_before_any_answer(
 ):
     (tmp_path / "rewards.py").write_text(content)
     grader = Grader((function(name, file=tmp_path / "rewards.py"),), ONE)
-    with pytest.raises(UsageError) as refused:
+    with pytest.raises((UsageError, RunStopped)) as refused:
         list(grader.scores(nothing_taken()))
     assert sentence in str(refused.value)
-    with pytest.raises(UsageError):
+    with pytest.raises((UsageError, RunStopped)):
         grader.start()
     assert not grader._pool._workers
 
 
-@pytest.mark.parametrize("left_out", [LIKE_OTHERS, pytest.param((), marks=pytest.mark.long)])
-def test_hostile_answers_all_get_a_status_and_only_12_is_right(left_out):
-    texts = {name: text for name, text in HOSTILE.items() if name not in left_out}
+def test_hostile_answers_all_get_a_status_and_none_is_right():
     with Grader((MathOptions(),), WorkerOptions(count=2, timeout=0.3)) as grader:
         grader.start()
-        verdicts = dict(zip(texts, grader.scores(map(answer, texts.values())), strict=True))
-    right = {name for name, score in verdicts.items() if score.status is Status.RIGHT}
-    assert len(texts) >= 40 and right <= TRULY_12
-    for name in ("tower", "factorial", "scientific in a box", "product of powers"):
-        if name in verdicts:  # refused, not tried
-            assert verdicts[name].status is Status.WRONG
+        scored = grader.scores(map(answer, HOSTILE.values()))
+        verdicts = dict(zip(HOSTILE, scored, strict=True))
+    assert [name for name, score in verdicts.items() if score.status is Status.RIGHT] == []
+    for name in ("tower", "factorial"):  # refused, not tried
+        assert verdicts[name].status is Status.WRONG
     # In 15 seconds it does not end either. What ends in less depends on the machine: no claim here.
     assert verdicts["integral"].status is Status.UNFINISHED and verdicts["integral"].reward == 0.0
     assert not any(score.status is Status.ERROR for score in verdicts.values())
