@@ -64,7 +64,7 @@ def run_train(options: argparse.Namespace) -> int:
     with opened(options) as run:
         from mugrpo.disk.metrics import read_metrics
         from mugrpo.pipeline import train
-        from mugrpo.tools.summary import LEARNED_NOTHING, standstill, summarize
+        from mugrpo.report.summary import LEARNED_NOTHING, standstill, summarize
 
         train(run)
         lines = list(read_metrics(run.folder.metrics))
@@ -167,7 +167,7 @@ def run_schema(_: argparse.Namespace) -> None:
 
 
 def run_vllm_env(options: argparse.Namespace) -> None:
-    from mugrpo.tools.vllm_env import make_environment
+    from mugrpo.engines.vllm_env import make_environment
 
     make_environment(options.target, _say, options.stop.check)
 

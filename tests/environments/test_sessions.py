@@ -11,7 +11,7 @@ from mugrpo.config.rewards import EnvironmentOptions
 from mugrpo.disk.errors import BrokenReward, UsageError
 from mugrpo.environments import worker
 from mugrpo.environments.base import Reply
-from mugrpo.rewards.functions import load_function
+from mugrpo.processes.functions import load_function
 from tests.cases import table
 from tests.environments import games
 from tests.environments.test_environment_pool import GAMES, call, say, told

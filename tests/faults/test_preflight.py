@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from mugrpo.tools.summary import LEARNED_NOTHING
+from mugrpo.report.summary import LEARNED_NOTHING
 from tests.builders import chain_tokenizer
 from tests.cases import some
 from tests.faults.case import Case, chains

@@ -125,6 +125,13 @@ CLOSED: dict[str, tuple[str, dict[str, Any], Weights]] = {
         {"ratio_clip": (0.8, 1.2), "dual_clip": 1.5},
         lambda pi, a, _: _grpo(pi, a, _) * ~((a < 0) & (pi / BETA > 1.5)),
     ),
+    "grpo, proximal center": (
+        "grpo",
+        {"clip_center": "proximal"},
+        lambda pi, a, prox: (
+            pi * a * unclipped(pi / BETA, a, (prox / BETA - 0.2).clamp(min=0), prox / BETA + 0.2)
+        ),
+    ),
     "kl_surrogate": (
         "kl_surrogate",
         {"penalty": 0.3},

@@ -58,11 +58,34 @@ def test_decoupled_ppo_is_grpo_if_the_proximal_policy_is_the_behavior_policy():
             assert torch.equal(ours, theirs)
 
 
+# ---- GRPO with clip_center "proximal": [max(r' - .2, 0), r' + .2], r' = prox / beta ----
+
+
+@table(
+    ("advantage", "losses", "weights", "clipped"),
+    [
+        # r' = 2, 2, 2, .1: [1.8, 2.2] and [0, .3]; r = 2.5, 2.1, 1, .01
+        (1.0, [-2.2, -2.1, -1.0, -0.01], [0.0, 2.1, 1.0, 0.01], [1, 0, 0, 0]),
+        (-1.0, [2.5, 2.1, 1.8, 0.01], [-2.5, -2.1, 0.0, -0.01], [0, 0, 1, 0]),
+    ],
+)
+def test_clip_around_the_proximal_ratio_by_hand(advantage, losses, weights, clipped):
+    actual = of_ratios(
+        grpo.loss,
+        [2.5, 2.1, 1.0, 0.01],
+        advantage,
+        [2.0, 2.0, 2.0, 0.1],
+        ratio_clip=(0.8, 1.2),
+        clip_center="proximal",
+    )
+    assert_response(actual, losses, weights, clipped)
+
+
 # ---- in UpdateLoss: if no proximal policy is stored, the policy takes its place ----
 
 
-def test_without_a_stored_proximal_policy_it_is_the_policy_and_nothing_is_clipped():
-    objective = {"name": "decoupled_ppo"}
+@table("objective", [{"name": "decoupled_ppo"}, {"name": "grpo", "clip_center": "proximal"}])
+def test_without_a_stored_proximal_policy_it_is_the_policy_and_nothing_is_clipped(objective):
     loss = UpdateLoss(build_config({"preset": "grpo", "objective": objective}, "test"))
     start, behavior, proximal, advantages, mask = random_update(0)
     logprobs = start.clone().requires_grad_()

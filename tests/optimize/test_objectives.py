@@ -18,6 +18,8 @@ NAMES = sorted(OBJECTIVES)
 FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in NAMES},
     "grpo of a sequence": ("grpo", {"level": "sequence"}),
+    "grpo around the proximal policy": ("grpo", {"clip_center": "proximal"}),
+    "grpo of both": ("grpo", {"level": "sequence", "clip_center": "proximal"}),
     "grpo with dual clip": ("grpo", {"dual_clip": 3.0}),
 }
 STORED = ("proximal_logprobs",)  # logprobs that an objective may ask for

@@ -70,7 +70,15 @@ Advantage = Annotated[
 ]
 
 
-class GRPOOptions(ObjectiveOptions):
+class ProximalOptions(ObjectiveOptions):
+    """An objective that may use a proximal policy."""
+
+    no_knobs = ("name", "proximal_period")
+    proximal_period: int = Field(1, ge=1)
+    """Updates for which the proximal policy stays the same, if one is used."""
+
+
+class GRPOOptions(ProximalOptions):
     """The PPO min form, -min(r A, clip(r) A)."""
 
     name: Literal["grpo"] = "grpo"
@@ -79,6 +87,12 @@ class GRPOOptions(ObjectiveOptions):
     """Bound c on the weight of tokens with a negative advantage; no bound if unset."""
     level: Literal["token", "sequence"] = "token"
     """One ratio per token, or the geometric mean over the response (GSPO)."""
+    clip_center: Literal["behavior", "proximal"] = "behavior"
+    """Clip around 1, or around the proximal policy's ratio (off-policy GRPO)."""
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("proximal_logprobs",) if self.clip_center == "proximal" else ()
 
 
 class KLSurrogateOptions(ObjectiveOptions):
@@ -102,14 +116,11 @@ class M2POOptions(ObjectiveOptions):
     name: Literal["m2po"] = "m2po"
 
 
-class DecoupledPPOOptions(ObjectiveOptions):
+class DecoupledPPOOptions(ProximalOptions):
     """The PPO min form around a proximal policy, weighted back to the behavior policy."""
 
-    no_knobs = ("name", "proximal_period")
     name: Literal["decoupled_ppo"] = "decoupled_ppo"
     ratio_clip: RatioInterval = (0.8, 1.2)
-    proximal_period: int = Field(1, ge=1)
-    """Updates for which the proximal policy stays the same."""
 
     @property
     def needs(self) -> tuple[str, ...]:

@@ -271,7 +271,7 @@ class RunConfig(Options):
     def proximal_period(self) -> int:
         """Return for how many updates a proximal policy stays the same; 1 if there is none."""
         chosen = self.objective
-        return chosen.proximal_period if isinstance(chosen, objectives.DecoupledPPOOptions) else 1
+        return chosen.proximal_period if isinstance(chosen, objectives.ProximalOptions) else 1
 
     @property
     def reference_period(self) -> int:

@@ -150,3 +150,22 @@ def _finite(line: dict[str, Any]) -> dict[str, Any]:
         key: None if isinstance(value, float) and not math.isfinite(value) else value
         for key, value in line.items()
     }
+
+
+_MOSTLY = 0.5  # share of truncated responses from which they are what is wrong
+
+
+def truncation(refresh: Mapping[str, Any], longest: int) -> str | None:
+    """Return what to say of a stage most of whose responses are truncated at `longest` tokens.
+
+    Return None for other stages.
+    """
+    share = refresh.get("status/truncated", 0) / max(1, refresh["rollouts"])
+    if refresh.get("mean_length") == longest:  # all are, be they judged or not
+        share = 1.0
+    if share < _MOSTLY:
+        return None
+    return (
+        f"{share:.0%} of the responses are truncated: raise rollouts.max_new_tokens = {longest}, "
+        "or find out why they do not end (the chat template, model.eos_token)"
+    )

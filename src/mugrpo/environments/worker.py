@@ -19,15 +19,15 @@ import numpy as np
 from mugrpo.config.rewards import EnvironmentOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.environments.base import Reply
-from mugrpo.processes.messages import printable
-from mugrpo.processes.workers import Answer, failure, serve
-from mugrpo.rewards.functions import (
+from mugrpo.processes.functions import (
     BrokenContractError,
     CallLog,
     load_function,
     parameters_of,
     usable_number,
 )
+from mugrpo.processes.messages import printable
+from mugrpo.processes.workers import Answer, failure, serve
 
 Tools = Mapping[str, Callable[..., Any]]
 

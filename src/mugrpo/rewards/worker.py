@@ -14,14 +14,14 @@ from pydantic import TypeAdapter
 
 from mugrpo.config.base import RewardOption
 from mugrpo.config.rewards import EnvironmentReward, FunctionOptions, Rewards
-from mugrpo.processes.messages import printable
-from mugrpo.processes.workers import Answer, failure, serve
-from mugrpo.rewards.functions import (
+from mugrpo.processes.functions import (
     BrokenContractError,
     CallLog,
     RewardFunction,
     load_function,
 )
+from mugrpo.processes.messages import printable
+from mugrpo.processes.workers import Answer, failure, serve
 from mugrpo.rewards.verdict import Unfinished, Verdict, Verifier
 
 

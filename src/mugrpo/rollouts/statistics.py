@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import stdtrit
 
+from mugrpo.disk.metrics import truncation
 from mugrpo.disk.records import Status
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.shards import RowReader, ShardSet, read_rollouts
 
 Floats = NDArray[np.float64]
 
-_MOSTLY = 0.5  # share of truncated responses from which they are what is wrong
 _HARDLY_ANY_SIGNAL = 0.9  # warn if at least this share of the groups has no reward variance
 
 
@@ -86,22 +86,6 @@ def logged_means(scores: Sequence[Mapping[str, Any]]) -> dict[str, float]:
             sums[name] = sums.get(name, 0.0) + entry["logged_sums"][name]
             counts[name] = counts.get(name, 0) + count
     return {name: sums[name] / counts[name] for name in sorted(sums)}
-
-
-def truncation(refresh: Mapping[str, Any], longest: int) -> str | None:
-    """Return what to say of a stage most of whose responses are truncated at `longest` tokens.
-
-    Return None for other stages.
-    """
-    share = refresh.get("status/truncated", 0) / max(1, refresh["rollouts"])
-    if refresh.get("mean_length") == longest:  # all are, be they judged or not
-        share = 1.0
-    if share < _MOSTLY:
-        return None
-    return (
-        f"{share:.0%} of the responses are truncated: raise rollouts.max_new_tokens = {longest}, "
-        "or find out why they do not end (the chat template, model.eos_token)"
-    )
 
 
 def described(refresh: Mapping[str, Any], longest: int) -> str:

@@ -17,12 +17,13 @@ from mugrpo.config.rewards import RewardOptions
 from mugrpo.config.run import RunConfig
 from mugrpo.config.training import DynamicSampling
 from mugrpo.disk.errors import RunStopped, UsageError
+from mugrpo.disk.metrics import truncation
 from mugrpo.disk.records import Status
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.shards import Place, ShardSet, read_statuses, write_plan
 from mugrpo.rollouts.schedule import Schedule
 from mugrpo.rollouts.score import scored
-from mugrpo.rollouts.statistics import refresh_metrics, truncation
+from mugrpo.rollouts.statistics import refresh_metrics
 from mugrpo.run.opening import OpenRun
 
 OVERSAMPLING = 10  # times the groups that its updates need, which a stage samples at most

@@ -28,9 +28,9 @@ from mugrpo.extensions.lab.study.outcome import Results
 from mugrpo.extensions.lab.study.page import RESULTS, compared, folder_of, table, write_page
 from mugrpo.extensions.lab.study.spec import Cell, load_study
 from mugrpo.processes.lifetime import StopFlag, passed_on
+from mugrpo.report.summary import LEARNED_NOTHING
 from mugrpo.run.opening import open_run
 from mugrpo.run.progress import Progress
-from mugrpo.tools.summary import LEARNED_NOTHING
 
 _REMOVED = ("stages", "checkpoints", "evaluations", "benchmarks", "alignment")
 _LOOK = 0.5  # seconds between checks of the stop flag

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from mugrpo.report.summary import standstill, summarize
 from mugrpo.rollouts.statistics import described
-from mugrpo.tools.summary import standstill, summarize
 from tests.cases import table
 
 

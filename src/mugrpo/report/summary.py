@@ -6,10 +6,9 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from mugrpo.disk.metrics import PHASES, seconds_of
+from mugrpo.disk.metrics import PHASES, seconds_of, truncation
 from mugrpo.report.read import GRPO_UPDATES_PER_REFRESH, accuracy_text, number, refresh_parts
-from mugrpo.rollouts.statistics import truncation
-from mugrpo.run.progress import clock
+from mugrpo.report.readable import duration
 
 LEARNED_NOTHING = 4  # exit status of `mugrpo train`
 
@@ -37,8 +36,8 @@ def summarize(lines: list[dict[str, Any]], preset: str | None = None) -> str:
         )
     text.append(
         "time        "
-        + "  ".join(f"{phase} {clock(spent)}" for phase, spent in phases.items())
-        + f"  training (without evaluation) {clock(sum(phases.values()) - phases['evaluate'])}"
+        + "  ".join(f"{phase} {duration(spent)}" for phase, spent in phases.items())
+        + f"  training (without evaluation) {duration(sum(phases.values()) - phases['evaluate'])}"
     )
     grpo = math.ceil(len(updates) / GRPO_UPDATES_PER_REFRESH)
     of_grpo = f"; GRPO with mu={GRPO_UPDATES_PER_REFRESH} would have made {grpo}"
