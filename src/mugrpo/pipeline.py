@@ -33,7 +33,7 @@ from mugrpo.stages.generate import generate_stage, prepare_stage, remake_past_st
 from mugrpo.stages.logprobs import Compute, logprobs_stage
 from mugrpo.stages.optimize import optimize_stage
 from mugrpo.stages.orders import Order, answer_logprobs, ordered_rollouts, orders
-from mugrpo.stages.overlap import Arrivals, generated_beside
+from mugrpo.stages.overlap import ShardWait, generated_beside
 from mugrpo.stages.preflight import preflight
 from mugrpo.stages.ranks import RankProcesses, optimize_in_ranks
 from mugrpo.stages.sampling import Sampling
@@ -299,7 +299,7 @@ class Work:
                 self.training,
                 self.metrics,
                 compute=self.compute,
-                arrived=Arrivals(run, self.sampling, self.compute),
+                arrived=ShardWait(run, self.sampling, self.compute),
                 between=self._between_updates,
                 until=until,
             )

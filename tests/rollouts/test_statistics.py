@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from mugrpo.rollouts.statistics import described, refresh_metrics
+from mugrpo.rollouts.statistics import refresh_metrics, refresh_text
 from tests.cases import table
 from tests.rollouts.scoring import RIGHT, SKIPPED, WRONG, Fixed, groups, response
 
@@ -59,19 +59,19 @@ def line(unvaried: float | None, **statuses: int) -> dict[str, Any]:
 
 
 def test_a_stages_statuses_are_one_line():
-    assert described(line(0.5, error=1, no_answer=2, right=37, unfinished=160), 10) == (
+    assert refresh_text(line(0.5, error=1, no_answer=2, right=37, unfinished=160), 10) == (
         "  200 rollouts: error 1 (0.5%), no answer 2 (1.0%), right 37 (18.5%), "
         "unfinished 160 (80.0%)"
     )
-    assert "\n" not in described(line(None, right=3), 10)
+    assert "\n" not in refresh_text(line(None, right=3), 10)
 
 
 @table(("share", "shown"), [(0.9, "90%"), (0.958, "96%"), (1.0, "100%")])
 def test_too_many_groups_without_a_gradient_are_a_warning_with_their_share(share, shown):
-    said, warning = described(line(share, wrong=8), 10).split("\n")
+    said, warning = refresh_text(line(share, wrong=8), 10).split("\n")
     assert said == "  8 rollouts: wrong 8 (100.0%)"
     assert warning == (
         f"  warning: in {shown} of the groups all rewards are equal; they give no gradient. "
         "Problems are too hard or too easy for the model, or the reward never varies"
     )
-    assert "warning" not in described(line(0.899, wrong=8), 10)
+    assert "warning" not in refresh_text(line(0.899, wrong=8), 10)

@@ -16,7 +16,7 @@ import torch
 from mugrpo.config.load import build_config
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.run_dir import Handover, RunDir
-from mugrpo.stages.orders import Answer
+from mugrpo.stages.orders import RankAnswer
 from mugrpo.stages.ranks import LocalJob, RankProcesses, _WrittenByRanks
 from tests.builders import saved_weights
 from tests.faults.harm import resume_words, stopped
@@ -278,7 +278,7 @@ def test_a_run_whose_ranks_end_without_saving_their_updates_says_so(tmp_path: Pa
 def test_a_checkpoint_that_later_ones_have_replaced_counts_as_published(tmp_path: Path):
     """The run looked away while the ranks published 75, then 78 and 80, and kept two."""
     folder = RunDir(tmp_path)
-    waited_for = _WrittenByRanks(Working(), folder, Answer(1, update=75))  # type: ignore[arg-type]
+    waited_for = _WrittenByRanks(Working(), folder, RankAnswer(1, update=75))  # type: ignore[arg-type]
     assert not waited_for.published(wait=False)
     for update in (78, 80):
         folder.checkpoint(update).mkdir(parents=True)

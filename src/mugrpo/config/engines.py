@@ -180,7 +180,7 @@ class VLLMServerOptions(AnyVLLMOptions):
             yield "lora.rank needs an engine that the run starts: 'vllm', 'continuous' or 'hf'"
 
 
-Engine = Annotated[
+AnyEngine = Annotated[
     ContinuousOptions | HFOptions | VLLMOptions | VLLMServerOptions, Field(discriminator="name")
 ]
 

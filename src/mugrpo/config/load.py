@@ -26,7 +26,7 @@ from mugrpo.config.run import RunConfig
 from mugrpo.config.tasks import Source
 from mugrpo.disk.errors import UsageError
 
-Group = TypeVar("Group", bound=Options)
+OptionGroup = TypeVar("OptionGroup", bound=Options)
 
 _IN_LISTS = [
     (name,) for name in [*choices(Reward), *choices(Source)]
@@ -61,7 +61,7 @@ def build_config(raw: dict[str, Any], source: str) -> RunConfig:
     return validated(RunConfig, raw, source)
 
 
-def validated(group: type[Group], raw: dict[str, Any], source: str) -> Group:
+def validated(group: type[OptionGroup], raw: dict[str, Any], source: str) -> OptionGroup:
     """Return the options of `group` with raw nested values. Raises UsageError as build_config."""
     try:
         return group.model_validate(raw)

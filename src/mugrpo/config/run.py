@@ -125,10 +125,10 @@ class RunConfig(Options):
     prompt: PromptOptions = PromptOptions()
     environment: EnvironmentOptions = EnvironmentOptions()
     schedule: training.ScheduleOptions = training.ScheduleOptions()
-    sampling: training.Sampling = training.EveryGroup()
+    sampling: training.AnySampling = training.EveryGroup()
     """Which of the sampled groups are trained on."""
     rollouts: RolloutOptions = RolloutOptions()
-    engine: engines.Engine = engines.ContinuousOptions()
+    engine: engines.AnyEngine = engines.ContinuousOptions()
     """What samples the responses."""
     rewards: RewardOptions = RewardOptions()
     workers: WorkerOptions = WorkerOptions()

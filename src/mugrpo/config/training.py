@@ -99,7 +99,7 @@ class DynamicSampling(NamedOptions):
     name: Literal["dynamic"] = "dynamic"
 
 
-Sampling = Annotated[EveryGroup | DynamicSampling, Field(discriminator="name")]
+AnySampling = Annotated[EveryGroup | DynamicSampling, Field(discriminator="name")]
 
 
 class OptimizerOptions(Options):

@@ -36,14 +36,14 @@ class Own:
         import torch
         from pydantic import TypeAdapter
 
-        from mugrpo.config.engines import Engine
+        from mugrpo.config.engines import AnyEngine
         from mugrpo.config.run import ModelOptions
         from mugrpo.config.training import LoRAOptions
 
         torch.set_num_threads(setup["threads"])
         self._model = ModelOptions.model_validate(setup["model"])
         self._lora = LoRAOptions.model_validate(setup["lora"])
-        self._options: Engine = TypeAdapter(Engine).validate_python(setup["engine"])
+        self._options: AnyEngine = TypeAdapter(AnyEngine).validate_python(setup["engine"])
         self._engine: Any = None
 
     def load(self, path: str, update: int) -> None:

@@ -24,7 +24,7 @@ from mugrpo.disk.records import Message, Problem
 from mugrpo.environments.base import Environments, Reply
 from mugrpo.processes.messages import to_json
 from mugrpo.processes.peer import TICK, PeerLost
-from mugrpo.processes.workers import Job, Limits, Worker, WorkerPool
+from mugrpo.processes.workers import Limits, PoolJob, Worker, WorkerPool
 
 # What is sent at once, less than a socket holds: a worker that sends does not read.
 _CALLS, _BYTES = 32, 1 << 15
@@ -32,7 +32,7 @@ _CALLS, _BYTES = 32, 1 << 15
 
 # Not a process for each rollout: hundreds go on at once, and each would import the environment.
 @dataclass(eq=False)
-class Episode(Job):
+class Episode(PoolJob):
     """A rollout that goes on, with all that was said in it."""
 
     number: int

@@ -27,7 +27,7 @@ from mugrpo.processes.functions import (
     usable_number,
 )
 from mugrpo.processes.messages import printable
-from mugrpo.processes.workers import Answer, failure, serve
+from mugrpo.processes.workers import Handler, failure, serve
 
 Tools = Mapping[str, Callable[..., Any]]
 
@@ -234,7 +234,7 @@ async def _all(waiting: Sequence[Awaitable[Any]]) -> list[Any]:
 Session = Tooled | Answering  # answers one rollout after another; `begin` forgets the one before
 
 
-class Host:
+class EnvironmentHost:
     """Sessions for the rollouts of one process.
 
     Objects with TRL's contract serve one rollout after another, and are reset for each.
@@ -331,9 +331,9 @@ class Host:
         return session
 
 
-def _load(setup: dict[str, Any]) -> tuple[dict[str, Any], Answer]:
+def _load(setup: dict[str, Any]) -> tuple[dict[str, Any], Handler]:
     options = EnvironmentOptions.model_validate(setup["environment"])
-    host = Host(options, own_reward=setup["own_reward"])
+    host = EnvironmentHost(options, own_reward=setup["own_reward"])
     return (
         {"tools": host.schemas() if setup.get("describe") else None},
         lambda message: host.answer(message[0] | message[1]),

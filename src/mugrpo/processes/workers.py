@@ -83,7 +83,7 @@ class Worker(Peer):
         return RunStopped(f"a {self.kind} died while it was loading ({lost.ended})")
 
 
-class Job:
+class PoolJob:
     """What a worker works on: one call, or all that is said in a rollout."""
 
     deaths = 0  # of workers, in its calls
@@ -220,10 +220,10 @@ class WorkerPool(ABC):
         self._again(worker.jobs)
 
 
-Answer = Callable[[Any], dict[str, Any]]
+Handler = Callable[[Any], dict[str, Any]]
 
 
-def serve(load: Callable[[dict[str, Any]], tuple[dict[str, Any], Answer]]) -> None:
+def serve(load: Callable[[dict[str, Any]], tuple[dict[str, Any], Handler]]) -> None:
     """Be the program of a worker, whose arguments are SOCKET LIFELINE.
 
     It communicates only through the socket. It ends when the run that started it ends, even during

@@ -54,14 +54,14 @@ def tokens_of(entry: dict[str, Any]) -> list[Token]:
         entry[name] for name in ("tokens", "behavior_logprobs", "logprobs", "entropies")
     )
     tokens = [
-        Token(text, finite(b), finite(p), finite(e), tuple(marks.get(place, ())))
+        Token(text, known(b), known(p), known(e), tuple(marks.get(place, ())))
         for place, (text, b, p, e) in enumerate(zip(texts, old, new, entropies, strict=True))
     ]
     return said(tokens, entry.get("sampled"))
 
 
-def finite(value: float | None) -> float | None:
-    """Return the number, or None if it is not finite."""
+def known(value: float | None) -> float | None:
+    """Return the number, or None if it is not known."""
     return value if value is not None and math.isfinite(value) else None
 
 

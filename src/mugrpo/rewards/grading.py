@@ -15,14 +15,14 @@ from mugrpo.config.rewards import FunctionOptions, MathOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Answer, Score, Status
 from mugrpo.processes.messages import printable, to_json
-from mugrpo.processes.workers import Job, Limits, Worker, WorkerPool
+from mugrpo.processes.workers import Limits, PoolJob, Worker, WorkerPool
 
 _RIGHT_AT = 1.0  # the reward from which a response counts as right if only functions judge
 LOOK_AHEAD = 512  # most calls held at once: waiting, in progress, or done but not yet yielded
 
 
 @dataclass(eq=False)
-class Call(Job):
+class Call(PoolJob):
     """Items that are sent to a worker together, and their outcomes, None until known."""
 
     items: Sequence[str]  # JSON

@@ -18,7 +18,7 @@ from mugrpo.config.rewards import (
 )
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Status
-from mugrpo.rewards.math.answers import Answer, agree, exact_number, read
+from mugrpo.rewards.math.answers import MathAnswer, agree, exact_number, read
 from mugrpo.rewards.math.response import answer_part, find, last_number, reference_part
 from mugrpo.rewards.verdict import Verdict, Verifier, verdict
 
@@ -89,7 +89,7 @@ def near(text: str, reference: str, *, tolerance: Fraction) -> Verdict:
     return verdict(agree(_numeric_reference(reference), written, same), answer)
 
 
-def _same_numbers(target: Answer, answer: Answer, tolerance: Fraction) -> bool:
+def _same_numbers(target: MathAnswer, answer: MathAnswer, tolerance: Fraction) -> bool:
     """Return whether two values are numbers that are close enough. Those of 50% and 0.5 are."""
     ours, theirs = exact_number(target.value), exact_number(answer.value)
     if ours is None or theirs is None:
@@ -101,12 +101,12 @@ def _same_numbers(target: Answer, answer: Answer, tolerance: Fraction) -> bool:
 
 
 @lru_cache(maxsize=256)  # a group's responses have the same reference
-def _numeric_reference(reference: str) -> Answer:
+def _numeric_reference(reference: str) -> MathAnswer:
     groups = reference_part(reference)
     return _number_with_unit(groups[-1][-1] if groups else "")
 
 
-def _number_with_unit(written: str) -> Answer:
+def _number_with_unit(written: str) -> MathAnswer:
     """Return an answer taken apart. A letter after a blank is a unit here, and no factor: 5 m."""
     apart = _APART.fullmatch(written.strip())
     return read(rf"{apart[1]}\text{{{apart[2]}}}" if apart else written)
@@ -117,7 +117,7 @@ def has_number(reference: str) -> bool:
     return exact_number(_numeric_reference(reference).value) is not None
 
 
-def _numeric_answer(text: str) -> tuple[Answer, str] | None:
+def _numeric_answer(text: str) -> tuple[MathAnswer, str] | None:
     """Return the number in the last box or after "answer is", or else the last one in `text`."""
     found = find(text)
     if found is None:

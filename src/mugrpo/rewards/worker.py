@@ -21,11 +21,11 @@ from mugrpo.processes.functions import (
     load_function,
 )
 from mugrpo.processes.messages import printable
-from mugrpo.processes.workers import Answer, failure, serve
+from mugrpo.processes.workers import Handler, failure, serve
 from mugrpo.rewards.verdict import Unfinished, Verdict, Verifier
 
 
-def _load(setup: dict[str, Any]) -> tuple[dict[str, Any], Answer]:
+def _load(setup: dict[str, Any]) -> tuple[dict[str, Any], Handler]:
     judge = Judge(TypeAdapter(Rewards).validate_python(setup["rewards"]))
     return {"said": judge.said}, judge.answer
 

@@ -88,7 +88,7 @@ def logged_means(scores: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {name: sums[name] / counts[name] for name in sorted(sums)}
 
 
-def described(refresh: Mapping[str, Any], longest: int) -> str:
+def refresh_text(refresh: Mapping[str, Any], longest: int) -> str:
     """Return a stage's statuses in one line, and a warning if hardly any group has a gradient.
 
     Responses have at most `longest` tokens.

@@ -13,7 +13,7 @@ from mugrpo.engines.base import Decoded
 from mugrpo.model.hardware import out_of_memory_explained
 from mugrpo.rollouts.score import scored
 from mugrpo.rollouts.side_by_side import sampled_shards
-from mugrpo.rollouts.statistics import described, refresh_metrics
+from mugrpo.rollouts.statistics import refresh_metrics, refresh_text
 from mugrpo.run.opening import OpenRun
 from mugrpo.stages.refresh import Refresh
 from mugrpo.stages.sampling import Sampling, samplers_of
@@ -172,4 +172,4 @@ def log_refresh(run: OpenRun, stage: Stage, metrics: MetricsLog) -> None:
     measured = refresh_metrics(stage.shards("rollouts"), stage.shards("scores"))
     refresh = {"stage": stage.number, **measured}
     if metrics.put("refresh", stage.first_update, **refresh):
-        run.progress.say(described(refresh, run.config.rollouts.max_new_tokens))
+        run.progress.say(refresh_text(refresh, run.config.rollouts.max_new_tokens))

@@ -54,7 +54,7 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Answer:
+class RankAnswer:
     """What the first rank says when an order is done."""
 
     number: int
@@ -72,7 +72,7 @@ def give(folder: RunDir, order: Order, rollouts: Sequence[Rollout] = ()) -> None
         publish_json(folder.ranks / "order.json", asdict(order))
 
 
-def answer_to(folder: RunDir, order: Order) -> Answer | None:
+def answer_to(folder: RunDir, order: Order) -> RankAnswer | None:
     """Return the ranks' answer to `order`, or None if they have not answered yet."""
     answer = _last_answer(folder)
     return answer if answer.number == order.number else None
@@ -146,16 +146,16 @@ def _read(folder: RunDir) -> Order | None:
     return Order(**json.loads(path.read_text())) if path.exists() else None
 
 
-def _answer(folder: RunDir, number: int) -> Answer:
+def _answer(folder: RunDir, number: int) -> RankAnswer:
     update = folder.newest_update()
     unread = [folder.pending, folder.handover]
     where = [str(one.folder) if one and one.update == update else "" for one in unread]
     saved = folder.saved_update() == update
-    return Answer(number, update, saved, *where)
+    return RankAnswer(number, update, saved, *where)
 
 
-def _last_answer(folder: RunDir) -> Answer:
+def _last_answer(folder: RunDir) -> RankAnswer:
     path = folder.ranks / "done.json"
     if not path.exists():
-        return Answer(0)
-    return Answer(**json.loads(path.read_text()))
+        return RankAnswer(0)
+    return RankAnswer(**json.loads(path.read_text()))

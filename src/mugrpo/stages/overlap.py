@@ -61,7 +61,7 @@ def generated_beside(
     score_stage(run, stage, metrics)  # all are scored: this logs the stage's refresh
 
 
-class Arrivals:
+class ShardWait:
     """The wait for the shards that an update reads, while others are still being generated."""
 
     def __init__(self, run: OpenRun, sampling: Sampling, compute: Compute) -> None:

@@ -32,7 +32,7 @@ from mugrpo.processes.lifetime import start_rank
 from mugrpo.processes.ranks import Job, said_by_ranks, show_log, within_a_machine
 from mugrpo.run.opening import OpenRun
 from mugrpo.stages.evaluate import measuring_due
-from mugrpo.stages.orders import TICK, Answer, Order, answer_to, answered_logprobs, give
+from mugrpo.stages.orders import TICK, Order, RankAnswer, answer_to, answered_logprobs, give
 from mugrpo.stages.sampling import Sampling
 from mugrpo.stages.stage import Stage
 
@@ -275,7 +275,7 @@ class RankProcesses:
 class _WrittenByRanks:
     """A checkpoint that the ranks are writing; the `Pending` of the run that drives them."""
 
-    def __init__(self, ranks: RankProcesses, run_dir: RunDir, answer: Answer) -> None:
+    def __init__(self, ranks: RankProcesses, run_dir: RunDir, answer: RankAnswer) -> None:
         self.update = answer.update
         self.folder = Path(answer.checkpoint)
         self._ranks, self._run_dir = ranks, run_dir

@@ -43,7 +43,7 @@ from mugrpo.optimize.forward import rollout_logprobs
 from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.schedule import Schedule
 from mugrpo.rollouts.score import publish_scores
-from mugrpo.rollouts.statistics import described, refresh_metrics
+from mugrpo.rollouts.statistics import refresh_metrics, refresh_text
 from mugrpo.run.opening import prompt_encoder
 from mugrpo.run.provenance import config_document, provenance_of
 from mugrpo.run.target import remember
@@ -402,7 +402,7 @@ def _begin(stage: Stage, provenance: Raw) -> str:
     publish_json(stage.folder.config, with_sum(document))
     stage.folder.metrics.write_bytes(encoded([line]))
     remember(document, stage.config)
-    return described(refresh, stage.config.rollouts.max_new_tokens)
+    return refresh_text(refresh, stage.config.rollouts.max_new_tokens)
 
 
 def _write_stage(

@@ -24,7 +24,7 @@ from mugrpo.rewards.math.units import (
     words_of,
 )
 
-Same = Callable[["Answer", "Answer"], bool]  # whether (reference, answer) have equal values
+Same = Callable[["MathAnswer", "MathAnswer"], bool]  # whether (reference, answer) have equal values
 
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
 _TAIL = re.compile(
@@ -75,7 +75,7 @@ _NUMBER = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class MathAnswer:
     """An answer as both graders read it."""
 
     text: str  # all of it in the one notation
@@ -91,7 +91,7 @@ class Answer:
 
 
 @lru_cache(maxsize=1024)  # a group's responses have the same reference, and many the same answer
-def read(answer: str) -> Answer:
+def read(answer: str) -> MathAnswer:
     """Return an answer taken apart."""
     text = normal(answer)
     core, domain = _without_notes(text)
@@ -102,7 +102,9 @@ def read(answer: str) -> Answer:
     cores = [part for part, _, _ in parts]
     units = {unit for _, unit, _ in parts if unit}
     words = {beside for _, _, beside in parts if beside}
-    found = Answer(text, core, name, value, domain=domain, choice=_choice(text), word=_word(text))
+    found = MathAnswer(
+        text, core, name, value, domain=domain, choice=_choice(text), word=_word(text)
+    )
     if len(units) > 1 or len(words) > 1 or any(map(_TEXT.search, cores)):
         return replace(found, mixed=_mixed(core))
     core = ",".join(cores)
@@ -113,7 +115,7 @@ def read(answer: str) -> Answer:
     )
 
 
-def settled(target: Answer, answer: Answer) -> bool | None:
+def settled(target: MathAnswer, answer: MathAnswer) -> bool | None:
     """Return whether `answer` is the reference `target`, or None if their values decide that."""
     if len({one.text.replace(r"\wedge ", ",") for one in (target, answer)}) == 1:
         return True  # in a list of inequalities, all of them hold
@@ -145,7 +147,7 @@ def last(groups: list[list[str]], count: int) -> list[str]:
 
 
 @lru_cache(maxsize=256)  # a group's responses have the same reference
-def targets(reference: str) -> list[Answer]:
+def targets(reference: str) -> list[MathAnswer]:
     """Return the answers of a reference: several if it has boxes apart from each other.
 
     Raises ValueError if there is none, or if one has more than `LONGEST_ANSWER` characters.
@@ -160,7 +162,7 @@ def targets(reference: str) -> list[Answer]:
     return found
 
 
-def agree(target: Answer, answer: Answer, same: Same) -> bool:
+def agree(target: MathAnswer, answer: MathAnswer, same: Same) -> bool:
     """Return whether an answer equals its reference. `same` compares what only values decide.
 
     If all elements of a reference have names (m=2,n=3), those of the answer are compared by name,
@@ -265,7 +267,7 @@ def _without_name(core: str) -> tuple[str, str, str]:
     return (value, core, name) if re.fullmatch("[A-Za-z]", value) else ("", core, core)
 
 
-def _named_otherwise(target: Answer, answer: Answer) -> bool:
+def _named_otherwise(target: MathAnswer, answer: MathAnswer) -> bool:
     """Return whether two names differ that must not: x and y, y and y', P(X>2) and P(X>3)."""
     names = target.name, answer.name
     if not all(names) or names[0] == names[1]:

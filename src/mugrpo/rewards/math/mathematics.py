@@ -29,7 +29,15 @@ from sympy.core.random import seed
 from sympy.functions.combinatorial.factorials import CombinatorialFunction
 
 from mugrpo.disk.records import Status
-from mugrpo.rewards.math.answers import Answer, agree, elements, exact_number, last, read, targets
+from mugrpo.rewards.math.answers import (
+    MathAnswer,
+    agree,
+    elements,
+    exact_number,
+    last,
+    read,
+    targets,
+)
 from mugrpo.rewards.math.response import find, last_said
 from mugrpo.rewards.verdict import Verdict, verdict
 
@@ -244,7 +252,7 @@ class Mathematics:
         return verdict(right, ", ".join(pieces).strip())
 
 
-def _same_values(target: Answer, answer: Answer) -> bool:
+def _same_values(target: MathAnswer, answer: MathAnswer) -> bool:
     """Return whether two answers have equal values."""
     if (alike := _same_solutions(target.core, answer.core)) is not None:
         return alike
