@@ -44,7 +44,7 @@ unit: .venv/installed-test  ## the tests
 chaos: .venv/installed-test  ## 1,000 faults at random moments of runs of all kinds (hours; goes on if called again)
 	$(BIN)/python -m tests.chaos $(CHAOS_OPTIONS)
 
-.venv-vllm/installed: src/mugrpo/engines/vllm_env.py | .venv/installed
+.venv-vllm/installed: src/mugrpo/tools/vllm_env.py | .venv/installed
 	rm -rf .venv-vllm
 	$(BIN)/mugrpo vllm-env .venv-vllm
 

@@ -167,7 +167,7 @@ def run_schema(_: argparse.Namespace) -> None:
 
 
 def run_vllm_env(options: argparse.Namespace) -> None:
-    from mugrpo.engines.vllm_env import make_environment
+    from mugrpo.tools.vllm_env import make_environment
 
     make_environment(options.target, _say, options.stop.check)
 

@@ -13,7 +13,7 @@ from mugrpo.engines.process import Host
 from mugrpo.model.loading import Vocabulary
 from mugrpo.model.pretrained import model_path
 
-OLDEST = (0, 26)  # its reload_weights takes a path; engines/vllm_env.py has the tested version
+OLDEST = (0, 26)  # its reload_weights takes a path; tools/vllm_env.py has the tested version
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # those that vLLM keeps room for
 EXTENSION = Path(__file__).with_name("extension")  # on the PYTHONPATH of vLLM's processes
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from mugrpo.disk.errors import UsageError
-from mugrpo.engines.vllm_env import make_environment
 from mugrpo.tools import vllm_env
+from mugrpo.tools.vllm_env import make_environment
 
 ROOT = Path(__file__).parents[2]
 
