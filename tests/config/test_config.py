@@ -263,6 +263,7 @@ def test_knobs_are_the_options_that_the_part_alone_declares():
         "ratio_clip": (0.0, 5.0),
         "dual_clip": None,
         "level": "token",
+        "clip_center": "behavior",
     }
     assert config.veto.knobs == {"kappa": 1e-2, "scope": "suffix"}
     assert config.advantage.knobs == {"std": "unbiased"}
