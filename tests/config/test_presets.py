@@ -124,6 +124,7 @@ def test_a_file_replaces_its_presets_values_and_the_command_line_the_files(toml)
         "ratio_clip": (0.9, 1.1),
         "dual_clip": 3.0,
         "level": "sequence",  # the preset's
+        "clip_center": "behavior",
     }
     assert config.reduction == "constant" and config.veto.name == "off"
     other = load_config(file, ["--preset=mu-grpo"])
