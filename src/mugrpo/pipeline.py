@@ -72,6 +72,7 @@ def train(run: OpenRun, on_metrics: OnMetrics | None = None) -> None:
             work.ranks.load()  # beside the engines, unless they share GPUs
         for number in range(current):
             remake_past_stage(run, Stage.of(run, number), work.sampling, work.metrics)
+        # before generation: with overlap, an evaluation would wait for the stage's rollouts
         work.evaluate_if_due(update)
         for number in range(current, config.schedule.stages):
             stage = Stage.of(run, number)
@@ -159,7 +160,7 @@ def follow(run: OpenRun) -> None:
         for order in orders(run):
             _obey(run, training, order)
             training.sleep()
-    except Interrupted:
+    except Interrupted:  # between orders; during one, Work has saved
         training.save(temporary=True)
         raise
     training.save()
@@ -240,7 +241,8 @@ class Work:
         self._signs = Signs()
         for line in read_metrics(path) if path else ():  # they have been said
             self._signs.see(line["kind"], line["update"], line, say=lambda _: None)
-        self.measures = measures_of(run, self.sampling, self.metrics)
+        alone = run.ranks.alone
+        self.measures = measures_of(run, self.sampling, self.metrics) if alone else None
 
     def __enter__(self) -> Self:
         return self
@@ -317,7 +319,8 @@ class Work:
     @contextmanager
     def _left_to_ranks(self) -> Iterator[None]:
         """Leave the updates, the memory and the metrics to other processes during the block."""
-        self.sampling.leave(room=self.ranks is None or self.ranks.beside_engines)
+        assert self.ranks is not None
+        self.sampling.leave(room=self.ranks.beside_engines)
         self.training.release()
         self._close_metrics()
         yield
