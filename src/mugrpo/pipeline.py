@@ -15,7 +15,7 @@ there, and any step can run alone, elsewhere or again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Self
 
 from mugrpo.config.training import SinkOptions
@@ -46,9 +46,9 @@ OnMetrics = Callable[[str, int, dict[str, Any]], None]
 def train(run: OpenRun, on_metrics: OnMetrics | None = None) -> None:
     """Do everything in the run that is not done yet.
 
-    `on_metrics` is called with the kind, the update and the values of each metrics line. Raises
-    RunStopped if the run cannot go on now or was asked to stop, and UsageError if its config does
-    not fit the machine, the data or the rewards.
+    `on_metrics` is called with the kind, the update and the values of each metrics line, but
+    for those that ranks write. Raises RunStopped if the run cannot go on now or was asked to stop,
+    and UsageError if its config does not fit the machine, the data or the rewards.
     """
     config = run.config
     run.progress.say(
@@ -248,16 +248,15 @@ class Work:
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        try:
+        with ExitStack() as stack:  # close all, even if ranks could not save their updates
+            stack.callback(self._close_metrics)
+            if self.measures:
+                stack.callback(self.measures.close)
+            stack.callback(self.sampling.close)
+            if self.ranks:
+                stack.callback(self.ranks.close)
             if isinstance(error, Interrupted):
                 self.training.save(temporary=True)
-        finally:
-            if self.ranks:
-                self.ranks.close()
-            self.sampling.close()
-            if self.measures:
-                self.measures.close()
-            self._close_metrics()
 
     @property
     def compute(self) -> Compute:

@@ -24,6 +24,9 @@ def summarize(lines: list[dict[str, Any]], preset: str | None = None) -> str:
     The refreshes of a run of the preset "grpo" are compared with nothing.
     """
 
+    # Of lines about the same thing the last one counts (`score --again`).
+    lines = list({(line["kind"], line["update"]): line for line in lines}.values())
+
     def of(kind: str) -> list[dict[str, Any]]:
         matching = [line for line in lines if line["kind"] == kind]
         return sorted(matching, key=lambda line: line["update"])

@@ -139,24 +139,21 @@ def open_run(
                 progress.say(notice)
             provenance = provenance_of(config, problems, eval_problems)
             _settle(folder, config, provenance, force, progress, config.schedule.stage_of(newest))
-        try:
-            yield OpenRun(
-                folder,
-                config,
-                task,
-                problems,
-                eval_problems,
-                prompts,
-                load_vocabulary(config.model, prompts.tokenizer),
-                judge_fingerprint(config, problems),
-                progress,
-                stop or StopFlag(),
-                ranks,
-            )
-        finally:
-            progress.stop()
-            task.close()
-            folder.settle()
+        for ending in (folder.settle, task.close, progress.stop):  # the last one comes first
+            stack.callback(ending)
+        yield OpenRun(
+            folder,
+            config,
+            task,
+            problems,
+            eval_problems,
+            prompts,
+            load_vocabulary(config.model, prompts.tokenizer),
+            judge_fingerprint(config, problems),
+            progress,
+            stop or StopFlag(),
+            ranks,
+        )
 
 
 def _settle(
