@@ -108,7 +108,7 @@ def test_engines_start_on_gpus_of_ranks_that_have_loaded_and_sleep(
 ):
     engine = {"name": "vllm"}
     config = build_config({"engine": engine, "distributed": {"processes": 2}, **options}, "test")
-    run: Any = SimpleNamespace(config=config, folder=SimpleNamespace(newest_update=lambda: 3))
+    run: Any = SimpleNamespace(config=config)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus)
     done = list[Any]()
     monkeypatch.setattr(RankProcesses, "start", lambda _: done.append("start"))

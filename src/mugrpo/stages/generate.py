@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from mugrpo.disk.metrics import MetricsLog
 from mugrpo.disk.publishing import passing
@@ -83,7 +84,8 @@ class Generation:
 
         Raises RunStopped if the canary rejects the engines.
         """
-        first, config = True, self._run.config
+        first, notes = True, dict[str, Any]()
+        config = self._run.config
 
         def decoded(some: Decoded) -> None:
             self.refresh.check()
@@ -94,10 +96,10 @@ class Generation:
                 for number, sampled in sampled_shards(
                     self._samplers, self._missing, decoded, pieces=self._pieces
                 ):
-                    notes = self.refresh.notes()
-                    if not first:  # the first entry alone has the seconds of the refresh
+                    if first:
+                        notes, first = self.refresh.notes(), False
+                    else:  # the first entry alone has the seconds of the refresh
                         notes = {"canary_gap": notes["canary_gap"]}
-                    first = False
                     # No shard may be older than its policy. An engine in this process has it from
                     # memory; others have read it from a folder that is published.
                     if config.engine_in_process:
