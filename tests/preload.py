@@ -16,6 +16,6 @@ from mugrpo.run import provenance
 
 os.getloadavg = lambda: (0.0, 0.0, 0.0)  # runs say nothing of a busy machine
 pyarrow.Table.from_pydict({"imports": ["pandas, if it is installed"]})
-provenance.code_sha256(provenance.HOME)
+provenance.code_sha256(provenance._PACKAGE)
 torch.optim.AdamW(load_policy(ModelOptions()).model.parameters())
 gc.freeze()  # a collection in a fork need not go through what is imported here

@@ -15,7 +15,7 @@ there, and any step can run alone, elsewhere or again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Self
 
 from mugrpo.config.training import SinkOptions
@@ -46,9 +46,9 @@ OnMetrics = Callable[[str, int, dict[str, Any]], None]
 def train(run: OpenRun, on_metrics: OnMetrics | None = None) -> None:
     """Do everything in the run that is not done yet.
 
-    `on_metrics` is called with the kind, the update and the values of each metrics line. Raises
-    RunStopped if the run cannot go on now or was asked to stop, and UsageError if its config does
-    not fit the machine, the data or the rewards.
+    `on_metrics` is called with the kind, the update and the values of each metrics line, but
+    for those that ranks write. Raises RunStopped if the run cannot go on now or was asked to stop,
+    and UsageError if its config does not fit the machine, the data or the rewards.
     """
     config = run.config
     run.progress.say(
@@ -72,6 +72,7 @@ def train(run: OpenRun, on_metrics: OnMetrics | None = None) -> None:
             work.ranks.load()  # beside the engines, unless they share GPUs
         for number in range(current):
             remake_past_stage(run, Stage.of(run, number), work.sampling, work.metrics)
+        # before generation: with overlap, an evaluation would wait for the stage's rollouts
         work.evaluate_if_due(update)
         for number in range(current, config.schedule.stages):
             stage = Stage.of(run, number)
@@ -159,7 +160,7 @@ def follow(run: OpenRun) -> None:
         for order in orders(run):
             _obey(run, training, order)
             training.sleep()
-    except Interrupted:
+    except Interrupted:  # between orders; during one, Work has saved
         training.save(temporary=True)
         raise
     training.save()
@@ -240,22 +241,22 @@ class Work:
         self._signs = Signs()
         for line in read_metrics(path) if path else ():  # they have been said
             self._signs.see(line["kind"], line["update"], line, say=lambda _: None)
-        self.measures = measures_of(run, self.sampling, self.metrics)
+        alone = run.ranks.alone
+        self.measures = measures_of(run, self.sampling, self.metrics) if alone else None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        try:
+        with ExitStack() as stack:  # close all, even if ranks could not save their updates
+            stack.callback(self._close_metrics)
+            if self.measures:
+                stack.callback(self.measures.close)
+            stack.callback(self.sampling.close)
+            if self.ranks:
+                stack.callback(self.ranks.close)
             if isinstance(error, Interrupted):
                 self.training.save(temporary=True)
-        finally:
-            if self.ranks:
-                self.ranks.close()
-            self.sampling.close()
-            if self.measures:
-                self.measures.close()
-            self._close_metrics()
 
     @property
     def compute(self) -> Compute:
@@ -317,7 +318,8 @@ class Work:
     @contextmanager
     def _left_to_ranks(self) -> Iterator[None]:
         """Leave the updates, the memory and the metrics to other processes during the block."""
-        self.sampling.leave(room=self.ranks is None or self.ranks.beside_engines)
+        assert self.ranks is not None
+        self.sampling.leave(room=self.ranks.beside_engines)
         self.training.release()
         self._close_metrics()
         yield

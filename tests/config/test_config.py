@@ -310,6 +310,8 @@ def test_a_schedule_without_end_is_refused(refusal, words: str, part: str):
         ("--veto.name=nothing", "negative_advantage"),  # the choices
         ("--veto.name=off --veto.kappa=0.1", "an option if veto.name = 'negative_advantage'"),
         ("--engine=3", "it should be a table of options"),
+        ("--model=gpt2", "it should be a table of options"),
+        (f"--seed={'9' * 5000}", "seed"),
         ("--task.split=test", "an option if task.name = 'dataset'"),
         ("--task.workers.count=1", "task.workers no longer exists; use the table [workers]"),
         ("--task.name=dataset", "task.data must be given"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import torch
 
 from mugrpo.optimize.objectives import m2po
@@ -16,13 +18,9 @@ def kept(
 ) -> list[list[bool]]:
     log_ratio_BT = torch.as_tensor(log_ratios, dtype=torch.float64)
     mask_BT = torch.ones(log_ratio_BT.shape, dtype=torch.bool) if mask is None else mask
-    result = m2po.prepass(
-        log_ratio_BT,
-        torch.zeros_like(log_ratio_BT),
-        torch.as_tensor(advantages, dtype=torch.float64),
-        mask_BT,
-        second_moment_limit=limit,
-    )
+    advantages_B = torch.as_tensor(advantages, dtype=torch.float64)
+    with patch.object(m2po, "_LIMIT", limit):
+        result = m2po.prepass(log_ratio_BT, torch.zeros_like(log_ratio_BT), advantages_B, mask_BT)
     return result["keep"].tolist()
 
 

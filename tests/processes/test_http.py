@@ -38,6 +38,10 @@ class Server:
                 caller, _ = self._listener.accept()
                 with caller, suppress(OSError):  # the caller has had enough
                     self.asked = caller.recv(1 << 16)
+                    caller.settimeout(0.1)
+                    with suppress(TimeoutError):  # the body; unread, it would reset the connection
+                        self.asked += caller.recv(1 << 16)
+                    caller.settimeout(None)
                     for piece in self.pieces:
                         caller.sendall(piece)
                         time.sleep(self.pause)
@@ -59,6 +63,7 @@ def server() -> Iterator[Server]:
         ('HTTP/1.1 200 OK\r\n\r\n{"a": 1', http.Unanswered, "does not answer"),
         ("HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}", http.Unanswered, "does not answer"),
         ("HTTP/1.1 500 No\r\n\r\n\x1b[2Jwhy", http.Refused, r"500 to /it: \\x1b\[2Jwhy"),
+        ("HTTP/1.1 503 No\r\n\r\nlater", http.Unanswered, "503 to /it: later"),
         ("", http.Unanswered, "nothing within 0.2 s"),  # the last: the server is silent for longer
     ],
 )

@@ -22,7 +22,7 @@ from mugrpo.report.charts import (
     words,
 )
 from mugrpo.report.figures import drawn
-from mugrpo.report.readable import visible
+from mugrpo.report.readable import with_signs
 from tests.report.parsed import layer
 from tests.report.synthetic import HOSTILE
 
@@ -102,7 +102,7 @@ def test_refreshes_are_ticks_above_the_chart():
 
 def test_hostile_labels_are_text_in_the_page_and_in_the_picture():
     label = words(HOSTILE)
-    assert label == f"{visible(HOSTILE)[:40]}\u2026"
+    assert label == f"{with_signs(HOSTILE)[:40]}\u2026"
     lines = [Line([0], [1.0], label), Line([0], [2.0], 'a\\"b\\', 1)]
     html = drawn(HOSTILE, HOSTILE, line_chart(Axis("x"), Axis("y"), lines))
     assert html is not None

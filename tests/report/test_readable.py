@@ -6,7 +6,7 @@ import pytest
 from markupsafe import Markup
 
 from mugrpo.report.figures import part
-from mugrpo.report.readable import cut, duration, plain, visible
+from mugrpo.report.readable import cut, duration, plain, with_signs
 from tests.report.synthetic import HOSTILE
 
 
@@ -55,7 +55,7 @@ def test_durations(seconds, shown):
     ],
 )
 def test_invisible_characters_are_shown(given, seen):
-    assert visible(given) == seen
+    assert with_signs(given) == seen
 
 
 def test_a_cut_says_how_much_there_was():
@@ -65,7 +65,7 @@ def test_a_cut_says_how_much_there_was():
 
 def test_hostile_text_becomes_text_and_markup_stays():
     safe = part("paragraph", HOSTILE)
-    assert html.unescape(safe) == f"<p>{visible(HOSTILE)}</p>"
+    assert html.unescape(safe) == f"<p>{with_signs(HOSTILE)}</p>"
     assert not set("\"'\x00\u202e") & set(safe) and safe.count("<") == 2
     assert part("paragraph", Markup("<b>")) == "<p><b></p>"
 

@@ -15,7 +15,7 @@ import mugrpo.report
 from mugrpo.cli import main
 from mugrpo.disk.errors import UsageError
 from mugrpo.report import write_report
-from mugrpo.report.readable import visible
+from mugrpo.report.readable import with_signs
 from tests.faults.harm import summed
 from tests.report.parsed import layer, report
 from tests.report.synthetic import (
@@ -132,10 +132,10 @@ def test_hostile_text_stays_text_everywhere(tmp_path):
     hostile_run(root)
     write_config(tmp_path / "plain")
     for page in (report(root), report(root, tmp_path / "plain")):
-        assert page.text.count(visible(HOSTILE)) >= 8
+        assert page.text.count(with_signs(HOSTILE)) >= 8
         titles = [value for _, attributes in page.elements if (value := attributes.get("title"))]
-        assert any(visible(HOSTILE)[:60] in title for title in titles)
-        assert visible(root.name) in page.text
+        assert any(with_signs(HOSTILE)[:60] in title for title in titles)
+        assert with_signs(root.name) in page.text
 
 
 def test_a_note_about_a_broken_file_is_escaped_too(tmp_path):

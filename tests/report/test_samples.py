@@ -53,8 +53,8 @@ def test_facts_are_said_in_order_and_what_is_not_known_is_a_dash():
     assert facts(entry, tokens_of(entry)) == [
         *("advantage +0.7", "right", "reward 1", "finished by stop", "ratios 0.5 to 2"),
     ]
-    assert facts(sample([], [], advantage=None, status=None, reward=None), []) == [
-        *("advantage \u2013", "not scored", "reward \u2013", "finished by stop", "no ratios"),
+    assert facts(sample([], [], advantage=None, status="no_answer", reward=None), []) == [
+        *("advantage \u2013", "no answer", "reward \u2013", "finished by stop", "no ratios"),
     ]
 
 

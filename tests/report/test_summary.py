@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from mugrpo.report.summary import standstill, summarize
-from mugrpo.rollouts.statistics import described
+from mugrpo.rollouts.statistics import refresh_text
 from tests.cases import table
 
 
@@ -58,6 +58,12 @@ def test_grpo_is_not_compared_with_itself():
     assert "GRPO" not in summarize(lines, "grpo")
 
 
+def test_of_two_lines_about_the_same_update_the_last_one_counts():
+    lines = [{"kind": "refresh", "update": 0, "time/score": s} for s in (3.0, 4.0)]
+    text = summarize(lines)
+    assert "score 4.0 s" in text and "refreshes   1 made" in text
+
+
 @table(
     ("refresh", "blamed"),
     [
@@ -73,6 +79,6 @@ def test_truncated_responses_are_blamed_on_their_limit(refresh: dict[str, Any], 
     assert ("rollouts.max_new_tokens = 48" in sentence) is blamed
     assert ("how hard" in sentence) is not blamed
     line |= {"zero_variance_share": 1.0}
-    assert ("rollouts.max_new_tokens = 48" in described(line, 48)) is blamed
-    assert ("too hard" in described(line, 48)) is not blamed
-    assert ("max_new_tokens" in described({**line, "zero_variance_share": 0.5}, 48)) is blamed
+    assert ("rollouts.max_new_tokens = 48" in refresh_text(line, 48)) is blamed
+    assert ("too hard" in refresh_text(line, 48)) is not blamed
+    assert ("max_new_tokens" in refresh_text({**line, "zero_variance_share": 0.5}, 48)) is blamed

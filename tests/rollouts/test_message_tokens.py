@@ -103,7 +103,9 @@ def test_a_conversation_is_what_the_template_writes_for_the_whole():
         ids += [*prompts.ids_of(answer["content"]), eos]
         ids += encoder.suffix(eos, [told]).tolist()
     asked = {"role": "user", "content": "What is 2 + 3? Think."}
-    assert prompts.tokenizer.decode(ids) == prompts.rendered([asked, *said], prompting=True)
+    assert prompts.tokenizer.decode(ids) == prompts.rendered(
+        [asked, *said], prompting=True, about=""
+    )
 
 
 def test_a_call_is_read_from_the_models_tokens(prompts):

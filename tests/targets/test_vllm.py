@@ -157,8 +157,7 @@ def test_a_killed_run_leaves_no_engine_and_goes_on_where_it_was(config: Path, tm
     process.kill()
     process.communicate()
     assert workers and soon(lambda: not any(map(alive, workers)), 10)
-    said = trained(config, tmp_path / "run")
-    assert "shards done, continuing" in said
+    trained(config, tmp_path / "run")
     after = manifest(tmp_path / "run")
     assert {k: after[k]["sha256"] for k in before} == {k: v["sha256"] for k, v in before.items()}
     assert_whole(tmp_path / "run")

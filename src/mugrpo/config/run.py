@@ -174,7 +174,11 @@ class RunConfig(Options):
         }
         preset = PRESETS.get(str(raw.get("preset", fields["preset"].default)), {})
         model = raw.get("model", {})
-        path = model.get("path", "chain") if isinstance(model, dict) else model.path
+        path = (
+            model.get("path", "chain")
+            if isinstance(model, dict)
+            else getattr(model, "path", "chain")
+        )
         kind: dict[str, Any] = {}
         longest = RolloutOptions().max_new_tokens
         if path not in EMBEDDED_MODELS:
@@ -240,7 +244,10 @@ class RunConfig(Options):
     @property
     def needs(self) -> tuple[str, ...]:
         """Return the names of the logprobs that the parts of the loss need beside the rollouts."""
-        return (*self.objective.needs, *self.correction.needs, *self.reference.needs)
+        objective = self.objective.needs
+        if self.proximal_period == 1:  # then the proximal policy is the policy itself
+            objective = tuple(name for name in objective if name != "proximal_logprobs")
+        return (*objective, *self.correction.needs, *self.reference.needs)
 
     @property
     def canary_tolerance(self) -> float:

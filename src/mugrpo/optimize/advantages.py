@@ -1,7 +1,8 @@
 """Compute advantages [P, G] in float64 from rewards [P, G]. P problems, G responses per group.
 
 A response with `valid_PG` false (its reward is unknown or masked) gets an advantage of 0 and does
-not count in its group's statistics.
+not count in its group's statistics. The functions `group`, `shifted` and `asymre` are chosen by
+`advantage.name`.
 """
 
 from __future__ import annotations

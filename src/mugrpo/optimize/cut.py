@@ -81,7 +81,7 @@ def prompt_key(rollout: Rollout) -> bytes:
     return rollout.prompt_ids.tobytes()
 
 
-def by_prompt(rollouts: Sequence[Rollout]) -> list[list[int]]:
+def grouped_by_prompt(rollouts: Sequence[Rollout]) -> list[list[int]]:
     """Return the places of the responses to each prompt, longest responses first."""
     groups: dict[bytes, list[int]] = {}
     for place in sorted(range(len(rollouts)), key=lambda i: -len(rollouts[i].response_ids)):
@@ -126,7 +126,7 @@ def split_by_prompt(rollouts: Sequence[Rollout], budget: int) -> list[list[int]]
         return layout([rollouts[i] for i in part], share=True).cost <= budget
 
     parts: list[list[int]] = [[]]
-    for group in by_prompt(rollouts):
+    for group in grouped_by_prompt(rollouts):
         if fits(parts[-1] + group):
             parts[-1] += group
             continue
@@ -197,11 +197,11 @@ def rounds(
     meter = _Meter([Size.of(rollout) for rollout in rollouts], budget, share, price)
     number = math.ceil(len(parts) / ranks) * ranks
     if share:
-        groups = by_prompt(rollouts)
-        while not (placed := _by_prompt(meter, groups, number)):
+        groups = grouped_by_prompt(rollouts)
+        while not (placed := _placed_by_prompt(meter, groups, number)):
             number += ranks
     else:
-        placed = _by_length(meter, number)
+        placed = _placed_by_length(meter, number)
 
     placed = meter.descending(placed)
     evened = meter.descending(_evened(meter, placed, ranks))
@@ -261,7 +261,7 @@ class _Meter:
         return sorted(parts, key=lambda part: (-self.work(part), part))
 
 
-def _by_length(meter: _Meter, number: int) -> list[list[int]]:
+def _placed_by_length(meter: _Meter, number: int) -> list[list[int]]:
     """Cut by length into at most `number` parts, and make the largest part as small as possible."""
     order = sorted(range(len(meter.sizes)), key=lambda i: -sum(meter.sizes[i][1:]))
     low, high = 0.0, meter.work(order)
@@ -274,7 +274,7 @@ def _by_length(meter: _Meter, number: int) -> list[list[int]]:
     return _divided(meter, order, high)
 
 
-def _by_prompt(meter: _Meter, groups: list[list[int]], number: int) -> list[list[int]]:
+def _placed_by_prompt(meter: _Meter, groups: list[list[int]], number: int) -> list[list[int]]:
     """Return at most `number` parts with the largest pieces of groups that fit, [] if none do.
 
     The piece with the most work goes to the least busy part, then the next.

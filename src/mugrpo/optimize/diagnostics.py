@@ -23,11 +23,11 @@ Values = dict[str, float | None]
 class TokenStatistics:
     """A few numbers for each response token of an update, and the metrics computed from them.
 
-    `fractions` lists the names of the metrics that the loss returns.
+    `names` lists the names of the metrics that the loss returns.
     """
 
-    def __init__(self, fractions: Sequence[str]) -> None:
-        self._fractions = fractions
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
         self._sequences: list[torch.Tensor] = []  # log ratio of each computed response
         self._parts: dict[str, list[torch.Tensor]] = {}
 
@@ -52,7 +52,7 @@ class TokenStatistics:
         """Return the statistics of all ranks together."""
         if ranks.size == 1:
             return self
-        joined = TokenStatistics(self._fractions)
+        joined = TokenStatistics(self._names)
         for sequences, parts in ranks.all((self._sequences, self._parts)):
             joined._sequences += sequences
             for name, tensors in parts.items():
@@ -100,7 +100,7 @@ class TokenStatistics:
             for percent in (1, 50, 99):
                 values[f"ratio/{sign}/p{percent:02d}"] = _quantile(part, percent / 100)
             values[f"ratio/{sign}/max"] = part.max().item() if len(part) else None
-        for name in self._fractions:
+        for name in self._names:
             values[name] = tokens[name].sum().item() / update_tokens if name in tokens else 0.0
         return values
 
@@ -171,10 +171,9 @@ class SampleCollector:
     ) -> list[dict[str, Any]]:
         """Return at most `count` of the update's `rollouts`, in order.
 
-        Up to half of them have A < 0, the others A > 0.
-
-        Each is the first of its group with that sign. Those with A > 0 come from groups that are
-        not shown yet, if there are such groups. The first one of a group has all of its responses.
+        Up to half of them have A < 0, the others A > 0. Each is the first of its group with that
+        sign. Those with A > 0 come from groups that are not shown yet, if there are such groups.
+        The first one of a group has all of its responses.
         """
         negative = self._first_of_groups(rollouts, -1.0)[: count // 2]
         shown = {rollouts[row].group for row in negative}

@@ -120,7 +120,7 @@ def collate(
         name: _padded([values[p][r.sampled] for p, r in zip(places, chosen, strict=True)])
         for name, values in responses.stored.items()
     }
-    cheapest = layout(chosen, share=share)
+    chosen_layout = layout(chosen, share=share)
     numbers = {prompt: u for u, prompt in enumerate(dict.fromkeys(map(prompt_key, chosen)))}
     prompts_B = torch.tensor([numbers[prompt_key(r)] for r in chosen], device=device)
     return MicroBatch(
@@ -132,8 +132,8 @@ def collate(
         advantages=responses.advantages[places].to(device, torch.float32),
         varied=responses.varied[places].to(device),
         stored={name: values.to(device) for name, values in stored.items()},
-        layout=cheapest,
-        prompts=prompts_B if cheapest.shared else None,
+        layout=chosen_layout,
+        prompts=prompts_B if chosen_layout.shared else None,
         steps=_steps(chosen, device),
     )
 

@@ -37,7 +37,7 @@ def batch_logprobs(
     Both are in nats, of softmax(logits / temperature) with the config's temperature, and 0 where
     the batch's mask is false. Only logprobs have a gradient.
     """
-    return _compute(policy)(
+    return _logprobs_function(policy)(
         batch.ids,
         batch.prompt_lengths,
         batch.mask,
@@ -49,7 +49,7 @@ def batch_logprobs(
     )
 
 
-def _compute(policy: Policy) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+def _logprobs_function(policy: Policy) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
     """Return what computes logprobs and entropy under `policy`, see `response_logprobs`."""
     return policy.compute or partial(response_logprobs, policy.working())
 
@@ -72,10 +72,10 @@ def rounds_of(
     ranks = policy.ranks
     price = Price.of(policy.model) if ranks.size > 1 and ranks.first else Price()
 
-    def cut() -> list[list[int]]:
+    def parts_of() -> list[list[int]]:
         return rounds(rollouts, tokens, share=share, ranks=ranks.size, price=price)
 
-    return ranks.from_first(cut() if ranks.first else None)
+    return ranks.from_first(parts_of() if ranks.first else None)
 
 
 @torch.no_grad()
@@ -88,17 +88,15 @@ def rollout_logprobs(
 ) -> list[NDArray[np.float32]]:
     """Return the logprobs [T] of each rollout's response under `policy`, in order.
 
-    Those of tokens that the policy did not sample are 0.
-
-    The ranks that share a policy all make the same call, and share the work. `check` is called
-    before each micro-batch. Without a `budget`, micro-batches have the configured size. Raises
-    RunStopped if memory runs out, see `TokenBudget`.
+    Those of tokens that the policy did not sample are 0. The ranks that share a policy all make the
+    same call, and share the work. `check` is called before each micro-batch. Without a `budget`,
+    micro-batches have the configured size. Raises RunStopped if memory runs out, see `TokenBudget`.
     """
     share = shares_prompts(policy)
     zeros = torch.zeros(len(rollouts))
     responses = Responses(rollouts, zeros, zeros.bool(), zeros.bool())
 
-    def computed(tokens: int) -> list[NDArray[np.float32]]:
+    def logprobs_with(tokens: int) -> list[NDArray[np.float32]]:
         own: dict[int, torch.Tensor] = {}
         parts = rounds_of(policy, rollouts, tokens, share)
         for number, counts in policy.ranks.turns(len(parts)):
@@ -118,7 +116,7 @@ def rollout_logprobs(
         by_place = {k: v for part in policy.ranks.all(own) for k, v in part.items()}
         return [by_place[place].numpy() for place in range(len(rollouts))]
 
-    return (budget or TokenBudget(config.optimizer)).fitted(computed)
+    return (budget or TokenBudget(config.optimizer)).fitted(logprobs_with)
 
 
 # Choose the attention of updates on a GPU: torch's kernel without masks, if it agrees with masks.
@@ -156,9 +154,9 @@ def kernel_fault(policy: Policy, kernel: Kernel) -> str | None:
         return "the model's rotary embeddings depend on the sequence's length"
     fault = ""
     try:
-        plain = _computed(policy, None, shared=False)
+        plain = _hidden_and_gradient(policy, None, shared=False)
         for shared in (True, False):
-            for name, found in _computed(policy, kernel, shared=shared).items():
+            for name, found in _hidden_and_gradient(policy, kernel, shared=shared).items():
                 if not (found - plain[name]).norm() <= _TOLERANCE * plain[name].norm():
                     kind = "of shared prompts" if shared else "of single rows"
                     fault = fault or f"varlen_attn gives this model other {name} {kind}"
@@ -169,7 +167,9 @@ def kernel_fault(policy: Policy, kernel: Kernel) -> str | None:
     return next(filter(None, policy.ranks.all(fault)), None)
 
 
-def _computed(policy: Policy, kernel: Kernel | None, *, shared: bool) -> dict[str, torch.Tensor]:
+def _hidden_and_gradient(
+    policy: Policy, kernel: Kernel | None, *, shared: bool
+) -> dict[str, torch.Tensor]:
     """Return hidden states, and the gradient of a weighted sum of logprobs by the first parameter.
 
     All layers' gradients lead to that one. Of a model that ranks share, only this rank's rows.
@@ -186,7 +186,7 @@ def _computed(policy: Policy, kernel: Kernel | None, *, shared: bool) -> dict[st
     first = next(p for p in policy.model.parameters() if p.requires_grad)
     first.grad = None
     with torch.enable_grad():
-        logprobs_BT, _ = _compute(policy)(
+        logprobs_BT, _ = _logprobs_function(policy)(
             ids_BL, prompt_lengths_B, mask_BT, prompts_B, watch=hidden.append, **how
         )
     weights_BT = torch.linspace(-1, 2, logprobs_BT.numel(), device=device).view_as(logprobs_BT)

@@ -29,7 +29,7 @@ class _Logprobs(nn.Module):
 
 
 def distribute(policy: Policy) -> None:
-    """Split the first rank's weights among all of the policy's ranks, see `cut_over`.
+    """Split the first rank's weights among all of the policy's ranks, see `shard_over`.
 
     Raises UsageError on all ranks if one of them has built a different model from the same files.
     """
@@ -45,7 +45,7 @@ def distribute(policy: Policy) -> None:
     source = tensors_of(model) if ranks.first else None
     mesh = init_device_mesh(policy.device.type, (ranks.size,), mesh_dim_names=("shards",))
     module = _Logprobs(model)
-    cut_over(mesh, module, model, half=policy.precision == "bf16")
+    shard_over(mesh, module, model, half=policy.precision == "bf16")
     fill(model, source, ranks)
     policy.compute = module
     policy.shard = (ranks.rank, ranks.size)
@@ -65,7 +65,7 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     return max(lists, key=lambda blocks: sum(p.numel() for b in blocks for p in b.parameters()))
 
 
-def cut_over(mesh: DeviceMesh, whole: nn.Module, model: nn.Module, *, half: bool) -> None:
+def shard_over(mesh: DeviceMesh, whole: nn.Module, model: nn.Module, *, half: bool) -> None:
     """Split the weights of `whole`, a module that wraps `model`, among the ranks of `mesh`.
 
     Each block of the model is gathered when it is computed. The gradient of a parameter is the sum
@@ -73,10 +73,10 @@ def cut_over(mesh: DeviceMesh, whole: nn.Module, model: nn.Module, *, half: bool
     summed in fp32.
     """
     mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    cut = partial(fully_shard, mesh=mesh, mp_policy=mixed if half else MixedPrecisionPolicy())
+    shard = partial(fully_shard, mesh=mesh, mp_policy=mixed if half else MixedPrecisionPolicy())
     for block in blocks_of(model):
-        cut(block)
-    cut(whole)
+        shard(block)
+    shard(whole)
     for module in whole.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)

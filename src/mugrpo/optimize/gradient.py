@@ -60,7 +60,7 @@ def leave_gradient(
         max_new_tokens=config.rollouts.max_new_tokens,
     )
     places: list[int] = loss.has_gradient(responses).nonzero()[:, 0].tolist()
-    batches = micro_batches(policy, responses, places, config, micro_batch_tokens)
+    batches = micro_batches(policy, responses, places, micro_batch_tokens)
     extras = prepass(policy, batches, loss, config)
     statistics, total, shown = TokenStatistics(loss.metrics), 0.0, []
     for number, counts in policy.ranks.turns(len(batches)):
@@ -81,7 +81,7 @@ def leave_gradient(
 
 
 def micro_batches(
-    policy: Policy, responses: Responses, places: Sequence[int], config: RunConfig, tokens: int
+    policy: Policy, responses: Responses, places: Sequence[int], tokens: int
 ) -> list[MicroBatch]:
     """Return the responses at `places` in micro-batches of at most `tokens` tokens each.
 

@@ -44,7 +44,7 @@ class Snapshot:
     state: dict[str, int]
 
     def write_model(self, folder: Path) -> dict[str, str]:
-        """Write what engines need: model and tokenizer. Return checksums, see `write_rest`."""
+        """Write what engines need: model and tokenizer. Return the checksums known from writing."""
         return self.policy.save(folder, self.weights)
 
     def write_rest(self, folder: Path) -> dict[str, str]:

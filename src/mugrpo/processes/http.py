@@ -21,6 +21,9 @@ class Unanswered(Exception):
     """A missing or incomplete answer, which a retry may get."""
 
 
+_BUSY = (429, 502, 503, 504)  # statuses of a server that starts, or has too much to do
+
+
 def ask(url: str, route: str, body: Any = None, *, seconds: float) -> Any:
     """Return a server's answer to `body` (or to a GET without one) from JSON; None if it is empty.
 
@@ -32,8 +35,13 @@ def ask(url: str, route: str, body: Any = None, *, seconds: float) -> Any:
             text = answer.read()
             return json.loads(text) if text else None
     except urllib.error.HTTPError as error:
-        reason = printable(error.read(500).decode(errors="replace"), 500)
-        raise Refused(f"answered {error.code} to {route}: {reason}") from None
+        try:
+            text = error.read(500)
+        except (OSError, HTTPException):
+            text = b""
+        reason = printable(text.decode(errors="replace"), 500)
+        kind = Unanswered if error.code in _BUSY else Refused
+        raise kind(f"answered {error.code} to {route}: {reason}") from None
     # URLError and timeouts are OSErrors. What is truncated or no JSON raises one of the others.
     except (OSError, HTTPException, ValueError) as error:
         late = isinstance(getattr(error, "reason", error), TimeoutError)

@@ -21,7 +21,7 @@ import altair as alt
 import vl_convert
 from markupsafe import Markup
 
-from mugrpo.report.readable import cut, visible
+from mugrpo.report.readable import cut, with_signs
 
 Values = Sequence[float | None]
 Chart = alt.Chart | alt.LayerChart | alt.HConcatChart | alt.FacetChart
@@ -150,7 +150,7 @@ def refresh_ticks(xs: Sequence[float], row: int, index: int) -> alt.Chart:
 
 def words(label: str) -> str:
     """Return a label that comes from a run's files, shortened and with every character visible."""
-    text, note = cut(visible(label), 40)
+    text, note = cut(with_signs(label), 40)
     return f"{text}\u2026" if note else text
 
 

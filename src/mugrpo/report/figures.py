@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
@@ -30,7 +30,7 @@ from mugrpo.report.charts import (
     words,
 )
 from mugrpo.report.read import RunData, column, training_clock
-from mugrpo.report.readable import time_unit, visible
+from mugrpo.report.readable import time_unit, with_signs
 
 Content = str | Markup | None
 
@@ -90,7 +90,7 @@ def _macros() -> Any:
 def _shown(value: Any) -> Any:
     if value is None:
         return ""
-    return value if hasattr(value, "__html__") else visible(str(value))
+    return value if hasattr(value, "__html__") else with_signs(str(value))
 
 
 @dataclass(frozen=True)
@@ -158,8 +158,7 @@ def update_chart(
         if run.lines(kind)
     ]
     x = Axis("updates", low=0, high=max([1, *ends]))
-    y = Axis(y.label, y.log, y.low, y.high, rows=len(runs))
-    return line_chart(x, y, lines, under=marks, **size)
+    return line_chart(x, replace(y, rows=len(runs)), lines, under=marks, **size)
 
 
 def accuracy_figures(runs: Sequence[RunData]) -> list[Markup | None]:

@@ -28,6 +28,7 @@ from mugrpo.report.read import (
     RunData,
     accuracy_text,
     column,
+    grpo_refreshes,
     number,
     phase_seconds,
     refresh_parts,
@@ -178,7 +179,7 @@ def tiles(run: RunData) -> Markup:
             measured += f", {held_out:,.0f} held-out problems"
         measured += f"; 95 % interval ({around}" if around else ""
     made, planned = len(run.updates), run.planned_updates
-    of_grpo = f"GRPO with μ = {GRPO_UPDATES_PER_REFRESH} would have made {_of_grpo(run)}"
+    of_grpo = f"GRPO with μ = {GRPO_UPDATES_PER_REFRESH} would have made {grpo_refreshes(made):,}"
     return part(
         "tiles",
         [
@@ -211,7 +212,7 @@ def results_table(runs: Sequence[RunData]) -> Markup:
         ("updates planned", lambda run: f"{run.planned_updates:,}"),
         ("updates skipped", lambda run: _total(run.updates, "skipped")),
         ("refreshes made", lambda run: f"{len(run.refreshes):,}"),
-        (f"refreshes of {_GRPO}", _of_grpo),
+        (f"refreshes of {_GRPO}", lambda run: f"{grpo_refreshes(len(run.updates)):,}"),
         ("rollouts", lambda run: _total(run.refreshes, "rollouts")),
         ("response tokens", lambda run: _total(run.refreshes, "tokens")),
         ("training time", lambda run: duration(training_seconds(run))),
@@ -269,11 +270,6 @@ def _option(options: dict[str, Any], name: str) -> str:
 
 def _differs(runs: Sequence[RunData], name: str) -> bool:
     return any(run.options.get(name) != runs[0].options.get(name) for run in runs)
-
-
-def _of_grpo(run: RunData) -> str:
-    """Return the refreshes that GRPO would have made for the same updates."""
-    return f"{-(-len(run.updates) // GRPO_UPDATES_PER_REFRESH):,}"
 
 
 def _total(lines: Sequence[Any], key: str) -> str:

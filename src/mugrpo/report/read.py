@@ -209,6 +209,11 @@ def training_clock(run: RunData) -> dict[tuple[str, int], float]:
     return clock
 
 
+def grpo_refreshes(updates: int) -> int:
+    """Return the refreshes that GRPO would have made for as many updates."""
+    return math.ceil(updates / GRPO_UPDATES_PER_REFRESH)
+
+
 def refresh_parts(lines: Iterable[Line]) -> dict[str, float]:
     """Return the total seconds of each part of the refreshes in `lines`, if they were measured."""
     totals: dict[str, float] = {}

@@ -60,7 +60,7 @@ def time_unit(seconds: float) -> tuple[float, str]:
     return (60.0, "minutes") if seconds < 3 * 3600 else (3600.0, "hours")
 
 
-def visible(value: str) -> str:
+def with_signs(value: str) -> str:
     """Return `value` with a visible sign for every invisible character.
 
     Line feeds, tabs and spaces stay. ASCII control characters become Unicode's pictures of them,
@@ -89,7 +89,7 @@ def markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     Titles and names come from files, so their characters are text in it: none ends a cell, is
     HTML, or moves a terminal's cursor.
     """
-    cells = [[visible(text).translate(_SAFE) for text in row] for row in (head, *body)]
+    cells = [[with_signs(text).translate(_SAFE) for text in row] for row in (head, *body)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [" | ".join(t.ljust(w) for t, w in zip(row, widths, strict=True)) for row in cells]
     lines.insert(1, " | ".join("-" * width for width in widths))

@@ -97,7 +97,7 @@ def facts(entry: dict[str, Any], tokens: Iterable[Token]) -> list[str]:
     plus = "+" if (advantage or 0) > 0 else ""
     return [
         f"advantage {plus}{plain(advantage)}",
-        (entry["status"] or "not scored").replace("_", " "),
+        entry["status"].replace("_", " "),
         f"reward {plain(entry['reward'])}",
         f"finished by {entry['finish_reason']}",
         f"ratios {plain(min(ratios))} to {plain(max(ratios))}" if ratios else "no ratios",
@@ -191,14 +191,14 @@ def mark_css(mark: str) -> str:
 
 
 def _response(one: dict[str, Any]) -> dict[str, str | None]:
-    facts = f"{(one['status'] or 'not scored').replace('_', ' ')}, reward {plain(one['reward'])}"
+    about = f"{one['status'].replace('_', ' ')}, reward {plain(one['reward'])}"
     if one.get("advantage") is not None:
-        facts += f", advantage {plain(one['advantage'])}"
+        about += f", advantage {plain(one['advantage'])}"
     parts = (
         cut(json.dumps(one["parts"], ensure_ascii=False), _PARTS)[0] if one.get("parts") else None
     )
     text, note = cut(one["text"], _TOKENS)
-    return {"facts": facts, "parts": parts, "text": text, "note": note}
+    return {"facts": about, "parts": parts, "text": text, "note": note}
 
 
 def _cut(text: str | None) -> str | None:

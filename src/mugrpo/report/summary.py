@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
 from mugrpo.disk.metrics import PHASES, seconds_of, truncation
-from mugrpo.report.read import GRPO_UPDATES_PER_REFRESH, accuracy_text, number, refresh_parts
+from mugrpo.report.read import (
+    GRPO_UPDATES_PER_REFRESH,
+    accuracy_text,
+    grpo_refreshes,
+    number,
+    refresh_parts,
+)
 from mugrpo.report.readable import duration
 
 LEARNED_NOTHING = 4  # exit status of `mugrpo train`
@@ -18,6 +23,9 @@ def summarize(lines: list[dict[str, Any]], preset: str | None = None) -> str:
 
     The refreshes of a run of the preset "grpo" are compared with nothing.
     """
+
+    # Of lines about the same thing the last one counts (`score --again`).
+    lines = list({(line["kind"], line["update"]): line for line in lines}.values())
 
     def of(kind: str) -> list[dict[str, Any]]:
         matching = [line for line in lines if line["kind"] == kind]
@@ -39,7 +47,7 @@ def summarize(lines: list[dict[str, Any]], preset: str | None = None) -> str:
         + "  ".join(f"{phase} {duration(spent)}" for phase, spent in phases.items())
         + f"  training (without evaluation) {duration(sum(phases.values()) - phases['evaluate'])}"
     )
-    grpo = math.ceil(len(updates) / GRPO_UPDATES_PER_REFRESH)
+    grpo = grpo_refreshes(len(updates))
     of_grpo = f"; GRPO with mu={GRPO_UPDATES_PER_REFRESH} would have made {grpo}"
     text.append(f"refreshes   {refreshes} made{'' if preset == 'grpo' else of_grpo}")
     parts = refresh_parts(of("refresh"))

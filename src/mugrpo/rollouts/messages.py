@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Message, Problem, text_of
-from mugrpo.rollouts.prompts import ASKED, SAID, PromptEncoder
+from mugrpo.rollouts.prompts import ASKED, SAID, SHORT, PromptEncoder
 
 Ids = NDArray[np.int32]
 
 _LONGEST = 200  # characters of an error that the model is told
+_SAID_TO_IT = "an environment's message"
 
 # The form that Qwen and others use: <tool_call>{"name": ..., "arguments": {...}}</tool_call>.
 _TOOL_CALLS: dict[str, Any] = {
@@ -97,7 +98,7 @@ class MessageEncoder:
         text = "".join(message["content"] for message in messages)
         if self._chat:
             text = self._after(self._tokenizer.decode([last]), messages)
-        return self._prompts.checked(self._prompts.ids_of(text), "an environment's message")
+        return self._prompts.checked(self._prompts.ids_of(text), _SAID_TO_IT)
 
     def plain(self, ids: Ids) -> Message:
         """Return what the model has sampled as a message with nothing but text."""
@@ -129,10 +130,10 @@ class MessageEncoder:
             function = {"name": called, "arguments": {}}
             turn["tool_calls"] = [{"type": "function", "function": function}]
         if called not in self._answers:
-            written = self._prompts.rendered([ASKED, turn], prompting=False)
+            written = self._prompts.rendered([ASKED, turn], prompting=False, about=SHORT)
             self._answers[called] = written.removesuffix(self._end)
         before = self._answers[called]
-        whole = self._prompts.rendered([ASKED, turn, *messages], prompting=True)
+        whole = self._prompts.rendered([ASKED, turn, *messages], prompting=True, about=_SAID_TO_IT)
         if not whole.startswith(before):
             raise UsageError(
                 "the chat template writes earlier messages differently once later ones follow, so "
@@ -146,7 +147,8 @@ class MessageEncoder:
     def _end(self) -> str:
         """What the template puts after a message of the model."""
         turn = {"role": "assistant", "content": SAID}
-        return self._prompts.rendered([ASKED, turn], prompting=False).rpartition(SAID)[2]
+        written = self._prompts.rendered([ASKED, turn], prompting=False, about=SHORT)
+        return written.rpartition(SAID)[2]
 
     @cached_property
     def _responses(self) -> dict[str, Any]:
@@ -155,13 +157,14 @@ class MessageEncoder:
         if own is not None:
             return own
         without, prompting = (
-            self._prompts.rendered([ASKED], prompting=prompting) for prompting in (False, True)
+            self._prompts.rendered([ASKED], prompting=prompting, about=SHORT)
+            for prompting in (False, True)
         )
         return {**_TOOL_CALLS, "start_anchor": prompting.removeprefix(without)}
 
     def _require_tools(self) -> None:
         names = [tool["function"]["name"] for tool in self._prompts.tools]
-        written = self._prompts.rendered([ASKED], prompting=True)
+        written = self._prompts.rendered([ASKED], prompting=True, about=SHORT)
         if missing := [name for name in names if name not in written]:
             raise UsageError(
                 f"the chat template does not tell the model about tools such as {missing[0]}; name "

@@ -146,13 +146,13 @@ class PromptEncoder:
             raise UsageError(f"problem {problem.id!r} has an empty prompt")
         return ids
 
-    def messages(self, problem: Problem) -> list[Message]:
+    def _messages(self, problem: Problem) -> list[Message]:
         """Return the conversation that the chat template writes for `problem`."""
         turns = problem.prompt
         return [{"role": "user", "content": turns}] if isinstance(turns, str) else list(turns)
 
     def _chat_text(self, problem: Problem) -> str:
-        about, messages = f"problem {problem.id!r}", self.messages(problem)
+        about, messages = f"problem {problem.id!r}", self._messages(problem)
         tools = self._tools_of(problem)
         text = self.rendered(messages, prompting=True, about=about, tools=tools)
         calls = [call for message in messages for call in message.get("tool_calls") or ()]
@@ -189,7 +189,7 @@ class PromptEncoder:
         messages: Sequence[Mapping[str, Any]],
         *,
         prompting: bool,
-        about: str = "an environment's message",
+        about: str,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
         """Return what the chat template writes for `messages`.
@@ -239,6 +239,7 @@ def _read_template(file: str) -> str:
 
 
 ASKED: Message = {"role": "user", "content": "mugrpo-asks-this"}
+SHORT = "a short conversation"  # what errors call one of these
 SAID = "mugrpo-said-this"  # stands for a message of the model in what a template writes
 
 
@@ -275,8 +276,8 @@ def _turns(encode: PromptEncoder, stop_ids: Collection[int]) -> Iterator[str]:
     """Yield what is wrong with how the template begins and ends a turn of the model."""
     said: Message = {"role": "assistant", "content": SAID}
     try:
-        closed, opened = (encode.rendered([ASKED], prompting=p) for p in (False, True))
-        whole = encode.rendered([ASKED, said], prompting=False)
+        closed, opened = (encode.rendered([ASKED], prompting=p, about=SHORT) for p in (False, True))
+        whole = encode.rendered([ASKED, said], prompting=False, about=SHORT)
     except UsageError:  # it takes no such conversation, and the prompts of the data may be others
         return
     before, written, end = whole.rpartition(SAID)

@@ -31,8 +31,9 @@ from mugrpo.disk.records import Problem
 
 @dataclass(frozen=True)
 class Schedule:
-    """The schedule of a run with these `options` and `seed` on a data set of `problems` problems.
+    """The groups that each stage draws; `config.schedule` has the sizes.
 
+    They are those of a run with these `options` and `seed` on a data set of `problems` problems.
     If they are of several `sources`, those of a source are adjacent, in the order of the sources.
     Raises UsageError if the data set or a source is smaller than one update needs.
     """
@@ -67,9 +68,9 @@ class Schedule:
         size, sources = self.options.problems_per_update, self.parts
         firsts = accumulate((source.problems for source in sources), initial=0)
         epochs = [
-            Epochs(source, self.seed, number, first, place)
-            for number, (source, first, place) in enumerate(
-                zip(sources, firsts, places(self.options, sources, stage), strict=False)
+            Epochs(source, self.seed, number, first, position)
+            for number, (source, first, position) in enumerate(
+                zip(sources, firsts, positions(self.options, sources, stage), strict=False)
             )
         ]
         order = interleaved(weights_in(sources, stage))
@@ -194,7 +195,7 @@ def weights_in(sources: Sequence[Source], stage: int) -> tuple[float, ...]:
 
 
 @lru_cache(maxsize=64)
-def places(options: ScheduleOptions, sources: tuple[Source, ...], stage: int) -> list[Position]:
+def positions(options: ScheduleOptions, sources: tuple[Source, ...], stage: int) -> list[Position]:
     """Return where each source is when `stage` begins: after the batches of the stages before."""
     found = [(0, 0)] * len(sources)
     for earlier in range(stage):
@@ -208,14 +209,16 @@ def places(options: ScheduleOptions, sources: tuple[Source, ...], stage: int) ->
 
 
 class Epochs:
-    """The epochs of source number `number`, from `place` on.
+    """The epochs of source number `number`, from `position` on.
 
     Problems are numbered from `first`.
     """
 
-    def __init__(self, source: Source, seed: int, number: int, first: int, place: Position) -> None:
+    def __init__(
+        self, source: Source, seed: int, number: int, first: int, position: Position
+    ) -> None:
         self._source, self._seed, self._number, self._first = source, seed, number, first
-        self._epoch, dealt_already = place
+        self._epoch, dealt_already = position
         self._left = self._order(dealt_already)
 
     def hand(self, size: int) -> list[tuple[int, int]]:

@@ -32,7 +32,7 @@ class Scorer:
     """A scorer of rollouts of `problems`, with `task` as the judge.
 
     `options` says how truncated responses and failures count. `max_new_tokens` is the length at
-    which the penalty on long responses reaches 1. `judge` is the fingerprint of everything
+    which the penalty on long responses reaches -1. `judge` is the fingerprint of everything
     that decides the scores, see `scored`. `state` is what reward functions get as `trainer_state`,
     with each rollout's own policy step. `check` is called between rollouts and may raise to stop.
     """

@@ -114,7 +114,8 @@ def open_run(
     A config file starts a new run if the run's directory does not exist yet. The directory is
     `run_dir`, or runs/NAME for a config file NAME.toml; it is locked while the block lasts, and a
     checkpoint is complete when it ends. `overrides` are words of a command line. `stop` can
-    end the work early. The run locks and checks it; ranks that it drives do neither.
+    end the work early. The run locks and checks the directory; ranks that it drives do
+    neither.
 
     Raises UsageError if the folder is not a run, is locked, or was started with another config,
     data, model or code (unless `force`), if a run's directory names code and was not begun here
@@ -138,24 +139,21 @@ def open_run(
                 progress.say(notice)
             provenance = provenance_of(config, problems, eval_problems)
             _settle(folder, config, provenance, force, progress, config.schedule.stage_of(newest))
-        try:
-            yield OpenRun(
-                folder,
-                config,
-                task,
-                problems,
-                eval_problems,
-                prompts,
-                load_vocabulary(config.model, prompts.tokenizer),
-                judge_fingerprint(config, problems),
-                progress,
-                stop or StopFlag(),
-                ranks,
-            )
-        finally:
-            progress.stop()
-            task.close()
-            folder.settle()
+        for ending in (folder.settle, task.close, progress.stop):  # the last one comes first
+            stack.callback(ending)
+        yield OpenRun(
+            folder,
+            config,
+            task,
+            problems,
+            eval_problems,
+            prompts,
+            load_vocabulary(config.model, prompts.tokenizer),
+            judge_fingerprint(config, problems),
+            progress,
+            stop or StopFlag(),
+            ranks,
+        )
 
 
 def _settle(
@@ -173,7 +171,7 @@ def _settle(
     the newest checkpoint knows it. From here on the run is known to this user.
     """
     require_metrics(folder)
-    for update in contradicted(folder, unsealed_lines(folder)):
+    if (update := next(contradicted(folder, unsealed_lines(folder)), None)) is not None:
         raise RunStopped(
             f"{folder.metrics}: the evaluation after update {update} is not what its shards say; "
             f"`mugrpo repair {folder.root}` removes the line, and `mugrpo evaluate` makes it again"

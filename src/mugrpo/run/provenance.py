@@ -36,9 +36,7 @@ _MUST_AGREE = {
     "objective_sha256": "the objective's file",
     "code_sha256": "mugrpo's code",
 }
-
-
-HOME = Path(__file__).parents[1]
+_PACKAGE = Path(__file__).parents[1]
 _SHOWS = {"report", "tools"}  # folders of code that decides no number
 
 
@@ -92,13 +90,14 @@ def config_document(
     checkpoint, and all that were named before, as an earlier checkpoint may become the newest.
     """
     before = (stored or {}).get("replaces", [])
-    kept = [folder.sealed_config(update) for update in folder.checkpoint_updates()[-1:]]
+    updates = folder.checkpoint_updates()
+    newest = folder.sealed_config(updates[-1]) if updates else None
     return {
         "format": FORMAT,
         "config": resolved,
         "provenance": provenance,
         "id": stored["id"] if stored else uuid4().hex,
-        "replaces": list(dict.fromkeys([*before, *(one["sha256"] for one in kept if one)])),
+        "replaces": list(dict.fromkeys([*before, *([newest["sha256"]] if newest else [])])),
     }
 
 
@@ -120,7 +119,7 @@ def provenance_of(config: RunConfig, *problem_sets: Sequence[Problem]) -> dict[s
         "rewards_sha256": _sums(_rewards(config.task)),
         "environment_sha256": _sums(config.environment.code) or None,
         "objective_sha256": objective and sha256_of(objective),
-        "code_sha256": code_sha256(HOME),
+        "code_sha256": code_sha256(_PACKAGE),
         **{name: metadata.version(name) for name in packages},
         "threads": torch.get_num_threads(),
         "arithmetic": arithmetic(),

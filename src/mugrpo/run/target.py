@@ -85,10 +85,8 @@ def _folder_and_config(
 ) -> tuple[RunDir, RunConfig, tuple[dict[str, Any], RunConfig] | None]:
     """Return the directory and the config of the run that `target` names.
 
-    If `target` is a directory, also return its config.json, and the config in it.
-
-    Raises UsageError if `target` is a directory without a run, or if the options contradict the
-    run in it.
+    If `target` is a directory, also return its config.json, and the config in it. Raises UsageError
+    if it is a directory without a run, or if the options contradict the run in it.
     """
     if target.is_dir():
         if run_dir is not None:

@@ -6,7 +6,6 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -62,7 +61,7 @@ class Weights:
         Raises UsageError if the model has a weight that is not finite.
         """
         if self.policy is None:
-            policy = self._loaded(self._notify, self._ranks)
+            policy = self._loaded(notify=self._notify, ranks=self._ranks)
             if self._ranks.size > 1:
                 distribute(policy)
             found = self._ranks.all(policy.nonfinite_parameter())
@@ -116,10 +115,15 @@ class Weights:
         self.policy = self._frozen = None
         give_back_memory()
 
-    def _loaded(self, *how: Any) -> Policy:
-        """Return the initial policy, from the model's files."""
+    def _loaded(
+        self, notify: Callable[[str], None] = lambda _: None, ranks: Ranks = ALONE
+    ) -> Policy:
+        """Return the initial policy, from the model's files.
+
+        The frozen one notifies nobody: the policy that trains has said the same already.
+        """
         config = self._config
-        policy = load_policy(config.model, *how, lora=config.lora, seed=config.seed)
+        policy = load_policy(config.model, notify, ranks, lora=config.lora, seed=config.seed)
         policy.waking_remedy = config.engine.loading_remedy
         return policy
 

@@ -52,7 +52,7 @@ def evaluate(run: OpenRun, sampling: Sampling, update: int) -> dict[str, Any]:
     passes += [(1, _GREEDY)] if last and options.final_greedy else []
     with publish_folder(run.folder.evaluation(update)) as folder, run.progress.aside():
         for shard, (size, temperature) in enumerate(passes):
-            measure(
+            sample_and_score(
                 run,
                 folder,
                 [(shard, draws)],
@@ -71,7 +71,7 @@ def evaluate(run: OpenRun, sampling: Sampling, update: int) -> dict[str, Any]:
     return {**measured, "time/evaluate": time.monotonic() - began}
 
 
-def measure(
+def sample_and_score(
     run: OpenRun,
     folder: Path,
     wanted: Sequence[Wanted],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from mugrpo.disk.metrics import MetricsLog
 from mugrpo.disk.publishing import passing
@@ -37,10 +36,13 @@ def remake_past_stage(run: OpenRun, stage: Stage, sampling: Sampling, metrics: M
 
 def prepare_stage(run: OpenRun, stage: Stage, sampling: Sampling, metrics: MetricsLog) -> None:
     """Generate, score and plan a stage, in as many rounds as dynamic sampling needs."""
-    rounds = None
-    while rounds != (rounds := len(stage_shards(stage))):
+    shards = len(stage_shards(stage))
+    while True:
         generate_stage(run, stage, sampling)
         score_shards(run, stage)
+        before, shards = shards, len(stage_shards(stage))
+        if shards == before:
+            break
     log_refresh(run, stage, metrics)
     plan_stage(stage, run.progress.say)
 
@@ -81,8 +83,7 @@ class Generation:
 
         Raises RunStopped if the canary rejects the engines.
         """
-        notes: dict[str, Any] = {}
-        config = self._run.config
+        first, config = True, self._run.config
 
         def decoded(some: Decoded) -> None:
             self.refresh.check()
@@ -93,8 +94,10 @@ class Generation:
                 for number, sampled in sampled_shards(
                     self._samplers, self._missing, decoded, pieces=self._pieces
                 ):
-                    # The first entry has the seconds of the refresh.
-                    notes = {"canary_gap": notes["canary_gap"]} if notes else self.refresh.notes()
+                    notes = self.refresh.notes()
+                    if not first:  # the first entry alone has the seconds of the refresh
+                        notes = {"canary_gap": notes["canary_gap"]}
+                    first = False
                     # No shard may be older than its policy. An engine in this process has it from
                     # memory; others have read it from a folder that is published.
                     if config.engine_in_process:

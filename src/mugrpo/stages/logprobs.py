@@ -156,6 +156,8 @@ class StageReader:
             ],
         }
         made = period in kept and notes.items() <= kept.entry(period).items()
+        # At a period's first update the policy itself is at hand, and updates that were made again
+        # after --force may have led to another one than that of the stored logprobs.
         if since == 0 or not made:
             those = [rollout_from_row(self._rollouts.row(*place)) for place in places]
             write_logprobs(kept, period, self._compute(update - since, those), **notes)

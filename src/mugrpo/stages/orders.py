@@ -38,6 +38,8 @@ from mugrpo.run.opening import OpenRun
 TICK = 0.02  # seconds between two looks at an order or an answer
 _PULSE = 1.0  # seconds after which the first rank tells the others that there is no order yet
 
+OrderTask = Literal["load", "optimize", "logprobs", "end"]
+
 
 @dataclass(frozen=True)
 class Order:
@@ -48,7 +50,7 @@ class Order:
     """
 
     number: int
-    task: Literal["load", "optimize", "logprobs", "end"]
+    task: OrderTask
     update: int = 0
     stage: int = 0
 

@@ -69,7 +69,8 @@ def _try_rewards(run: OpenRun, verbose: bool) -> None:
                 f"the rewards find the reference answer wrong: {completion}; choose another "
                 "reward, or store the answer alone in the data"
             )
-        broken = score.status in (Status.ERROR, Status.UNFINISHED)  # None may be right here
+        # a function that returns None may be right to
+        broken = score.status in (Status.ERROR, Status.UNFINISHED)
         if broken and run.config.rewards.failure_limit < 1:
             raise refusal(
                 f"the rewards failed on {completion}: {score.parts['reason']}; fix that first, or "
@@ -106,7 +107,8 @@ def _first(problems: Sequence[Problem], count: int) -> list[Problem]:
 def _scores(run: OpenRun, problems: Sequence[Problem]) -> Iterator[Score]:
     """Yield the score of the reference answer to each problem.
 
-    Raises BrokenReward if a reward breaks its contract; UsageError if the run has no results yet.
+    Raises BrokenReward if a reward breaks its contract, or UsageError in its place if the run has
+    no results yet.
     """
     newest = run.folder.newest_update()
     state = run.state(newest, run.config.schedule.stage_of(newest))

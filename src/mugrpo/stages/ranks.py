@@ -16,7 +16,6 @@ from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from threading import Thread
-from typing import Any
 
 import numpy as np
 import torch
@@ -32,7 +31,15 @@ from mugrpo.processes.lifetime import start_rank
 from mugrpo.processes.ranks import Job, said_by_ranks, show_log, within_a_machine
 from mugrpo.run.opening import OpenRun
 from mugrpo.stages.evaluate import measuring_due
-from mugrpo.stages.orders import TICK, Order, RankAnswer, answer_to, answered_logprobs, give
+from mugrpo.stages.orders import (
+    TICK,
+    Order,
+    OrderTask,
+    RankAnswer,
+    answer_to,
+    answered_logprobs,
+    give,
+)
 from mugrpo.stages.sampling import Sampling
 from mugrpo.stages.stage import Stage
 
@@ -171,7 +178,7 @@ class RankProcesses:
         """
         self.start()
         if self._run.config.shares_gpus and torch.cuda.is_available():
-            self._obeyed("load", self._run.folder.newest_update())
+            self._obeyed("load")
 
     def optimize(self, stage: int, until: int) -> None:
         """Let the ranks make the updates of `stage` up to `until`."""
@@ -213,7 +220,7 @@ class RankProcesses:
             shutil.rmtree(folder.ranks, ignore_errors=True)
 
     def _obeyed(
-        self, task: Any, update: int, stage: int = 0, rollouts: Sequence[Rollout] = ()
+        self, task: OrderTask, update: int = 0, stage: int = 0, rollouts: Sequence[Rollout] = ()
     ) -> None:
         """Give an order and wait until it is done.
 

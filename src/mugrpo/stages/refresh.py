@@ -45,6 +45,7 @@ class Refresh:
         self._gap: float | None = None
         self._comparison = None
         if sampling.compares_elsewhere:
+            # It ignores the check (ranks cannot stop in the middle of an order).
             self._comparison = Background(lambda _: self._compare(rollouts), run.stop.check)
         else:
             self._waited(lambda: self._compare(rollouts))

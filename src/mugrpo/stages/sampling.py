@@ -59,7 +59,8 @@ def samplers_of(
     """Return samplers of `size` responses to each problem, seeded as those of `stage`.
 
     The engines have the policy after `update` updates. The temperature is that of rollouts, unless
-    it is given. With `dialogues`, one for each engine that is not None, responses have turns.
+    it is given. `dialogues` has one for each engine; with one that is not None, responses have
+    turns.
     """
     return [
         Sampler(
@@ -89,7 +90,7 @@ class Background:
         """Start the thread. `check` raises if the run must stop."""
         self._check = check
         self._abandoned = Event()
-        self._pool = ThreadPoolExecutor(1, "generation")
+        self._pool = ThreadPoolExecutor(1, "background")
         self._future: Future[None] = self._pool.submit(work, self._keep_on)
 
     def running(self) -> bool:
@@ -117,11 +118,11 @@ class Background:
     def _keep_on(self) -> None:
         self._check()
         if self._abandoned.is_set():
-            raise RunStopped("the updates ended")
+            raise RunStopped("this work is no longer needed")
 
 
 class Sampling:
-    """The engines of a run. They start at the first refresh and end with `close`.
+    """The engines of a run. They start when they are first needed and end with `close`.
 
     `background` is the generation that runs beside updates, if there is one. `make_room` leaves
     the GPUs to engines that share them with the trainer. `compute` returns the trainer's logprobs
@@ -173,13 +174,15 @@ class Sampling:
         """
         if self.background:
             self.background.wait()
-        engines, lock = self.start(), Lock()  # an engine in this process has the policy loaded
+        # start() first: it loads the policy if an engine samples from it
+        engines, lock = self.start(), Lock()
         if self._weights.policy is not None:
             self._weights.at(update)
         self.make_room()
         self._used = True
         spent: dict[str, float] = {}
 
+        # Engines ask at once: the lock lets one write, the cache serves the others.
         @cache
         def folder() -> str:
             began = time.monotonic()

@@ -236,19 +236,20 @@ def _sampled(stage: Stage) -> Iterator[tuple[ShardGroups, list[bool]]]:
     """Yield each shard's groups, and whether each may be trained on ([] if not scored yet)."""
     options, schedule = stage.config.sampling, stage.config.schedule
     per_shard = math.ceil(stage.config.rollouts.shard_rollouts / schedule.group_size)
-    stream = stage.draws.stream(stage.number)
-    own = list(islice(stream, stage.groups))
+    own = list(stage.draws.groups(stage.number))
     shards = [own[start : start + per_shard] for start in range(0, len(own), per_shard)]
     if not isinstance(options, DynamicSampling):
         yield from ((shard, [True] * len(shard)) for shard in shards)
         return
     rollouts, scores = stage.shards("rollouts"), stage.shards("scores")
+    further_groups = islice(stage.draws.stream(stage.number), len(own), None)
     kept, sampled, unscored = list[Group](), 0, False
     limit = OVERSAMPLING * len(own)
     for number, shard in enumerate(shards):  # the loop may append a shard
         varies = _varies(stage, rollouts, scores, number)
         yield shard, varies
         unscored = unscored or not varies
+        # places do not matter for the number of batches
         kept += [Group(p, []) for (p, _), v in zip(shard, varies, strict=False) if v]
         sampled += len(shard)
         if number + 1 < len(shards) or unscored or sampled >= limit:
@@ -261,7 +262,7 @@ def _sampled(stage: Stage) -> Iterator[tuple[ShardGroups, list[bool]]]:
                 further = math.ceil(_SPARE * (len(own) - len(kept)) / share)
                 further = max(further, schedule.problems_per_update)
                 further = min(further, per_shard, limit - sampled)
-            shards.append(list(islice(stream, further)))
+            shards.append(list(islice(further_groups, further)))
 
 
 def _varies(stage: Stage, rollouts: ShardSet, scores: ShardSet, number: int) -> list[bool]:

@@ -24,6 +24,7 @@ from tests.runs import (
     assert_same,
     checkpoints,
     final_weights,
+    finished,
     mugrpo,
     read_metrics,
     unfinished,
@@ -219,3 +220,26 @@ def test_the_table_by_hand():
     ]
     (only,) = table({"none": none}, 4).splitlines()[2:]
     assert re.sub(" +", " ", only) == f"| none | {before_} | {before_} | | | | | |"
+
+
+@pytest.mark.long
+def test_dynamic_sampling_gives_methods_the_groups_that_it_chose(tmp_path: Path, command: Command):
+    run_dir, names = tmp_path / "run", f"{OWN},dapo"
+    own = ("--sampling.name", "dynamic", "--optimizer.lr", "3e-4", "--checkpoint.every", 1)
+    finished(run_dir, *own)
+    assert command("bakeoff", run_dir, "--objectives", names).status == 0
+    assert final_weights(home(run_dir) / OWN, 3) == final_weights(run_dir, 3)
+    assert [line["zero_variance_share"] for line in updates(home(run_dir) / "dapo")] == [0.0] * 3
+
+
+@pytest.mark.long
+def test_trained_methods_are_not_trained_again_even_if_the_run_is_moved(
+    compared: Path, tmp_path: Path, command: Command
+):
+    moved = Path(shutil.copytree(compared, tmp_path / "elsewhere", symlinks=True))
+    before = {p: p.stat().st_mtime_ns for p in home(moved).glob("*/checkpoints/*/*.safetensors")}
+    ended = command("bakeoff", moved, *BOTH)
+    assert ended.status == 0 and before
+    assert {p: p.stat().st_mtime_ns for p in before} == before
+    assert (home(moved) / "table.md").read_text() == (home(compared) / "table.md").read_text()
+    assert (home(moved) / "grpo/stages/000/rollouts").resolve().is_relative_to(moved.resolve())

@@ -18,7 +18,7 @@ from mugrpo.cli import main
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.extensions.view.rollouts import Rollouts
 from mugrpo.extensions.view.viewer import Reading, Viewer
-from mugrpo.report.readable import visible
+from mugrpo.report.readable import with_signs
 from tests.extensions.view.rolled import RIGHT, rolled_run, rollout, write_shard
 from tests.report.synthetic import HOSTILE, write_config
 
@@ -137,7 +137,9 @@ def test_control_characters_are_shown_and_not_obeyed(tmp_path: Path):
         for lines in ([*seen(app)], [line.plain for line in contents(app)]):
             assert all(c.isprintable() for line in lines for c in line.replace("\n", ""))
         prompt, response = contents(app)
-        assert response.plain == visible(f"{texts[0]} {texts[1]} {texts[2]}".replace("\n", "↵\n"))
+        assert response.plain == with_signs(
+            f"{texts[0]} {texts[1]} {texts[2]}".replace("\n", "↵\n")
+        )
         assert "␛[2J␛]0;owned␇" in response.plain and "⟨U+202E⟩" in response.plain
         assert "[bold red]x[/]" in prompt.plain
         await settled(app, pilot, "escape")

@@ -36,7 +36,7 @@ from mugrpo.rollouts.score import scored
 from mugrpo.run.opening import OpenRun, prompt_encoder
 from mugrpo.run.progress import Progress
 from mugrpo.run.provenance import judge_fingerprint, problems_sha256
-from mugrpo.stages.evaluate import measure
+from mugrpo.stages.evaluate import sample_and_score
 from mugrpo.tasks.dataset import Dataset
 
 Engines = Callable[[], Sequence[Engine]]
@@ -146,7 +146,7 @@ def measure_suite(
     every = range(len(parts))
     if not all(scored(rollouts, scores, shard, run.judge) for shard in every):
         path.unlink(missing_ok=True)  # it tells of other scores
-    measure(
+    sample_and_score(
         run,
         folder,
         list(enumerate(parts)),

@@ -13,7 +13,7 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.extensions.view.rollouts import UNREADABLE, Numbers, Rollouts
 from mugrpo.processes.messages import printable
 from mugrpo.report import samples
-from mugrpo.report.readable import line_ends, plain, visible
+from mugrpo.report.readable import line_ends, plain, with_signs
 
 try:
     from textual.app import App, ComposeResult
@@ -85,9 +85,9 @@ class Reading(Screen[None]):
                 else "No ratios are stored. Orange: unlikely under the behavior policy."
             )
         except UNREADABLE as error:
-            right = Text(visible(f"This rollout cannot be shown: {error}"))
+            right = Text(with_signs(f"This rollout cannot be shown: {error}"))
         texts = {"facts": title, "left": left, "legend": legend}
-        shown = {name: Text(visible(text)) for name, text in texts.items()}
+        shown = {name: Text(with_signs(text)) for name, text in texts.items()}
         for name, content in {**shown, "right": right}.items():
             self.query_one(f"#{name}", Static).update(content)
 
@@ -97,7 +97,7 @@ class Reading(Screen[None]):
             style = self._style(samples.shade(token))
             for mark in token.marks:
                 style += _MARKS.get(mark, Style(italic=True))
-            text.append(visible(line_ends(token.text)), style)
+            text.append(with_signs(line_ends(token.text)), style)
         return text
 
     def _style(self, shade: str) -> Style:
@@ -162,6 +162,6 @@ class Viewer(App[None]):
         self.say(f"{len(numbers):,} of {len(self.rollouts.rows):,} rollouts{cut}")
 
     def say(self, sentence: str) -> None:
-        self.count.update(Text(visible(sentence)))
-        self.notes.update(Text(visible("\n".join(self.rollouts.notes))))
+        self.count.update(Text(with_signs(sentence)))
+        self.notes.update(Text(with_signs("\n".join(self.rollouts.notes))))
         self.notes.display = bool(self.rollouts.notes)

@@ -8,14 +8,14 @@ from mugrpo.optimize.ratios import log_ratios
 
 METRICS = ("masked_fraction",)
 
+_LIMIT = 0.04  # of arXiv 2510.01161
+
 
 def prepass(
     logprobs: torch.Tensor,
     behavior_logprobs: torch.Tensor,
     advantages: torch.Tensor,
     mask: torch.Tensor,
-    *,
-    second_moment_limit: float = 0.04,
 ) -> dict[str, torch.Tensor]:
     """Return the tokens that M2PO keeps, among all responses of an update: {"keep": [B, T] bool}.
 
@@ -30,7 +30,7 @@ def prepass(
     squares, order = (log_ratio_BT[away_BT].double() ** 2).sort(stable=True)
     running_mean = squares.cumsum(0) / torch.arange(1, len(squares) + 1, device=squares.device)
     kept = torch.zeros_like(order, dtype=torch.bool)
-    kept[order] = running_mean <= second_moment_limit  # ascending squares: a prefix
+    kept[order] = running_mean <= _LIMIT  # ascending squares: a prefix
     return {"keep": mask.clone().masked_scatter(away_BT, kept)}
 
 
