@@ -241,8 +241,7 @@ class Work:
         self._signs = Signs()
         for line in read_metrics(path) if path else ():  # they have been said
             self._signs.see(line["kind"], line["update"], line, say=lambda _: None)
-        alone = run.ranks.alone
-        self.measures = measures_of(run, self.sampling, self.metrics) if alone else None
+        self.measures = None if run.ranks.driven else measures_of(run, self.sampling, self.metrics)
 
     def __enter__(self) -> Self:
         return self

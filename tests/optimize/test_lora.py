@@ -99,7 +99,7 @@ def test_an_adapter_whose_weights_are_missing_or_damaged_is_refused(tmp_path: Pa
     weights = tmp_path / "saved" / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-4])
     with pytest.raises(UsageError, match="safetensors cannot be read"):
-        policy.load_weights(tmp_path / "saved")
+        policy.load_weights(tmp_path / "saved", 1)
     weights.unlink()
     with pytest.raises(UsageError, match="safetensors cannot be read"):
-        policy.load_weights(tmp_path / "saved")
+        policy.load_weights(tmp_path / "saved", 1)
