@@ -12,9 +12,9 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from mugrpo.arguments import commands, parser
+from mugrpo.arguments import parser, parsers_of
 from mugrpo.config.describe import Option, Table, tables
-from mugrpo.config.run import PRESETS, RunConfig, described
+from mugrpo.config.run import PRESETS, RunConfig, preset_summary
 from mugrpo.tools.catalog import catalog
 
 ROOT = Path(__file__).parents[1]
@@ -165,7 +165,7 @@ def objectives_page() -> str:
     ]
     for name in PRESETS:
         text = (PRESET_FOLDER / f"{name}.toml").read_text()
-        lines += ["", f"### {name}", "", _escaped(described(name)), "", "```toml", text, "```"]
+        lines += ["", f"### {name}", "", _escaped(preset_summary(name)), "", "```toml", text, "```"]
     shown = list(catalog())
     starts = [n for n, line in enumerate(shown) if line.startswith("[")]
     for start, end in zip(starts, [*starts[1:], len(shown)], strict=True):
@@ -177,7 +177,7 @@ def objectives_page() -> str:
 def commands_page() -> str:
     """Return the help of every command."""
     lines = ["# Commands", "", "Commands that take a run's options also take [these](options.md)."]
-    for name, command in commands(parser()).items():
+    for name, command in parsers_of(parser()).items():
         command.formatter_class = lambda prog: argparse.HelpFormatter(prog, width=98)
         lines += ["", f"## mugrpo {name}", "", "```text", command.format_help(), "```"]
     return "\n".join(lines)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from mugrpo.config.base import choices
+from mugrpo.config.base import members_of
 from mugrpo.config.load import build_config
 from mugrpo.config.objectives import Objective
 from mugrpo.optimize.experience import MicroBatch
@@ -20,7 +20,7 @@ from mugrpo.optimize.loss import UpdateLoss
 from tests.updates import hand_batch
 
 INF = math.inf
-NAMES = sorted(choices(Objective).keys() - {"file"})
+NAMES = sorted(members_of(Objective).keys() - {"file"})
 FORMS: dict[str, dict[str, Any]] = {
     **{name: {"name": name} for name in NAMES},
     "gspo": {"name": "grpo", "level": "sequence"},

@@ -21,14 +21,14 @@ from mugrpo.tools import vllm_env
 
 DEMO = Path(__file__).with_name("config") / "demo.toml"
 
-PHASES = {
+PHASE_COMMANDS = {
     "generate": "generate a stage's missing rollout shards",
     "score": "score a stage's unscored rollout shards",
     "optimize": "make a stage's missing updates",
 }
 
 TRUST = "approve the code and commands that a run begun elsewhere names"
-_NOT_REPEATED = ("force", "trust")  # approvals are kept
+_NOT_REPEATED = ("force", "trust")  # the run remembers these approvals
 
 # The options of a run that --help shows; `--help all` shows all.
 FIRST = (
@@ -62,8 +62,8 @@ class Commands:
 
     def __init__(self, root: argparse.ArgumentParser) -> None:
         self._named = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
-        self.overriding = _takes_overrides()  # a parent: the options of a run
-        self.opening = _opens(self.overriding)  # a parent: what opens a run, too
+        self.overriding = _overriding_parent()  # a parent: the options of a run
+        self.opening = _opening_parent(self.overriding)  # a parent: what opens a run, too
 
     def add(
         self, name: str, text: str, *, run: str, parents: Sequence[argparse.ArgumentParser] = ()
@@ -101,7 +101,7 @@ def parser() -> argparse.ArgumentParser:
     return root
 
 
-def _takes_overrides() -> argparse.ArgumentParser:
+def _overriding_parent() -> argparse.ArgumentParser:
     """Return a parent for commands that take a run's options; it has their --help."""
     parent = argparse.ArgumentParser(add_help=False)
     parent.add_argument(
@@ -116,7 +116,7 @@ def _takes_overrides() -> argparse.ArgumentParser:
     return parent
 
 
-def _opens(overriding: argparse.ArgumentParser) -> argparse.ArgumentParser:
+def _opening_parent(overriding: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """Return a parent for commands that open a run."""
     parent = argparse.ArgumentParser(add_help=False, parents=[overriding])
     home = "the run's directory (default: runs/NAME for a config NAME.toml)"
@@ -144,12 +144,12 @@ def _add_phases(commands: Commands) -> None:
     for name, text, run in (
         ("train", "run all stages, or those that remain", "run_train"),
         ("check", "try data, rewards, engines and sinks, as `train` does", "run_check"),
-        *((name, text, "run_phase") for name, text in PHASES.items()),
+        *((name, text, "run_phase") for name, text in PHASE_COMMANDS.items()),
         ("evaluate", "measure accuracy on the held-out problems", "run_evaluate"),
     ):
         command = commands.add(name, text, run=f"mugrpo.cli:{run}", parents=opening)
         add_target(command)
-        if name in PHASES:
+        if name in PHASE_COMMANDS:
             command.add_argument("--stage", type=int, help=stage)
         if name == "score":
             again = "rescore all shards (with --force if the rewards changed)"
@@ -197,7 +197,7 @@ def resume_command(options: argparse.Namespace, overrides: Sequence[str], reason
 
     It is this command. It has --force only if the remedy that `reason` names needs that.
     """
-    actions = [a for a in commands(parser())[options.command]._actions if a.dest in options]
+    actions = [a for a in parsers_of(parser())[options.command]._actions if a.dest in options]
     words = ["mugrpo", options.command]
     for action in sorted(actions, key=lambda action: bool(action.option_strings)):
         value = vars(options)[action.dest]
@@ -209,7 +209,7 @@ def resume_command(options: argparse.Namespace, overrides: Sequence[str], reason
     return shlex.join([*words, *overrides])
 
 
-def commands(root: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+def parsers_of(root: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
     """Return command -> parser."""
     [named] = [a for a in root._actions if isinstance(a, argparse._SubParsersAction)]
     return dict(named.choices)

@@ -241,8 +241,7 @@ class Work:
         self._signs = Signs()
         for line in read_metrics(path) if path else ():  # they have been said
             self._signs.see(line["kind"], line["update"], line, say=lambda _: None)
-        alone = run.ranks.alone
-        self.measures = measures_of(run, self.sampling, self.metrics) if alone else None
+        self.measures = None if run.ranks.driven else measures_of(run, self.sampling, self.metrics)
 
     def __enter__(self) -> Self:
         return self
@@ -272,7 +271,7 @@ class Work:
 
         Ranks leave this to the run that started them.
         """
-        if not self.run.ranks.alone:
+        if self.run.ranks.driven:
             return
         if evaluation_due(self.run.config, update):
             evaluate_once(self.run, self.sampling, self.metrics, update)
@@ -313,7 +312,7 @@ class Work:
         """Return whether the updates are made by ranks that this process starts."""
         config = self.run.config
         several = config.distributed.processes > 1 or config.backend.clustered
-        return self.run.ranks.alone and several
+        return not self.run.ranks.driven and several
 
     @contextmanager
     def _left_to_ranks(self) -> Iterator[None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from mugrpo.config.base import choices
+from mugrpo.config.base import members_of
 from mugrpo.config.describe import as_toml, describe, tables
 from mugrpo.config.load import build_config
 from mugrpo.config.rewards import Reward
@@ -43,7 +43,7 @@ def test_every_option_is_listed_once_for_each_choice_that_has_it(required):
             resolved = build_config({group: {"name": choice, **required.get(choice, {})}}, "test")
             for name in leaves(resolved.model_dump()[group], f"{group}."):
                 expected.setdefault(name, Counter())[choice] += 1
-    for choice, reward in choices(Reward).items():
+    for choice, reward in members_of(Reward).items():
         for name in reward.model_fields:
             expected.setdefault(f"task.rewards[].{name}", Counter())[choice] += 1
     for name in SourceOptions.model_fields:  # what a source has besides its task

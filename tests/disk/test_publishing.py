@@ -50,6 +50,16 @@ def test_what_this_process_has_written_or_checked_is_not_read_again(
     assert sealed_folder_fault(sealed) is None and len(read) == 2
 
 
+def test_a_checked_part_does_not_stand_for_the_others(sealed: Path):
+    publishing._intact.clear()  # as in another process
+    (sealed / "weights").write_bytes(b"axc")  # the second of two parts
+    assert sealed_folder_fault(sealed, 0, 2) is None
+    assert sealed_folder_fault(sealed, 0, 2) is None
+    for part, parts in ((1, 2), (0, 1)):
+        fault = sealed_folder_fault(sealed, part, parts)
+        assert fault == "has a weights that does not match its checksum"
+
+
 @pytest.mark.parametrize("name", ["weights", "part/moments"])
 def test_a_file_that_is_changed_later_is_found(sealed: Path, name: str):
     assert sealed_folder_fault(sealed) is None

@@ -178,7 +178,7 @@ def test_slots_attend_as_separate_sequences_do(window, seed, split):
             for gap, mover in zip(gaps, movers, strict=True):
                 reference.kept[gap] = reference.kept[mover]
             del reference.kept[left:]
-        cache.close(movers, gaps, left, int(response_lengths.max(initial=0)))
+        cache.compact(movers, gaps, left, int(response_lengths.max(initial=0)))
         assert len(cache.length_U) <= left  # prompts without a slot are dropped
     blocks, _, _, size, _ = cache.layers[0].responses[0].shape
     assert (blocks > 1, size > BLOCK) == (split, not split)  # several blocks, or one that grew

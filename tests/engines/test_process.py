@@ -177,10 +177,15 @@ def test_a_process_that_is_lost_is_restarted_and_makes_the_same_responses_but_no
 
 
 @pytest.mark.long
-def test_an_interrupted_generation_ends_the_process(shared: Remote, requests, expected):
+@pytest.mark.parametrize("when", [1, COUNT])  # after the last one, "end" is still to come
+def test_an_interrupted_generation_ends_the_process(shared: Remote, requests, expected, when):
+    def interrupt(done: int) -> None:
+        if done >= when:
+            raise Interrupted("")
+
     pid = shared.pid
     with pytest.raises(Interrupted):
-        taken(shared.engine, requests, after=lambda done: (_ for _ in ()).throw(Interrupted("")))
+        taken(shared.engine, requests, after=interrupt)
     assert not Path(f"/proc/{pid}").exists()
     assert_same(taken(shared.engine, requests), expected)  # in a new one
 

@@ -27,7 +27,7 @@ class Here:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(worker, "load_function", load)
             given = EnvironmentOptions.model_validate(options)
-            self.host = worker.Host(given, own_reward=own_reward)
+            self.host = worker.EnvironmentHost(given, own_reward=own_reward)
         self._calls, self._replies = count(), list[tuple[int, Reply]]()
 
     def begin(self, rollout: int, seed: int, row: dict[str, Any]) -> None:

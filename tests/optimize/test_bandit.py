@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from mugrpo.config.base import choices
+from mugrpo.config.base import members_of
 from mugrpo.config.objectives import Advantage, Objective
 from mugrpo.optimize import advantages, ratios
 from mugrpo.optimize.objectives import kl_surrogate, load_objective
@@ -50,7 +50,7 @@ def expected_gradient(
     objective: str, logits: Tensor, of_responses: Tensor, options: dict[str, Any], **stored: Tensor
 ) -> Tensor:
     """Return the maximized objective's gradient in the logits, under the behavior policy."""
-    chosen = choices(Objective)[objective](**options)
+    chosen = members_of(Objective)[objective](**options)
     functions = load_objective(objective, needs=chosen.needs)
     logprobs = responses_of(logits.log_softmax(-1))
     arguments = (logprobs, responses_of(BETA.log()), of_responses, MASK)
@@ -164,14 +164,14 @@ CLOSED: dict[str, tuple[str, dict[str, Any], Weights]] = {
 
 
 def test_every_objective_has_a_closed_form_here():
-    assert {name for name, _, _ in CLOSED.values()} == choices(Objective).keys() - {"file"}
+    assert {name for name, _, _ in CLOSED.values()} == members_of(Objective).keys() - {"file"}
 
 
 @table("case", CLOSED)
 @table("advantage", ["group", "shifted", "asymre"])
 def test_expected_gradient_is_the_closed_form(case, advantage):
     name, options, weights = CLOSED[case]
-    knobs = choices(Advantage)[advantage]().knobs
+    knobs = members_of(Advantage)[advantage]().knobs
     of_responses = getattr(advantages, advantage)(REWARDS[ARMS][None], VALID, **knobs)[0]
     a = torch.stack([of_responses[arm == ARMS][0] for arm in range(5)])
     reached = False

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from mugrpo.config.run import ModelOptions
 from mugrpo.config.training import LoRAOptions
+from mugrpo.disk.errors import UsageError
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.optimize.trainer import Trainer
 from tests.builders import adapted_policy, save, stale
@@ -90,3 +91,15 @@ def test_a_loaded_trainer_continues_bit_for_bit(experience, tmp_path: Path):
         assert metrics["grad_norm"] == again["grad_norm"] > 0
     ours, theirs = weights(trainer), weights(resumed)
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_an_adapter_whose_weights_are_missing_or_damaged_is_refused(tmp_path: Path):
+    policy = adapted_policy("chain", tmp_path, LORA)
+    policy.save(tmp_path / "saved")
+    weights = tmp_path / "saved" / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4])
+    with pytest.raises(UsageError, match="safetensors cannot be read"):
+        policy.load_weights(tmp_path / "saved", 1)
+    weights.unlink()
+    with pytest.raises(UsageError, match="safetensors cannot be read"):
+        policy.load_weights(tmp_path / "saved", 1)

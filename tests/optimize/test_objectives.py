@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from mugrpo.config import objectives
-from mugrpo.config.base import choices
+from mugrpo.config.base import members_of
 from mugrpo.optimize.objectives import Objective, load_objective
 
-OBJECTIVES = {n: part for n, part in choices(objectives.Objective).items() if n != "file"}
+OBJECTIVES = {n: part for n, part in members_of(objectives.Objective).items() if n != "file"}
 NAMES = sorted(OBJECTIVES)
 
 # Every objective with its defaults, and the forms that an option selects.

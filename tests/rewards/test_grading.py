@@ -6,6 +6,7 @@ import datetime
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from tests.rewards.hostile import HOSTILE
 FILE = Path(__file__).parent / "misbehaving.py"
 ONE = WorkerOptions(count=1)
 UNREADABLE = (
-    "no grader can read the reference answer '$': it is empty, or has more than 1000 characters"
+    "no verifier can read the reference answer '$': it is empty, or has more than 1000 characters"
 )
 
 
@@ -123,7 +124,7 @@ def test_both_readings_are_kept_and_weight_0_changes_nothing_else():
 
 
 def test_references_that_are_not_equal_to_themselves_are_found():
-    with Grader((ExactOptions(), MathOptions(weight=0.0)), ONE) as grader:
+    with closing(Grader((ExactOptions(), MathOptions(weight=0.0)), ONE)) as grader:
         assert grader.unreadable(["12", "$"]) == {"$": f"math: ValueError: {UNREADABLE}"}
 
 
@@ -183,7 +184,8 @@ def test_functions_are_called_as_trl_calls_them(prompt, prompts, completions, tm
         Answer(problem, text, [5, 6, 0], FinishReason.STOP, TrainerState(16, 48, 1))
         for problem, text in zip(problems, ("a\ud800", "\x00b"), strict=True)
     ]
-    with Grader((function("what", file=file),), WorkerOptions(count=1, batch_size=2)) as grader:
+    pairs = WorkerOptions(count=1, batch_size=2)
+    with closing(Grader((function("what", file=file),), pairs)) as grader:
         assert [(s.reward, s.parts) for s in grader.scores(answers)] == [
             (1.0, {"what": 1.0}),
             (2.5, {"what": 2.5}),
@@ -301,7 +303,7 @@ def test_a_function_that_cannot_be_loaded_is_refused_before_any_answer(
 
 
 def test_hostile_answers_all_get_a_status_and_none_is_right():
-    with Grader((MathOptions(),), WorkerOptions(count=2, timeout=0.3)) as grader:
+    with closing(Grader((MathOptions(),), WorkerOptions(count=2, timeout=0.3))) as grader:
         grader.start()
         scored = grader.scores(map(answer, HOSTILE.values()))
         verdicts = dict(zip(HOSTILE, scored, strict=True))
@@ -332,9 +334,9 @@ def test_a_file_does_not_bring_others_in_the_place_of_the_modules_that_are_named
     (tmp_path / "here.py").write_text(judges.format("second", "this"))
     rewards = ("sub/ok.py:first", "plistlib:loads", "here:second")
     options = tuple(FunctionOptions(function=name) for name in rewards)
-    with Grader(options, ONE) as grader:
+    with closing(Grader(options, ONE)) as grader:
         grader.start()
-    with Grader((options[0], options[2]), ONE) as grader:
+    with closing(Grader((options[0], options[2]), ONE)) as grader:
         assert [score.reward for score in grader.scores([answer("a")])] == [2.0]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,7 @@ def scores(tmp_path: Path, *answers: Answer, text: str = LOGS, size: int = 4) ->
     (tmp_path / "mine.py").write_text(text)
     rewards = [FunctionOptions(function=f"{tmp_path}/mine.py:{name}") for name in ("logs", "ones")]
     workers = WorkerOptions(count=1, batch_size=size)
-    with Grader(tuple(rewards) if text is LOGS else tuple(rewards[:1]), workers) as grader:
+    with closing(Grader(tuple(rewards) if text is LOGS else tuple(rewards[:1]), workers)) as grader:
         return list(grader.scores(answers))
 
 

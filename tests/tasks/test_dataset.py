@@ -129,7 +129,7 @@ def test_references_that_math_cannot_use_are_named_before_any_work(jsonl, tmp_pa
     loaded.close()
     assert str(refused.value) == (
         f'the rewards cannot use 2 of 8 reference answers; the first: "$" ({data}, line 7): '
-        "math: ValueError: no grader can read the reference answer '$': it is empty, or has more "
+        "math: ValueError: no verifier can read the reference answer '$': it is empty, or has more "
         "than 1000 characters; fix the data, or choose another reward"
     )
 

@@ -12,7 +12,7 @@ import pytest
 from jsonschema import Draft7Validator
 
 from mugrpo.cli import main
-from mugrpo.config.base import Options, WorkerOptions, choices
+from mugrpo.config.base import Options, WorkerOptions, members_of
 from mugrpo.config.load import build_config
 from mugrpo.config.rewards import RegexOptions
 from mugrpo.config.run import PRESETS, RunConfig
@@ -49,7 +49,7 @@ def groups() -> Iterator[type[Options]]:
         found.append(waiting.pop())
         for field in found[-1].model_fields.values():
             kind = field.annotation
-            waiting += choices(kind).values()
+            waiting += members_of(kind).values()
             waiting += [kind] if isinstance(kind, type) and issubclass(kind, Options) else []
     return reversed(found)
 

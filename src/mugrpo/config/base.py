@@ -53,7 +53,7 @@ class Options(BaseModel):
     @classmethod
     def choices(cls) -> dict[str, dict[str, type[NamedOptions]]]:
         """Return group -> name -> options, for the groups that are chosen by name."""
-        unions = {group: choices(field.annotation) for group, field in cls.model_fields.items()}
+        unions = {group: members_of(field.annotation) for group, field in cls.model_fields.items()}
         return {group: union for group, union in unions.items() if union}
 
 
@@ -67,14 +67,14 @@ class NamedOptions(Options):
     name: str
 
 
-def choices(union: Any) -> dict[str, type[NamedOptions]]:
+def members_of(union: Any) -> dict[str, type[NamedOptions]]:
     """Return name -> option group for a discriminated union, or for a tuple of such a union.
 
-    Any other annotation has no choices.
+    Any other annotation has no members.
     """
     members = get_args(union)
     if get_origin(union) in (Annotated, tuple):
-        return choices(members[0])
+        return members_of(members[0])
     if all(isinstance(member, type) and issubclass(member, NamedOptions) for member in members):
         return {member.model_fields["name"].default: member for member in members}
     return {}
@@ -99,7 +99,7 @@ def _code(text: str) -> str:
     return f"{absolute(place)}:{name}" if place.endswith(".py") else text
 
 
-# What a Python file or module defines, by the place that imports it.
+# The name of something in a Python module or file: "module:name" or "file.py:name".
 Code = Annotated[str, AfterValidator(_code)]
 
 
@@ -176,6 +176,7 @@ class TextOptions(TaskOptions):
     data: PathOrName
     """A JSONL (.jsonl), parquet or CSV file, or the id of a data set on the hub; of reasoning-gym,
     the name of a data set, such as "chain_sum"."""
+    # The same words in each class: help merges options that say the same.
     eval_problems: int = Field(256, ge=1)
     """Distinct held-out problems; of a data set, at most N, those with the lowest hashes."""
     system_prompt: str | None = None
@@ -273,8 +274,7 @@ class Part(NamedOptions):
 class ObjectiveOptions(Part):
     """A loss computed from ratios and advantages.
 
-    `module` has its `loss` (see `mugrpo.optimize.objectives`); the core's own are named as they are
-    chosen.
+    `module` has its `loss`; by default it is mugrpo.optimize.objectives.NAME.
     """
 
     module: ClassVar[str] = ""

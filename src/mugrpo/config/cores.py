@@ -1,9 +1,10 @@
-"""The cores of this machine, and how threads wait on them. Imports only the standard library."""
+"""This machine's cores, how threads wait on them, and its memory. Imports no other package."""
 
 from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 # Turns of a waiting loop before a thread sleeps; libgomp's own number is 300,000. If others want
 # the cores, a spinning thread takes the time of the one it waits for. Measured with
@@ -27,3 +28,13 @@ def bound_spinning() -> None:
     """
     if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", str(_SPINS))
+
+
+def host_memory() -> int:
+    """Return the bytes of memory that this machine, or this container, has."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+    except OSError:
+        return total
+    return min(total, int(limit)) if limit.isdigit() else total

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from mugrpo.config.base import Options, choices
+from mugrpo.config.base import Options, members_of
 from mugrpo.config.run import RunConfig
 from mugrpo.config.tasks import SourceOptions
 
@@ -74,7 +74,7 @@ def tables(
     for owner, options in members.items():
         for leaf, field in options.model_fields.items():
             place, annotation = f"{name}.{leaf}".lstrip("."), field.annotation
-            about, named = " ".join((field.description or "").split()), choices(annotation)
+            about, named = " ".join((field.description or "").split()), members_of(annotation)
             own = field.get_default(call_default_factory=True)
             default = getattr(values, leaf) if type(values) is options else own
             if inspect.isclass(annotation) and issubclass(annotation, Options):
@@ -101,7 +101,7 @@ def tables(
 def _of_list(place: str, annotation: Any) -> list[Iterator[Table]]:
     """Return the tables of the list at `place`, [] if it is not a list of tables."""
     about = f"A table of the list {place}."
-    named = choices(annotation)
+    named = members_of(annotation)
     if named and all(issubclass(one, SourceOptions) for one in named.values()):
         about = f"A table of the list {place}: the options of a task, and these."
         return [tables({"": SourceOptions}, f"{place}[]", about)]
@@ -158,7 +158,7 @@ def _type(annotation: Any) -> str:
         return "|".join(map(str, arguments))
     if kind in (typing.Union, types.UnionType):
         return "|".join("none" if a is type(None) else _type(a) for a in arguments)
-    if kind is tuple and choices(annotation):
+    if kind is tuple and members_of(annotation):
         return "names or tables"
     if _entry(annotation):
         return "tables"

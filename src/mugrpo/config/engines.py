@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 from mugrpo.config.base import HARMLESS, BackendOptions, NamedOptions, PathOrName, one_of
 from mugrpo.config.training import LoRAOptions
 
-# Arguments of vLLM that the run sets, and those that change its sampling distribution.
+# Arguments of vLLM that the run sets or that must keep their defaults.
 _SET_BY_THE_RUN = (
     "model tokenizer skip_tokenizer_init dtype seed logprobs_mode tensor_parallel_size "
     "max_num_seqs gpu_memory_utilization disable_log_stats enable_sleep_mode "

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from mugrpo.config.base import Options, choices
+from mugrpo.config.base import Options, members_of
 from mugrpo.config.describe import as_toml, describe
 from mugrpo.config.rewards import Reward
 from mugrpo.config.run import RunConfig
@@ -29,7 +29,7 @@ from mugrpo.disk.errors import UsageError
 OptionGroup = TypeVar("OptionGroup", bound=Options)
 
 _IN_LISTS = [
-    (name,) for name in [*choices(Reward), *choices(Source)]
+    (name,) for name in [*members_of(Reward), *members_of(Source)]
 ]  # tables of a list that are chosen by name
 
 

@@ -17,8 +17,8 @@ from mugrpo.config.base import (
     Options,
     PathOrName,
     RewardOption,
-    choices,
     environment_kinds,
+    members_of,
     one_of,
 )
 from mugrpo.disk.records import Status
@@ -118,7 +118,7 @@ def _table(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     table = {"name": "function", **value} if "function" in value else value
-    known = sorted(choices(Reward))
+    known = sorted(members_of(Reward))
     if table.get("name") not in known:
         raise ValueError(
             f"no such reward {table.get('name')!r}: choose among {', '.join(known)}, or name a "

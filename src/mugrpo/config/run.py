@@ -33,7 +33,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def described(name: str) -> str:
+def preset_summary(name: str) -> str:
     """Return the first line of a preset's file."""
     return (_FOLDER / f"{name}.toml").read_text().split("\n")[0].lstrip("# ")
 

@@ -15,7 +15,7 @@ from mugrpo.config.base import (
     TaskOptions,
     TextOptions,
     at_stage,
-    choices,
+    members_of,
     one_of,
 )
 from mugrpo.config.rewards import EnvironmentReward, MathOptions, Rewards
@@ -67,9 +67,9 @@ class DatasetOptions(TextOptions):
     """The column with the problem's id. If unset, the id is a hash of prompt and answer. Of rows
     with the same id, the first one counts."""
     rewards: Rewards = (MathOptions(),)
-    """How a response is judged: by "math", "exact", "numeric", "regex", "code",
-    "environment", "module:function" or "file.py:function", or by tables with a name and its
-    options. The reward is the weighted sum."""
+    """How a response is judged: by "math", "exact", "numeric", "regex", "code", "environment",
+    "module:function" or "file.py:function", or by tables with a name and its options. The reward is
+    the weighted sum."""
 
     @model_validator(mode="after")
     def _verifiers_have_references(self) -> Self:
@@ -101,7 +101,7 @@ def _table(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     table = {"name": "dataset", **value}
-    known = sorted(choices(Source))
+    known = sorted(members_of(Source))
     if table["name"] not in known:
         raise ValueError(f"no such task {table['name']!r}: choose among {', '.join(known)}")
     return table
@@ -113,7 +113,7 @@ def _source(task: type[TaskOptions]) -> type[TaskOptions]:
     return create_model(f"{task.__name__}OfSource", __base__=bases, __doc__=task.__doc__)  # type: ignore[no-any-return]
 
 
-_TASKS = choices(one_of("tasks", ChainOptions, LettersOptions, DatasetOptions))
+_TASKS = members_of(one_of("tasks", ChainOptions, LettersOptions, DatasetOptions))
 if TYPE_CHECKING:
 
     class Source(TaskOptions, SourceOptions):

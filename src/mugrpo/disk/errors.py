@@ -12,7 +12,10 @@ class RunStopped(Exception):
 
 
 class BrokenReward(RunStopped):
-    """A reward function broke its contract. No second attempt can help: its code has to change."""
+    """A reward or an environment broke its contract.
+
+    No second attempt helps: its code has to change.
+    """
 
 
 class Interrupted(RunStopped):

@@ -140,7 +140,7 @@ def seal_folder(folder: Path, known: Mapping[str, str] = MappingProxyType({})) -
     found = {**known, **_sums(folder, unknown)}
     sums = {name: found[name] for name in names}
     (folder / SUMS).write_text(json.dumps(sums, indent=1) + "\n")
-    _intact.append(_state([*files, folder / SUMS]))
+    _intact.append((_state([*files, folder / SUMS]), 0, 1))
 
 
 def sealed_folder_fault(folder: Path, part: int = 0, parts: int = 1) -> str | None:
@@ -160,21 +160,24 @@ def sealed_folder_fault(folder: Path, part: int = 0, parts: int = 1) -> str | No
         if not file.is_file():
             return f"lacks {name}"
     state = _state([*files, folder / SUMS])
-    if state in _intact:
+    if (state, 0, 1) in _intact or (state, part, parts) in _intact:
         return None
     names = list(sums)[part::parts]
     for name, found in _sums(folder, names).items():
         if found != sums[name]:
             return f"has a {name} that does not match its checksum"
-    _intact.append(state)
+    _intact.append((state, part, parts))
     return None
 
 
-# States of the sealed folders last seen with right checksums: of all, it would grow with a run.
-_intact: deque[tuple[tuple[int, ...], ...]] = deque(maxlen=64)
+_State = tuple[tuple[int, ...], ...]
+
+# (state, part, parts) of the sealed folders last seen with right checksums: of all, it would grow
+# with a run.
+_intact: deque[tuple[_State, int, int]] = deque(maxlen=64)
 
 
-def _state(files: Iterable[Path]) -> tuple[tuple[int, ...], ...]:
+def _state(files: Iterable[Path]) -> _State:
     """Return what changes if a file is written again: not its name, which publishing changes."""
     stats = (file.stat() for file in files)
     return tuple((s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns) for s in stats)

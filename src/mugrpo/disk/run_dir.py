@@ -92,7 +92,8 @@ class RunDir:
         self.ranks = root / "ranks"  # where the run and its ranks exchange orders and answers
         self.stop_request = self.ranks / "stop"  # exists while the ranks are asked to stop
         self.rank_logs = root / "logs" / "ranks"
-        self.origin = root / "origin.json"  # of a run on another run's rollouts, see `bakeoff`
+        # of a run on another run's rollouts, see extensions/lab/bakeoff.py
+        self.origin = root / "origin.json"
         self.pending: Pending | None = None
         self.handover: Handover | None = None
         self._changing = Lock()
@@ -119,6 +120,7 @@ class RunDir:
         """Return the updates with a published checkpoint, ascending. The folders' names decide."""
         names = [p.name for p in self.checkpoints.glob("update-*") if p.is_dir()]
         updates = [int(name[7:]) for name in names if name[7:].isdigit()]
+        # not "update-7", which no run writes
         return sorted(u for u in updates if self.checkpoint(u).name in names)
 
     def newest_update(self) -> int:

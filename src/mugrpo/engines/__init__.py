@@ -72,7 +72,7 @@ def make_engines(
         for number in range(len(reserved_gpus(config)))
     ]
     if cluster := config.backend.cluster():
-        cluster.require_room(0, reserved_gpus(config))
+        cluster.require_room(ranks=0, engines=reserved_gpus(config))
         starts: list[Callable[[], Peer]] = [partial(cluster.start_engine, host) for host in hosts]
     else:
         starts = [
@@ -85,7 +85,7 @@ def make_engines(
 
 
 def reserved_gpus(config: RunConfig) -> list[int]:
-    """Return the number of GPUs of each engine that has a process, if there are any."""
+    """Return, for each engine process, how many GPUs it needs; [] if no engine has a process."""
     options = config.engine
     if isinstance(options, VLLMServerOptions) or config.engine_in_process:
         return []

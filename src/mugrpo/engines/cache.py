@@ -113,7 +113,7 @@ class SlotCache:
         self.prompt_S = np.pad(self.prompt_S, (0, added))
         self.slots = slots
 
-    def close(self, source: Places, target: Places, active: int, live: int) -> None:
+    def compact(self, source: Places, target: Places, active: int, live: int) -> None:
         """Move the slots `source` to `target`, then keep only the first `active` slots.
 
         No remaining slot may have more than `live` response tokens. Prompts without a slot are

@@ -26,8 +26,8 @@ from mugrpo.engines.base import Arrivals, Completion, Decoded, Engine, Request
 from mugrpo.engines.cache import ATTENTION, KeysValues, SlotCache, cache_argument, reordered
 from mugrpo.engines.sampling import left_padded, refuse_nan, sample, uniforms
 from mugrpo.model.attention import attending
-from mugrpo.model.loading import first_line
 from mugrpo.model.policy import Policy
+from mugrpo.processes.messages import first_line
 
 # The model's output for a prompt: keys and values of each layer, both [H, P, D], and the logits [V]
 # of the first response token.
@@ -260,7 +260,7 @@ class _Sequences:
             for device in (self.uniforms_ST, self.ids_ST, self.logprobs_ST):
                 device[gaps] = device[movers]
         live = int(self.length_S[:remaining].max(initial=0))
-        self.cache.close(movers, gaps, remaining, live)
+        self.cache.compact(movers, gaps, remaining, live)
 
 
 def require_fit(policy: Policy) -> None:

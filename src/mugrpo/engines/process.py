@@ -46,7 +46,7 @@ class Host:
         python = self.python or sys.executable
         try:
             return Peer(
-                [python, "-P", str(_WORKER)],
+                [python, str(_WORKER)],
                 to_json(self.setup),
                 silence=SILENCE,
                 environment=self.environment,
@@ -122,6 +122,7 @@ class RemoteEngine(Engine):
         """
         sampling = {"temperature": temperature, "max_new_tokens": max_new_tokens, "top_p": top_p}
         arrivals, missing = Arrivals(requests, more), dict[int, Request]()
+        idle = True  # whether the process has answered all that was sent
         try:
             while missing or arrivals.open:
                 if not missing:
@@ -129,6 +130,7 @@ class RemoteEngine(Engine):
                     missing = dict(batch)
                     yield Decoded((), 0)
                     continue
+                idle = False
                 try:
                     process = self._loaded()
                     # Rounding depends on what is decoded beside a response.
@@ -141,11 +143,13 @@ class RemoteEngine(Engine):
                         if room and (added := arrivals.take()):
                             missing.update(added)
                             process.send(_task(added, sampling))
-                    self._answer(process, "end")  # until then, it takes what is sent for a request
+                    self._answer(process, "end")
+                    idle = True
                 except PeerLost as lost:
                     self._count(lost)
         finally:
-            if missing:  # end the process, whose remaining work is not needed
+            # Its other work is not needed; before "end", it would take a `load` for requests.
+            if not idle:
                 self.close()
 
     def rest(self) -> None:

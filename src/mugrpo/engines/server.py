@@ -22,15 +22,15 @@ from mugrpo.engines.base import WAIT, Arrivals, Completion, Decoded, Engine, Req
 from mugrpo.engines.vllm import EXTENSION
 from mugrpo.model.loading import Vocabulary
 from mugrpo.processes import http
+from mugrpo.processes.peer import TICK
 
-_TICK = 0.5  # seconds after which a waiting caller gets control back
 _PAUSE = 1.0  # seconds between attempts to reach the server
 
 # The server sends nothing until a response is whole, so it may be silent for longer the longer a
 # response may be: a response may get 10 tokens per second, as one of many on a slow server.
 _SECONDS_PER_TOKEN = 0.1
 
-# Overrides the model's own generation config.
+# Nothing of the model's own generation config; ids and logprobs in the answer.
 _NEUTRAL = {
     "top_k": 0,
     "min_p": 0.0,
@@ -114,7 +114,7 @@ class ServerEngine(Engine):
                 running += 1
             outcome = None
             with suppress(Empty):
-                outcome = outcomes.get(running > 0, WAIT if arrivals.open else _TICK)
+                outcome = outcomes.get(running > 0, WAIT if arrivals.open else TICK)
             if isinstance(outcome, BaseException):
                 raise outcome
             running -= outcome is not None

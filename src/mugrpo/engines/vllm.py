@@ -14,7 +14,7 @@ from mugrpo.model.loading import Vocabulary
 from mugrpo.model.pretrained import model_path
 
 OLDEST = (0, 26)  # its reload_weights takes a path; tools/vllm_env.py has the tested version
-_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # those that vLLM keeps room for
+_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # those that vLLM keeps room for
 EXTENSION = Path(__file__).with_name("extension")  # on the PYTHONPATH of vLLM's processes
 
 
@@ -31,7 +31,7 @@ def vllm_host(
     If the run trains an adapter, the process keeps the base model. vLLM's engine core runs in that
     same process, so nothing is left to hang when it is killed.
     """
-    room = next(rank for rank in _RANKS if rank >= lora.rank)
+    room = next(rank for rank in _LORA_RANKS if rank >= lora.rank)
     arguments = {
         "dtype": "float32" if model.precision == "fp32" else "bfloat16",
         "tensor_parallel_size": options.tensor_parallel,

@@ -1,6 +1,6 @@
 """The program of an engine process: loads weights and answers requests until the run hangs up.
 
-    PYTHON -P worker.py SOCKET LIFELINE
+    PYTHON worker.py SOCKET LIFELINE
 
 It is run by its path, possibly under an interpreter without mugrpo, so it imports only the standard
 library, numpy and what its backend needs. Messages are JSON (`processes/messages.py`):

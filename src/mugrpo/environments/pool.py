@@ -30,7 +30,6 @@ from mugrpo.processes.workers import Limits, PoolJob, Worker, WorkerPool
 _CALLS, _BYTES = 32, 1 << 15
 
 
-# Not a process for each rollout: hundreds go on at once, and each would import the environment.
 @dataclass(eq=False)
 class Episode(PoolJob):
     """A rollout that goes on, with all that was said in it."""
@@ -43,11 +42,12 @@ class Episode(PoolJob):
     last: Reply | None = None  # to whatever is said next
 
 
+# Not a process for each rollout: hundreds go on at once, and each would import the environment.
 class EnvironmentPool(WorkerPool):
     """The environments that `options` describe, in worker processes (see `base.Environments`).
 
-    What they print goes to `log`, or to stderr. `own_reward` says whether the
-    environment has to give a reward.
+    What they print goes to `log`, or to stderr. `own_reward` says whether the environment has to
+    give a reward.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class EnvironmentPool(WorkerPool):
         assert rollout not in self._rollouts, f"rollout {rollout} has begun already"
         self._start_missing()
         began = self._rollouts[rollout] = self._episode(rollout, seed, row)
-        self._again([began])
+        self._assign([began])
         try:
             self._call(began, {"call": "begin", "row": dict(row)})
         except (TypeError, ValueError) as error:
@@ -128,23 +128,23 @@ class EnvironmentPool(WorkerPool):
         super().close()
         self._rollouts, self._open, self._replies = {}, set(), []
 
-    def _call(self, rollout: Episode, call: dict[str, Any]) -> None:
-        rollout.calls.append(to_json(call))
-        self._open.add(rollout.number)
-        if rollout.last is not None:
-            self._reply(rollout, rollout.last)
+    def _call(self, episode: Episode, call: dict[str, Any]) -> None:
+        episode.calls.append(to_json(call))
+        self._open.add(episode.number)
+        if episode.last is not None:
+            self._reply(episode, episode.last)
         else:
             self._dispatch()
 
     def _calls_for(self, worker: Worker) -> Iterator[tuple[Episode, str]]:
         size = 0
-        for rollout in [one for one in worker.jobs if one.answered < len(one.calls)][:_CALLS]:
-            place = {"rollout": rollout.number, "seed": rollout.seed, "number": rollout.answered}
-            text = f"[{to_json(place)}, {rollout.calls[rollout.answered]}]"
+        for episode in [one for one in worker.jobs if one.answered < len(one.calls)][:_CALLS]:
+            place = {"rollout": episode.number, "seed": episode.seed, "number": episode.answered}
+            text = f"[{to_json(place)}, {episode.calls[episode.answered]}]"
             size += len(text)
             if worker.sent and size > _BYTES:
                 return
-            yield rollout, text
+            yield episode, text
 
     def _hear(self, worker: Worker, job: Episode, message: dict[str, Any]) -> None:
         """Pass on a reply, or compare it with the one that it repeats."""
@@ -165,11 +165,11 @@ class EnvironmentPool(WorkerPool):
         if not told["done"]:
             worker.jobs.append(job)  # behind those that have waited longer
 
-    def _reply(self, rollout: Episode, reply: Reply) -> None:
-        self._replies.append((rollout.number, reply))
-        self._open.discard(rollout.number)
+    def _reply(self, episode: Episode, reply: Reply) -> None:
+        self._replies.append((episode.number, reply))
+        self._open.discard(episode.number)
         if reply.done:
-            del self._rollouts[rollout.number]
+            del self._rollouts[episode.number]
 
     def _fail(self, job: Episode, reason: str, unfinished: bool) -> None:
         self._finish(job, Reply(done=True, failure=reason, unfinished=unfinished))
@@ -180,19 +180,19 @@ class EnvironmentPool(WorkerPool):
         if job.number in self._open:
             self._reply(job, reply)
 
-    def _again(self, jobs: Sequence[Episode]) -> None:
+    def _assign(self, jobs: Sequence[Episode]) -> None:
         """Give rollouts to the workers that have the fewest, from their first calls."""
-        for rollout in jobs:
-            rollout.answered = 0
-            min(self._workers, key=lambda one: len(one.jobs)).jobs.append(rollout)
+        for episode in jobs:
+            episode.answered = 0
+            min(self._workers, key=lambda one: len(one.jobs)).jobs.append(episode)
 
 
 def environments_of(config: RunConfig, *, log: Path | None = None) -> Environments:
     """Return the environments of a run's config, which must name some.
 
     They are loaded when they are first asked for anything, and raise UsageError then if that fails,
-    or if the run asks for their own reward and they give none. What they print goes to `log`, up to
-    a limit, or to stderr.
+    or if the run asks for their own reward and they give none. What they print goes to `log`,
+    or to stderr.
     """
     options = config.environment
     assert options.given, "no environment is named"

@@ -1,6 +1,6 @@
 """The program of an environment worker: loads the environment, then answers for its rollouts.
 
-python -P -m mugrpo.environments.worker SOCKET LIFELINE
+python -m mugrpo.environments.worker SOCKET LIFELINE
 
 An object with TRL's contract, or a function of messages, answers one rollout at a time.
 """
@@ -26,7 +26,7 @@ from mugrpo.processes.functions import (
     parameters_of,
     usable_number,
 )
-from mugrpo.processes.messages import printable
+from mugrpo.processes.messages import first_line, printable
 from mugrpo.processes.workers import Handler, failure, serve
 
 Tools = Mapping[str, Callable[..., Any]]
@@ -266,7 +266,7 @@ class EnvironmentHost:
         try:
             return [get_json_schema(tool) for tool in self.functions.values()]
         except Exception as error:
-            text = printable(str(error).strip().split("\n")[0])
+            text = first_line(error)
             raise UsageError(f"a tool cannot be described to a model: {text}") from None
 
     def answer(self, call: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 from mugrpo.config.training import LoRAOptions
 from mugrpo.disk.errors import UsageError
-from mugrpo.model.files import local, readable_as, rows_of
+from mugrpo.model.files import local, own_rows, readable_as
 
 CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."  # of names in peft's files
@@ -88,7 +89,10 @@ class Adapter:
 
     def _saved(self, folder: Path) -> dict[str, torch.Tensor]:
         saved, ours = read_config(folder), self._config.to_dict()
-        values: dict[str, torch.Tensor] = load_file(folder / _WEIGHTS)
+        try:
+            values: dict[str, torch.Tensor] = load_file(folder / _WEIGHTS)
+        except (OSError, SafetensorError) as error:
+            raise UsageError(f"{folder / _WEIGHTS} cannot be read ({error})") from None
         if other := [name for name in _ARITHMETIC if saved.get(name) != ours[name]]:
             raise UsageError(f"{folder} holds an adapter with another {other[0]} in {CONFIG}")
         shapes = {name: tensor.shape for name, tensor in self.tensors().items()}
@@ -98,7 +102,7 @@ class Adapter:
 
     def _set(self, values: Mapping[str, torch.Tensor]) -> None:
         for name, tensor in self.tensors().items():
-            local(tensor).copy_(values[name][rows_of(tensor)])
+            local(tensor).copy_(values[name][own_rows(tensor)])
 
 
 def imported_peft() -> Any:

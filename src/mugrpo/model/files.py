@@ -1,8 +1,8 @@
 """A policy's weights as Hugging Face files. Each rank writes a file and reads its own rows.
 
 The tensors are dealt out to as many files as there are ranks that split the model. Each rank sends
-the rows that it holds of a tensor to the one whose file it is in. So no rank ever holds more than
-its file, and no other process opens it.
+the rows that it holds of a tensor to the one whose file it is in. No rank holds more than its
+own file, and only it writes that file.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ModelPart:
     """What a rank writes of a model. Writing it does not touch the model, which may be in use."""
 
     tensors: Tensors  # whole ones, in CPU memory
-    file: str = ""  # their name, if the model has several files; transformers names a single one
+    file: str = ""  # the file's name if the model has several; transformers names a single one
     index: dict[str, Any] = field(default_factory=dict)  # transformers' index of several files
 
 
@@ -195,7 +195,7 @@ def read_rows(model: nn.Module, folder: Path) -> bool:
     if any(list(targets[name].shape) != rows.get_shape() for name, rows in slices.items()):
         return False
     for name, target in targets.items():
-        rows = slices[name][rows_of(target)] if target.ndim else found[name].get_tensor(name)
+        rows = slices[name][own_rows(target)] if target.ndim else found[name].get_tensor(name)
         local(target).copy_(rows)
     return True
 
@@ -232,7 +232,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def rows_of(tensor: torch.Tensor) -> slice:
+def own_rows(tensor: torch.Tensor) -> slice:
     """Return which rows of the whole tensor this rank holds."""
     if not isinstance(tensor, DTensor):
         return slice(0, len(tensor))

@@ -1,4 +1,6 @@
-"""What this machine computes on: its device, and the precision that is fast there."""
+"""What this machine computes on, how memory is kept and given back, and what running out of it
+means.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ from typing import Literal
 
 import torch
 
+from mugrpo.config.cores import host_memory
 from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.disk.errors import RunStopped, UsageError
 
@@ -80,16 +83,6 @@ def give_back_memory() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-def host_memory() -> int:
-    """Return the bytes of memory that this machine, or this container, has."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-    except OSError:
-        return total
-    return min(total, int(limit)) if limit.isdigit() else total
 
 
 def give_back_if_tight() -> None:

@@ -17,7 +17,7 @@ from mugrpo.config.run import ModelOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.model.files import tensors_of
 from mugrpo.model.pretrained import model_path, refuse_no_folder
-from mugrpo.processes.messages import printable
+from mugrpo.processes.messages import first_line
 
 _REMEDY = (
     "name a directory in Hugging Face format, or a hub id if there is a network (a gated one "
@@ -41,7 +41,7 @@ def load_tokenizer(options: ModelOptions) -> Any:
     Raises UsageError if it cannot be loaded or has no end-of-sequence token.
     """
     path = model_path(options)
-    _refuse_absent(path)
+    _refuse_no_model(path)
     tokenizer = tokenizer_at(path)
     if options.eos_token:
         if options.eos_token not in tokenizer.get_vocab():
@@ -112,7 +112,7 @@ def vocabulary_of(
 def model_config(options: ModelOptions) -> Any:
     """Return transformers' config of the model. Raises UsageError if it cannot be read."""
     path = model_path(options)
-    _refuse_absent(path)
+    _refuse_no_model(path)
     with _loading(f"the model {path}"):
         return AutoConfig.from_pretrained(path, trust_remote_code=False)
 
@@ -123,7 +123,7 @@ def load_model(path: str | Path) -> Any:
     Raises UsageError if it cannot be loaded or lacks weights, or if they are quantized already.
     """
     text = str(path)
-    _refuse_absent(text)
+    _refuse_no_model(text)
     model: Any
     info: dict[str, Any]
     with _loading(f"the model {text}"):
@@ -155,11 +155,6 @@ def empty_model(path: str, names: set[str]) -> Any:
     return model
 
 
-def first_line(error: Exception) -> str:
-    """Return the first line of a library's error message, or the error's name."""
-    return printable((str(error).strip() or type(error).__name__).split("\n")[0], 1000)
-
-
 @contextmanager
 def _loading(description: str) -> Iterator[None]:
     """Within the block, turn a loading error into a UsageError that names `description`."""
@@ -178,7 +173,7 @@ def _loading(description: str) -> Iterator[None]:
         raise UsageError(f"{description} {reason}") from None
 
 
-def _refuse_absent(path: str) -> None:
+def _refuse_no_model(path: str) -> None:
     """Raise UsageError as `refuse_no_folder`, or if `path` holds an adapter.
 
     With peft, transformers would load the model that the adapter names instead.

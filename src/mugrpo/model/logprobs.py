@@ -1,7 +1,8 @@
 """Compute logprob and entropy of response tokens in chunks, never holding all logits at once.
 
 Suffixes: B responses, L prompt and response tokens (right-padded), T response tokens or chosen
-ones, N packed response tokens, H hidden size, V vocabulary, C tokens of a chunk.
+ones, N packed response tokens, H hidden size, V vocabulary, C tokens of a chunk, R tokens of a
+block.
 """
 
 from __future__ import annotations

@@ -38,13 +38,13 @@ from mugrpo.model.hardware import (
 )
 from mugrpo.model.loading import (
     empty_model,
-    first_line,
     load_model,
     load_tokenizer,
     vocabulary_of,
 )
 from mugrpo.model.pretrained import model_path
 from mugrpo.model.shared_prompts import can_share_prompts
+from mugrpo.processes.messages import first_line
 from mugrpo.processes.ranks import ALONE, Ranks
 
 
@@ -250,10 +250,10 @@ def load_policy(
 
     If there are several `ranks`, only the first reads weights, into host memory. On the others the
     weights are arbitrary until `fsdp.distribute` fills them. On a CPU, the process keeps freed
-    memory from here on (`keep_freed_memory`). `notify` reports a router's loss that is
-    left out. Under an adapter, a model in bf16 has its own weights only in
-    bf16. With `share_prompts`, it is tried before whether it can share prompts, which takes fp32.
-    Raises UsageError if model or tokenizer cannot be loaded, and as `put_adapter` does.
+    memory from here on (`keep_freed_memory`). `notify` reports a router's loss that is left
+    out. Under an adapter, a model in bf16 has its own weights only in bf16. With `share_prompts`,
+    whether the model can share prompts is tried before that, as the trial takes fp32. Raises
+    UsageError if model or tokenizer cannot be loaded, and as `put_adapter` does.
     """
     path, place = model_path(options), device()
     model = load_model(path) if ranks.first else None
@@ -278,10 +278,10 @@ def load_policy(
     policy = Policy(model.to(place) if ranks.size == 1 else model, tokenizer, options, adapter)
     policy.ranks, policy.device = ranks, torch.device(place)
     policy.can_share_prompts = shares
-    if share := getattr(model.config.get_text_config(), "router_aux_loss_coef", None):
+    if coefficient := getattr(model.config.get_text_config(), "router_aux_loss_coef", None):
         notify(
-            f"the router's auxiliary loss (router_aux_loss_coef = {share}) is left out: updates "
-            "follow the objective alone"
+            f"the router's auxiliary loss (router_aux_loss_coef = {coefficient}) is left out: "
+            "updates follow the objective alone"
         )
     return policy
 

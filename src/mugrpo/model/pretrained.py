@@ -6,14 +6,12 @@ import hashlib
 import os
 from pathlib import Path
 
-from mugrpo.config.run import ModelOptions
+from mugrpo.config.run import EMBEDDED_MODELS, ModelOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import sha256_of
 
 CACHED = {"smollm2": "SmolLM2-135M-Instruct"}  # name of its directory in the cache
-EMBEDDED = {
-    name: Path(__file__).parents[1] / "tasks" / f"{name}_model" for name in ("chain", "letters")
-}
+EMBEDDED = {name: Path(__file__).parents[1] / "tasks" / f"{name}_model" for name in EMBEDDED_MODELS}
 
 
 def model_path(options: ModelOptions) -> str:

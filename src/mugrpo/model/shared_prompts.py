@@ -1,9 +1,10 @@
 """The hidden states that predict response tokens, with each prompt computed once.
 
 Suffixes: B responses, U distinct prompts, L prompt and response tokens (right-padded), P prompt
-tokens (right-padded), T response tokens, S response tokens but the last, K prompt and response
-tokens that a response attends to (P + S), N packed response tokens, M packed tokens of the forward
-pass, H hidden size, Q query heads, D head dimension.
+tokens (right-padded), T response tokens, R response tokens up to the last one that is needed, S
+response tokens but the last, K prompt and response tokens that a response attends to (P + S), N
+packed response tokens, M packed tokens of the forward pass, H hidden size, Q query heads, D head
+dimension.
 """
 
 from __future__ import annotations

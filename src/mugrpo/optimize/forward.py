@@ -17,13 +17,13 @@ from mugrpo.config.run import RunConfig
 from mugrpo.disk.records import Rollout
 from mugrpo.model.attention import Kernel, varlen_kernel
 from mugrpo.model.files import local
-from mugrpo.model.loading import first_line
 from mugrpo.model.logprobs import response_logprobs
 from mugrpo.model.policy import Policy
 from mugrpo.model.shared_prompts import can_share_prompts, rotates_by_length
 from mugrpo.optimize.cut import Price, rounds
 from mugrpo.optimize.experience import MicroBatch, Responses, TokenBudget, collate, computing
 from mugrpo.optimize.fsdp import release
+from mugrpo.processes.messages import first_line
 
 # Tokens whose logits exist at once: 620 MB in fp32 with a vocabulary of 152,000.
 LOGPROB_CHUNK = 1024

@@ -18,7 +18,7 @@ from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.publishing import passing
 from mugrpo.disk.records import Status
-from mugrpo.model.files import ModelPart, full, like, local, moved, rows_of, write_tensors
+from mugrpo.model.files import ModelPart, full, like, local, moved, own_rows, write_tensors
 from mugrpo.model.half import begin_in_bf16
 from mugrpo.model.hardware import give_back_if_tight, give_back_memory, out_of_memory_explained
 from mugrpo.model.policy import Policy
@@ -336,7 +336,7 @@ def load_optimizer(
             count = opened[0].get_tensor(name).clone()  # on the device where fused AdamW counts
             optimizer.state[parameter][key] = count.to(local(parameter).device)
             continue
-        rows = _rows(opened, name, rows_of(parameter))
+        rows = _rows(opened, name, own_rows(parameter))
         optimizer.state[parameter][key] = like(rows, parameter)
 
 

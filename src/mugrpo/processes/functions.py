@@ -1,4 +1,6 @@
-"""Reward functions with TRL's signature: loading, calling, and checking what they return."""
+"""Functions and classes of users: loading them, calling reward functions as TRL does, checking
+what comes back.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +23,10 @@ from mugrpo.processes.messages import printable
 
 _LARGEST = 1e9  # a larger reward's squared gradients may not fit into float32
 _LONGEST_EXTRA = 300  # characters kept of a value given to `log_extra`
-_OURS = ("prompts", "completions", "completion_ids")
-_NOT_COLUMNS = (*_OURS, "prompt", "completion", "trainer_state", "log_extra", "log_metric")
+_NOT_COLUMNS = (
+    *("prompts", "completions", "completion_ids"),
+    *("prompt", "completion", "trainer_state", "log_extra", "log_metric"),
+)
 
 
 class BrokenContractError(Exception):
@@ -93,8 +98,11 @@ def _module(place: str) -> Any:
     folder = str(file.parent) if file else os.getcwd()
     if folder not in sys.path:
         sys.path.append(folder)
-    # a file named math.py must not replace the module math
-    return load_file(f"rewards_in_{file.stem}", file) if file else importlib.import_module(place)
+    if file is None:
+        return importlib.import_module(place)
+    # a file named math.py must not replace the module math, nor another folder's math.py
+    digest = sha256(str(file).encode()).hexdigest()[:8]
+    return load_file(f"user_file_{file.stem}_{digest}", file)
 
 
 class RewardFunction:

@@ -25,8 +25,8 @@ def passed_on(**more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONSAFEPATH": "1", **more}
 
 
-# Environment variable of a rank: the id of the process that started it, and the descriptor of the
-# lifeline between them.
+# Environment variable of a rank: the id of the process that started it, by which tests find ranks,
+# and the descriptor of the lifeline between them, which the rank reads.
 DRIVER = "MUGRPO_DRIVER"
 _ALLOCATORS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 

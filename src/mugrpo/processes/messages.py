@@ -68,6 +68,11 @@ def printable(text: str, longest: int = 300) -> str:
     return "".join(map(_escaped, cut))
 
 
+def first_line(error: Exception) -> str:
+    """Return the first line of a library's error message, or the error's name."""
+    return printable((str(error).strip() or type(error).__name__).split("\n")[0], 1000)
+
+
 def visible(text: str) -> str:
     """Return `text` with the characters escaped that a terminal obeys, except the end of a line."""
     return "".join(c if c == "\n" else _escaped(c) for c in text)

@@ -55,11 +55,6 @@ class Ranks:
         """Whether this is the first rank, the one that writes."""
         return self.rank == 0
 
-    @property
-    def alone(self) -> bool:
-        """Whether this process is the run itself, rather than a rank that a run started."""
-        return not self.driven
-
     def all(self, value: T) -> list[T]:
         """Return the values of all ranks, in rank order. They must be picklable."""
         values: list[Any] = [value] * self.size

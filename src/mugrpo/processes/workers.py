@@ -57,7 +57,7 @@ class Worker(Peer):
             "PYTHONHASHSEED": "0",  # so that an answer does not depend on the order of a set
         }
         super().__init__(
-            [sys.executable, "-m", module] if python is None else [python, "-P", module],
+            [sys.executable, "-m", module] if python is None else [python, module],
             to_json({**setup, "memory_mb": limits.megabytes, "timeout": limits.computing}),
             silence=STARTING_SECONDS,
             environment=environment,
@@ -133,7 +133,7 @@ class WorkerPool(ABC):
         """Let a job fail; `unfinished` if it took too much time or memory."""
 
     @abstractmethod
-    def _again(self, jobs: Sequence[Any]) -> None:
+    def _assign(self, jobs: Sequence[Any]) -> None:
         """Give the jobs of a worker that has ended to others."""
 
     def close(self) -> None:
@@ -169,7 +169,8 @@ class WorkerPool(ABC):
         """Wait until workers answer, end or reach their deadlines, and handle each of these events.
 
         Wait for at most `patience` seconds. Raises UsageError if the code cannot be loaded,
-        RunStopped if a worker is lost meanwhile, and BrokenReward if it breaks its contract.
+        RunStopped if a worker is lost before it is ready, and BrokenReward if it breaks its
+        contract.
         """
         self._dispatch()
         for worker in audible(self._workers, patience):
@@ -217,7 +218,7 @@ class WorkerPool(ABC):
         self._workers.remove(worker)
         worker.end()
         self._start_missing()
-        self._again(worker.jobs)
+        self._assign(worker.jobs)
 
 
 Handler = Callable[[Any], dict[str, Any]]

@@ -8,7 +8,7 @@ from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass
 from itertools import groupby, islice
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from mugrpo.config.base import RewardOption, WorkerOptions
 from mugrpo.config.rewards import FunctionOptions, MathOptions
@@ -119,11 +119,11 @@ class Pool(WorkerPool):
 
     def _fail(self, job: Call, reason: str, unfinished: bool) -> None:
         if len(job.items) > 1:
-            self._again(job.one_by_one())
+            self._assign(job.one_by_one())
         else:
             job.record([{"failure": printable(reason), "unfinished": unfinished}])
 
-    def _again(self, jobs: Sequence[Call]) -> None:
+    def _assign(self, jobs: Sequence[Call]) -> None:
         self._waiting.extendleft(reversed(jobs))
 
 
@@ -187,12 +187,6 @@ class Grader:
     def close(self) -> None:
         """End all workers. A later call of `scores` starts new ones."""
         self._pool.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _calls(self, answers: Iterable[Answer]) -> Iterator[list[str]]:
         size = self._workers.batch_size

@@ -1,6 +1,6 @@
 """The program of a reward worker: loads the rewards, then judges the items that it receives.
 
-python -P -m mugrpo.rewards.worker SOCKET LIFELINE
+python -m mugrpo.rewards.worker SOCKET LIFELINE
 """
 
 from __future__ import annotations

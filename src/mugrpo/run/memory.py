@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
+from mugrpo.config.cores import host_memory
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
-from mugrpo.model.hardware import device, host_memory
+from mugrpo.model.hardware import device
 from mugrpo.model.loading import model_config
 
 GIB = 1 << 30

@@ -88,7 +88,7 @@ class OpenRun:
 
     def check(self) -> None:
         """Raise Interrupted if the run was asked to stop. All ranks raise at the same update."""
-        if self.ranks.alone:
+        if not self.ranks.driven:
             self.stop.check()
             return
         asks = self.ranks.first  # one look at a shared folder is enough

@@ -81,7 +81,7 @@ class ShardWait:
             return
         while run.ranks.any(not reader.has(shards)):
             run.check()
-            ended = run.ranks.alone and not self._sampling.busy()
+            ended = not run.ranks.driven and not self._sampling.busy()
             reader.open()
             if ended and not reader.has(shards):
                 raise RunStopped(

@@ -32,12 +32,12 @@ from mugrpo.config.tasks import ChainOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Answer, Problem, Score, Status
 
-_HELD_OUT_SHARE = 8  # one prompt in this many is held out
+_ONE_IN = 8  # one prompt in this many is held out
 
 
 def held_out(prompt: str) -> bool:
     """Return whether `prompt` is kept for evaluation, by a stable hash of its text."""
-    return hashlib.sha256(prompt.encode()).digest()[0] % _HELD_OUT_SHARE == 0
+    return hashlib.sha256(prompt.encode()).digest()[0] % _ONE_IN == 0
 
 
 class EmbeddedTask(ABC):
@@ -85,14 +85,15 @@ class EmbeddedTask(ABC):
 
         Raises UsageError if there are not enough.
         """
+        # 0 was a seed once; the text decides the problems
         rng = random.Random(f"{self.options.name} 0 {evaluation}")
         prompts: dict[str, None] = {}  # insertion-ordered set
         for _ in range(200 * count):
-            if len(prompts) == count:
-                return [Problem(p, p, self.answer(p)) for p in prompts]
             prompt = self.draw(rng)
             if held_out(prompt) == evaluation:
                 prompts[prompt] = None
+            if len(prompts) == count:
+                return [Problem(p, p, self.answer(p)) for p in prompts]
         side = "eval" if evaluation else "train"
         raise UsageError(
             f"task.{side}_problems = {count}, but there are about {len(prompts)} different ones; "

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mugrpo.disk.errors import UsageError
+from mugrpo.processes.messages import first_line
 
 Row = tuple[str, dict[str, Any]]  # (place such as "problems.jsonl, line 3", column -> value)
 
@@ -67,7 +68,7 @@ def _file_rows(path: Path) -> Iterator[Row]:
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: byte {error.start} is not UTF-8; save it as UTF-8") from None
     except (OSError, ValueError, csv.Error, pa.ArrowException) as error:
-        raise UsageError(f"{path} cannot be read: {_first_line(error)}") from None
+        raise UsageError(f"{path} cannot be read: {first_line(error)}") from None
 
 
 def _jsonl_rows(path: Path) -> Iterator[Row]:
@@ -125,7 +126,7 @@ def _hub_rows(data: str, split: str, subset: str | None, revision: str | None) -
     except Exception as error:  # of datasets, the hub or the network
         raise UsageError(
             f"{data} is not a local file, and as a data set on the hub it cannot be loaded "
-            f"({type(error).__name__}: {_first_line(error)}). Without a network, name a local file "
+            f"({type(error).__name__}: {first_line(error)}). Without a network, name a local file "
             "with --task.data; a gated data set needs `hf auth login` first"
         ) from None
     features = getattr(table, "features", None)
@@ -157,7 +158,3 @@ def _short(value: Any, kind: pa.DataType) -> Any:
     if hasattr(kind, "value_type") and isinstance(value, list):
         return [_short(inner, kind.value_type) for inner in value]
     return value
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).split("\n")[0]

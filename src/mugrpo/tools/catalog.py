@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from mugrpo.config.base import NamedOptions, ObjectiveOptions, Part, imported
 from mugrpo.config.describe import describe
-from mugrpo.config.run import PRESETS, RunConfig, described
+from mugrpo.config.run import PRESETS, RunConfig, preset_summary
 
 # Group -> the module with the functions of its parts. Objectives have a module each.
 _FUNCTIONS = {
@@ -28,7 +28,7 @@ def catalog() -> Iterator[str]:
     yield "presets (--preset NAME; your own options override it)"
     yield ""
     for name in PRESETS:
-        yield f"  {name:<18}{described(name)}"
+        yield f"  {name:<18}{preset_summary(name)}"
     for group in ("advantage", "objective", *(g for g in _FUNCTIONS if g != "advantage"), *_OTHERS):
         yield ""
         yield f"[{group}]"

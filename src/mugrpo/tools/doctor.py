@@ -12,7 +12,7 @@ from pathlib import Path
 from platform import python_version
 
 from mugrpo.config.base import imported, installed
-from mugrpo.config.cores import cores
+from mugrpo.config.cores import cores, host_memory
 from mugrpo.disk.errors import UsageError
 from mugrpo.tools.vllm_env import BUILDS, FOLDER
 
@@ -58,8 +58,7 @@ def _gpus() -> Finding:
 
 
 def _cpu() -> Finding:
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return f"{len(cores())} cores, {memory / 2**30:.1f} GiB of memory", ""
+    return f"{len(cores())} cores, {host_memory() / 2**30:.1f} GiB of memory", ""
 
 
 def _disk() -> Finding:

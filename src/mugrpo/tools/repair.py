@@ -174,9 +174,10 @@ def _cut(run_dir: RunDir, fault: str, say: Say) -> int:
     _replace(run_dir.metrics, kept + (encoded([ending]) if ending["replaces"] else b""))
     lines = [line for line in read_metrics(run_dir.metrics) if line["kind"] == "update"]
     made = max(run_dir.checkpoint_updates(), default=0)
+    lines_kept = kept.count(b"\n")
     lost = made - len({line["update"] for line in lines})
     say(
-        f"{fault}; its first {kept.count(bytes([10]))} lines are confirmed and kept, and those of "
+        f"{fault}; its first {lines_kept} lines are confirmed and kept, and those of "
         f"{lost} of {made} updates are lost: reports lack them, but no weights need them. `mugrpo "
         "score` and `mugrpo evaluate` compute those of refreshes and evaluations again"
     )

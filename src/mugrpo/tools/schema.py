@@ -7,7 +7,7 @@ from typing import Any
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from mugrpo.config.base import NamedOptions, Options, choices
+from mugrpo.config.base import NamedOptions, Options, members_of
 from mugrpo.config.rewards import FunctionOptions, Reward
 from mugrpo.config.run import PRESETS, RunConfig
 from mugrpo.config.tasks import Source
@@ -36,8 +36,8 @@ def schema() -> dict[str, Any]:
 
 def _named() -> list[type[NamedOptions]]:
     """Return the choices that a table gets only if it has their name."""
-    members = [*RunConfig.choices().values(), choices(Reward), choices(Source)]
-    unnamed = {FunctionOptions, choices(Source)["dataset"]} | {
+    members = [*RunConfig.choices().values(), members_of(Reward), members_of(Source)]
+    unnamed = {FunctionOptions, members_of(Source)["dataset"]} | {
         named[RunConfig.over_preset({"preset": preset})[group]["name"]]
         for preset in PRESETS
         for group, named in RunConfig.choices().items()

@@ -1,7 +1,8 @@
 r"""An answer taken apart: its value, what the value is called, and what stands beside it.
 
-Both graders read answers with `read`, and `settled` decides what needs no value: the same text, a
-choice, a word, units and words that differ. They compare values on their own.
+Both verifiers (`math`, `numeric`) read answers with `read`, and `settled` decides what needs no
+value: the same text, a choice, a word, units and words that differ. They compare values on their
+own.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ _NUMBER = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class MathAnswer:
-    """An answer as both graders read it."""
+    """An answer as both verifiers (`math`, `numeric`) read it."""
 
     text: str  # all of it in the one notation
     core: str  # the mathematics without label, unit and words
@@ -156,8 +157,8 @@ def targets(reference: str) -> list[MathAnswer]:
     found = [read(", ".join(dict.fromkeys(group))) for group in groups or []]
     if not found or any(not target.text for target in found):
         raise ValueError(
-            f"no grader can read the reference answer {reference[:60]!r}: it is empty, or has more "
-            f"than {LONGEST_ANSWER} characters"
+            f"no verifier can read the reference answer {reference[:60]!r}: it is empty, or has "
+            f"more than {LONGEST_ANSWER} characters"
         )
     return found
 

@@ -41,8 +41,6 @@ from mugrpo.rewards.math.answers import (
 from mugrpo.rewards.math.response import find, last_said
 from mugrpo.rewards.verdict import Verdict, verdict
 
-# Not math-verify alone: it finds {1,2} equal to (1,2), 0.0000002 to 0.0000001 and act to cat, and
-# each such verdict is a gradient in the wrong direction. tests/rewards/verification.toml has cases.
 _LARGEST = 10_000  # exponents and arguments of factorials: computing these takes milliseconds
 
 
@@ -50,8 +48,10 @@ def _huge(value: Any) -> bool:
     """Return whether a power or a factorial in `value` is too large to compute."""
     if isinstance(value, sympy.MatrixBase):
         return any(map(_huge, value.flat()))
-    if not isinstance(value, sympy.Basic) or any(map(_huge, value.args)):
-        return isinstance(value, sympy.Basic)
+    if not isinstance(value, sympy.Basic):
+        return False
+    if any(map(_huge, value.args)):
+        return True
     if not isinstance(value, sympy.Pow | CombinatorialFunction) or value.free_symbols:
         return False
     return not bool(abs(sympy.N(value.args[-1])) <= _LARGEST)
@@ -226,6 +226,8 @@ def _far(gold: Any, answer: Any) -> bool:
 _RELATION = re.compile(r"[<>]|\\(?:[lg]e|ne)(?![a-z])")
 
 
+# Not math-verify alone: it finds {1,2} equal to (1,2), 0.0000002 to 0.0000001 and act to cat, and
+# each such verdict is a gradient in the wrong direction. tests/rewards/verification.toml has cases.
 class Mathematics:
     """The verifier that compares the answer in a text with the reference.
 

@@ -1,8 +1,9 @@
-r"""One notation for what LaTeX, unicode and plain text write in many ways: both graders read it.
+r"""One notation for what LaTeX, unicode and plain text write in many ways.
 
-Signs that have several names get one (`SAME`), `RULES` are applied, and the result is written again
-without needless blanks and braces. docs/verification.md shows both tables, and a test applies each
-rule to its example. A rule may change how an answer looks, never its value.
+Both verifiers (`math`, `numeric`) read it. Signs that have several names get one (`SAME`), `RULES`
+are applied, and the result is written again without needless blanks and braces.
+docs/verification.md shows both tables, and a test applies each rule to its example. A rule may
+change how an answer looks, never its value.
 """
 
 from __future__ import annotations
@@ -189,7 +190,7 @@ _SHIFTED = re.compile(f"[{_RAISED}]+|[{_LOWERED}]+")
 _ROOT = re.compile("([\u221a\u221b\u221c])\\s*(?:\\(([^()]*)\\)|([0-9]+|[A-Za-z])|(?=\\{))")
 _INDEX = {"\u221a": "", "\u221b": "[3]", "\u221c": "[4]"}
 _VULGAR = re.compile("[\u00bc-\u00be\u2150-\u215e]")
-_DIGIT = re.compile(r"[^\x00-\x7f]", re.ASCII)
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]", re.ASCII)
 
 
 def ascii_latex(text: str) -> str:
@@ -199,7 +200,7 @@ def ascii_latex(text: str) -> str:
     text = _ROOT.sub(_root, text)
     text = _SHIFTED.sub(_shifted, text)
     text = _VULGAR.sub(_vulgar, text).translate(_CHARACTERS)
-    return _DIGIT.sub(lambda m: str(unicodedata.digit(m[0], m[0])), text)
+    return _NOT_ASCII.sub(lambda m: str(unicodedata.digit(m[0], m[0])), text)
 
 
 def _root(sign: re.Match[str]) -> str:

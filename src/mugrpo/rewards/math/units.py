@@ -1,6 +1,9 @@
-r"""What stands beside a value: units, number words and other words. Both graders compare them here.
+r"""What stands beside a value: units, number words and other words.
 
-- A unit has one short name; if both sides have a unit, it must be the same. None is converted.
+Both verifiers (`math`, `numeric`) compare them here.
+
+- A unit has one short name; if both sides have a unit, it must be the same. Units are not
+  converted.
 - A number word multiplies: 5 million is 5000000.
 - A word that tells two answers apart (`TELLING`: p.m., north, left) must be on both sides, or on
   the answer's alone. Of other words (12 apples), one must be the same if both sides have some.
