@@ -1,4 +1,4 @@
-"""What a run needs only later, tried before its first rollout: prompts, engines, rewards.
+"""What a run needs only later, tried before its first rollout: prompts, rewards, suites.
 
 The data is read, with the held-out problems, when the run is opened, and its sinks are opened with
 `Work`. The rewards judge a made-up completion here: the reference answer, in a box if that is what
