@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
 
@@ -318,7 +319,7 @@ def test_scores(sandboxed: CodeOptions):
     """Partial credit, the program and the reason in the parts, and what the user is told."""
     texts = [ADD, "no code", ADD.replace("a + b", "a * b")]
     answers = [Answer(Problem("p", "Add.", CALLS), t, [1], FinishReason.STOP) for t in texts]
-    with Grader((sandboxed,), WorkerOptions(count=1)) as grader:
+    with closing(Grader((sandboxed,), WorkerOptions(count=1))) as grader:
         said = grader.start()
         half, none, wrong = grader.scores(answers)
     assert said[0].startswith("programs run in bubblewrap")

@@ -10,6 +10,7 @@ import os
 import socket
 import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -92,7 +93,7 @@ def _judged(options: CodeOptions, names: Sequence[str], port: str) -> dict[str, 
     cases = [CASES[name] for name in names]
     answers = [answer(p.replace("MARK", MARK).replace("PORT", port), tests) for p, tests in cases]
     workers = WorkerOptions(count=1, timeout=60)
-    with Grader((options,), workers) as grader:
+    with closing(Grader((options,), workers)) as grader:
         grader.start()
         [worker] = grader._pool._workers  # type: ignore[union-attr]
         scores = list(grader.scores(answers))
@@ -130,7 +131,7 @@ def test_sleepers(options: CodeOptions):
         "a stopped process": "import os; os.kill(os.getpid(), 19)",
         "a lock": "import threading; l = threading.Lock(); l.acquire(); l.acquire()",
     }
-    with Grader((options,), WorkerOptions(count=4)) as grader:
+    with closing(Grader((options,), WorkerOptions(count=4))) as grader:
         scores = list(grader.scores(answer(p, SUM_STDIN) for p in programs.values()))
     reason = "code: Unfinished: not finished within 4 seconds"
     assert scores == [Score(Status.UNFINISHED, 0.0, {"reason": reason})] * len(programs)
