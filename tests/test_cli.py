@@ -77,7 +77,7 @@ main(sys.argv[1:])
 
 
 def test_the_first_line_of_a_run_says_what_is_loading_before_torch_is(tmp_path: Path):
-    """The process ends where it begins to import torch, which takes seconds.
+    """The process stops at its first import of torch, which takes seconds.
 
     What else takes seconds waits too: 423 modules were counted before the line, most of them small
     parts of a few.

@@ -1,4 +1,4 @@
-"""What options are made of, and the registry of extensions, which the core never imports by name.
+"""The base classes of options, and the registry of extensions: the core names none of them.
 
 An extension imports its base classes from here. Other files of config import the extensions, to
 build the unions of options, so an import from there would be a circle. A package of your own adds

@@ -15,7 +15,7 @@ EMBEDDED = {name: Path(__file__).parents[1] / "tasks" / f"{name}_model" for name
 
 
 def model_path(options: ModelOptions) -> str:
-    """Return the model's directory or hub id. Raises UsageError if it is not made yet."""
+    """Return the model's directory or hub id. Raises UsageError if SmolLM2 is not made yet."""
     if options.path not in CACHED:
         return str(EMBEDDED.get(options.path, options.path))
     folder = cached(options.path)

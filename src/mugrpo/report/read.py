@@ -210,7 +210,7 @@ def training_clock(run: RunData) -> dict[tuple[str, int], float]:
 
 
 def grpo_refreshes(updates: int) -> int:
-    """Return the refreshes that GRPO would have made for as many updates."""
+    """Return the number of refreshes that GRPO makes for these updates."""
     return math.ceil(updates / GRPO_UPDATES_PER_REFRESH)
 
 

@@ -50,7 +50,7 @@ class Call(PoolJob):
 class Pool(WorkerPool):
     """Workers that judge items by `rewards`.
 
-    If none of them waits, they have only the deadline of computing.
+    Time spent waiting is limited only if one of them waits for a network.
     """
 
     def __init__(self, rewards: Sequence[RewardOption], options: WorkerOptions) -> None:

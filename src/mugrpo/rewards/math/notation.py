@@ -241,7 +241,7 @@ _ARGUMENTS = {"^": 1, "_": 1, r"\frac": 2, r"\binom": 2} | dict.fromkeys(
 
 
 def _sequence(tokens: list[str], inside: bool = False) -> str:
-    """Write `tokens`, the next of which is the last, up to the end, or to the brace that closes.
+    """Return `tokens` as text, up to their end or the closing brace. They are popped from the back.
 
     Each argument stands in braces, and nothing else does.
     """

@@ -1,4 +1,4 @@
-"""The lengths of prompts and responses that a plan is made with: a run's, or assumed ones."""
+"""Lengths of prompts and responses for a plan, measured in a run or assumed."""
 
 from __future__ import annotations
 

@@ -286,7 +286,7 @@ class Planner:
         return generate(*drawn, self.engines, self.prices)
 
     def _update(self) -> float:
-        """Return the seconds of an update, of which every group has a gradient."""
+        """Return the seconds of an update in which every group has a gradient."""
         drawn = map(self.drawn_update, range(_SAMPLES))
         return float(np.mean([self.updates.update(*each)[0] for each in drawn]))
 
