@@ -19,7 +19,7 @@ BENCH_OPTIONS ?=
 CHAOS_OPTIONS ?= --kills 1000
 
 .PHONY: demo help test lint types unit chaos smollm2 addition picture \
-  chain-model letters-model golden wheel site clean benchmarks \
+  chain-model letters-model carry-model golden wheel site clean benchmarks \
   benchmark-picture bench-gpu vllm-env verifiers-env test-vllm test-verifiers test-ray \
   test-wheel test-all test-trl $(ROWS) $(GENERATION) $(WHOLE_RUN)
 
@@ -126,7 +126,7 @@ benchmarks: $(ROWS) $(GENERATION) $(WHOLE_RUN) benchmark-picture  ## every row, 
 benchmark-picture: .venv/installed  ## docs/benchmarks.svg from benchmarks/results
 	$(BIN)/python benchmarks/plot.py
 
-chain-model letters-model: %-model: .venv/installed  ## make an embedded model's weights again
+chain-model letters-model carry-model: %-model: .venv/installed  ## make an embedded model's weights again
 	$(BIN)/python scripts/make_embedded_model.py $*
 
 golden: .venv/installed-test  ## record the golden trace again

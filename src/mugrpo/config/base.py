@@ -164,6 +164,9 @@ class TaskOptions(MadeOptions):
 class GeneratedOptions(TaskOptions):
     """A task that generates its problems."""
 
+    seed: int = Field(0, ge=0)
+    """Decides which problems are generated. Held-out problems of one seed are never trained on with
+    another."""
     train_problems: int = Field(4096, ge=1)
     """Distinct problems to train on."""
     eval_problems: int = Field(512, ge=1)

@@ -52,7 +52,7 @@ def beneath(preset: dict[str, Any], raw: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-EMBEDDED_MODELS = ("chain", "letters")
+EMBEDDED_MODELS = ("chain", "letters", "carry")
 NAMED_MODELS = (*EMBEDDED_MODELS, "smollm2")
 # Defaults for all models but the embedded ones. TRL and verl have 512 tokens, too: a worked answer
 # to a school problem takes 100 to 300, while reasoning models need thousands.
@@ -63,8 +63,8 @@ class ModelOptions(Options):
     """The policy's model and tokenizer."""
 
     path: str = "chain"
-    """A directory in Hugging Face form, a hub id, "chain" or "letters" for that task's embedded
-    model, or "smollm2" once `make smollm2` has made it."""
+    """A directory in Hugging Face form, a hub id, "chain", "letters" or "carry" for that task's
+    embedded model, or "smollm2" once `make smollm2` has made it."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Precision of forward and backward passes. Weights and optimizer stay in fp32. "auto" takes
     bf16 on a GPU that computes in it, which the run says, and fp32 elsewhere. What a run began with
@@ -105,7 +105,7 @@ class RolloutOptions(Options):
     """Sampling temperature. Every logprob of the run is log_softmax(logits / temperature)."""
     max_new_tokens: int = Field(48, ge=1)
     """Longest response in tokens, including its end-of-sequence token. Its default is 512 for every
-    model.path but "chain" and "letters"."""
+    model.path but those of embedded tasks."""
     shard_rollouts: int = Field(2048, ge=1, json_schema_extra=FIXED)
     """Rollouts per shard, the unit that is published and resumed; rounded up to whole groups."""
 

@@ -39,6 +39,13 @@ class LettersOptions(GeneratedOptions):
     factory: ClassVar[str] = "mugrpo.tasks.embedded:Letters"
 
 
+class CarryOptions(GeneratedOptions):
+    """Sums of two long numbers, with a model that forgets to carry (embedded, needs no data)."""
+
+    name: Literal["carry"] = "carry"
+    factory: ClassVar[str] = "mugrpo.tasks.embedded:Carry"
+
+
 class DatasetOptions(TextOptions):
     """Your own problems, from a file or the hub, with rewards of your choice."""
 
@@ -113,7 +120,7 @@ def _source(task: type[TaskOptions]) -> type[TaskOptions]:
     return create_model(f"{task.__name__}OfSource", __base__=bases, __doc__=task.__doc__)  # type: ignore[no-any-return]
 
 
-_TASKS = members_of(one_of("tasks", ChainOptions, LettersOptions, DatasetOptions))
+_TASKS = members_of(one_of("tasks", ChainOptions, LettersOptions, CarryOptions, DatasetOptions))
 if TYPE_CHECKING:
 
     class Source(TaskOptions, SourceOptions):
@@ -152,7 +159,9 @@ class MixtureOptions(TaskOptions):
 if TYPE_CHECKING:
     Task = TaskOptions
 else:
-    Task = one_of("tasks", ChainOptions, LettersOptions, DatasetOptions, MixtureOptions)
+    Task = one_of(
+        "tasks", ChainOptions, LettersOptions, CarryOptions, DatasetOptions, MixtureOptions
+    )
 
 
 def parts_of(task: TaskOptions) -> tuple[TaskOptions, ...]:

@@ -16,6 +16,16 @@ and that stale prefixes matter, and short enough for two CPU cores.
 
 The reward is 1 if the whole response is right, else 0. Unlike in the chain task, responses vary in
 length, and a letter follows from the prompt more than from the letter before it.
+
+The models of both make random errors: what they find likeliest is right nearly always, so training
+only makes them certain. `Carry` is sums of two numbers, both and the sum written from the ones up,
+with a model that forgets most carries:
+
+    prompt    708250162540+195160010003=
+    response  8934111725430
+
+The reward is 1 if the whole response is right, else 0. A sum has two to four carries, so the
+likeliest response is wrong: the right one has to be found.
 """
 
 from __future__ import annotations
@@ -85,8 +95,7 @@ class EmbeddedTask(ABC):
 
         Raises UsageError if there are not enough.
         """
-        # 0 was a seed once; the text decides the problems
-        rng = random.Random(f"{self.options.name} 0 {evaluation}")
+        rng = random.Random(f"{self.options.name} {self.options.seed} {evaluation}")
         prompts: dict[str, None] = {}  # insertion-ordered set
         for _ in range(200 * count):
             prompt = self.draw(rng)
@@ -150,3 +159,34 @@ class Letters(EmbeddedTask):
 
     def answer(self, prompt: str) -> str:
         return "".join(sorted(prompt.removesuffix(END)))
+
+
+_COLUMNS = 12
+_FEWEST_CARRIES, _MOST_CARRIES = 2, 4
+
+
+def carries(above: int, below: int) -> int:
+    """Return how many carries the sum has: each takes 10 from a column and adds 1 to the next."""
+    sums = (sum(map(int, str(number))) for number in (above, below, above + below))
+    return (next(sums) + next(sums) - next(sums)) // 9
+
+
+class Carry(EmbeddedTask):
+    """The carry task with `options`."""
+
+    def read(self, text: str) -> str | None:
+        return text if text.isdecimal() else None
+
+    def draw(self, rng: random.Random) -> str:
+        while True:
+            above, below = rng.randrange(10**_COLUMNS), rng.randrange(10**_COLUMNS)
+            if _FEWEST_CARRIES <= carries(above, below) <= _MOST_CARRIES:
+                return f"{_from_the_ones(above, _COLUMNS)}+{_from_the_ones(below, _COLUMNS)}="
+
+    def answer(self, prompt: str) -> str:
+        above, below = (int(number[::-1]) for number in prompt.removesuffix("=").split("+"))
+        return _from_the_ones(above + below, _COLUMNS + 1)
+
+
+def _from_the_ones(number: int, columns: int) -> str:
+    return f"{number:0{columns}}"[::-1]
