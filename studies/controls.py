@@ -22,13 +22,13 @@ def loss(
     *,
     low: float,
     high: float,
-    kappa: float,
+    threshold: float,
     among: float,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """See `mugrpo.optimize.objectives`; what is left out here is counted as `vetoed_fraction`."""
     of_tokens = (logprobs, behavior_logprobs, advantages, mask)
     loss_BT, metrics = grpo.loss(*of_tokens, ratio_clip=(low, high))
-    count = int(negative_advantage_veto(*of_tokens, kappa=kappa, scope="suffix").sum())
+    count = int(negative_advantage_veto(*of_tokens, threshold=threshold, scope="suffix").sum())
     drawn_BT = at_random(mask & (advantages[:, None] * among > 0), count)
     kept = {name: values & ~drawn_BT for name, values in metrics.items()}
     return loss_BT.masked_fill(drawn_BT, 0.0), {**kept, "vetoed_fraction": drawn_BT}

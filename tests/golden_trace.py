@@ -41,7 +41,7 @@ KEYS = (
     "kl_behavior",
 )
 
-# A narrow interval and a large kappa, so that five updates clip and veto.
+# A narrow interval and a large threshold, so that five updates clip and veto.
 CONFIG = build_config(
     {
         "preset": "mu-grpo",
@@ -52,7 +52,7 @@ CONFIG = build_config(
             "group_size": 4,
         },
         "objective": {"name": "grpo", "ratio_clip": [0.0, 1.1]},
-        "veto": {"name": "negative_advantage", "kappa": 0.3},
+        "veto": {"name": "negative_advantage", "threshold": 0.3},
         "optimizer": {
             "lr": 5e-4,
             "lr_schedule": "constant",

@@ -31,7 +31,7 @@ FORMS: dict[str, dict[str, Any]] = {
         for taper in ("prefix", "smallest", "mean", "token")
     },
 }
-_VETO = {"name": "negative_advantage", "kappa": 0.5}
+_VETO = {"name": "negative_advantage", "threshold": 0.5}
 _OFF_POLICY = {"name": "off_policy", "delta": 0.1}
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},

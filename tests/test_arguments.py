@@ -57,7 +57,7 @@ def test_help_all_lists_every_option_with_its_default(
     names = [option.name for option in describe() if "[]" not in option.name]
     assert sorted(options_in(text)) == sorted(names)
     assert "  --optimizer.lr  float > 0  (default 0.0001)\n      Peak learning rate. Its" in text
-    assert "  --veto.kappa  float >= 0  (default 0.01)\n      for veto.name negative" in text
+    assert "  --veto.threshold  float >= 0  (default 0.01)\n      for veto.name negative" in text
     assert "  --objective.taper  response|prefix|smallest|mean|token  (default prefix)" in text
     sets = "tapered-grpo, which sets reduction, advantage.name, objective.name, objective.taper,"
     assert sets in " ".join(text.split())

@@ -83,7 +83,7 @@ def test_none_unsets(toml):
         ("schedule.group-sise", "schedule.group_size"),
         ("optimiser.lr", "optimizer.lr"),
         ("micro_batch_tokens", "optimizer.micro_batch_tokens"),
-        ("veto.kapa", "veto.kappa"),
+        ("veto.treshold", "veto.threshold"),
         ("optimizer.beta", "optimizer.betas"),  # a slip, not TRL's beta
         # Names of TRL, verl and prime-rl, in any section
         ("optimizer.learning_rate", "optimizer.lr"),
@@ -152,7 +152,7 @@ def test_an_unknown_option_far_from_all_others_points_to_the_help(refusal):
         ("optimizer.lr=nan", "finite"),
         ("optimizer.betas=[0.9, 1.0]", "each must be in [0, 1)"),
         ("objective.dual_clip=1", "greater than 1"),
-        ("veto.kappa=-0.1", "greater than or equal to 0"),
+        ("veto.threshold=-0.1", "greater than or equal to 0"),
         ("veto.scope=prefix", "'suffix'"),
         ("reduction=median", "'token_mean'"),
         ("task.terms=129", "less than or equal to 128"),
@@ -227,7 +227,7 @@ def test_a_name_override_starts_its_group_from_the_defaults(toml):
 
 
 def test_a_name_override_that_repeats_the_file_changes_nothing(toml):
-    file = toml('[veto]\nname = "negative_advantage"\nkappa = 0.5\n')
+    file = toml('[veto]\nname = "negative_advantage"\nthreshold = 0.5\n')
     assert load_config(file, ["--veto.name=negative_advantage"]) == load_config(file)
     file = toml('[objective]\nname = "cispo"\nratio_clip = [0.5, 3.0]\n')
     assert load_config(file, ["--objective.name=cispo"]) == load_config(file)
@@ -245,7 +245,7 @@ def test_the_order_of_overrides_does_not_matter_to_a_choice():
 @table(
     ("text", "override"),
     [
-        ('preset = "mu-grpo"\n[veto]\nkappa = 0.5\n', "--veto.name=negative_advantage"),
+        ('preset = "mu-grpo"\n[veto]\nthreshold = 0.5\n', "--veto.name=negative_advantage"),
         ('preset = "mu-grpo"\n[objective]\ndual_clip = 3.0\n', "--objective.name=grpo"),
         ('preset = "topr"\n[advantage]\nbaseline = 0.7\n', "--advantage.name=shifted"),
         ('preset = "cispo"\n[objective]\nratio_clip = [0.0, 3.0]\n', "--objective.name=cispo"),
@@ -265,7 +265,7 @@ def test_knobs_are_the_options_that_the_part_alone_declares():
         "level": "token",
         "clip_center": "behavior",
     }
-    assert config.veto.knobs == {"kappa": 1e-2, "scope": "suffix"}
+    assert config.veto.knobs == {"threshold": 1e-2, "scope": "suffix"}
     assert config.advantage.knobs == {"std": "unbiased"}
     # options that decide when a part's function is called are not passed to it
     proximal = load_config(None, ["--objective.name=decoupled_ppo"]).objective
@@ -308,12 +308,13 @@ def test_a_schedule_without_end_is_refused(refusal, words: str, part: str):
         ("--schedule.stages=0 --optimizer.lrr=1", "schedule.stages"),  # every fault at once
         ("--schedule.stages=0 --optimizer.lrr=1", "optimizer.lrr"),
         ("--veto.name=nothing", "negative_advantage"),  # the choices
-        ("--veto.name=off --veto.kappa=0.1", "an option if veto.name = 'negative_advantage'"),
+        ("--veto.name=off --veto.threshold=0.1", "an option if veto.name = 'negative_advantage'"),
         ("--engine=3", "it should be a table of options"),
         ("--model=gpt2", "it should be a table of options"),
         (f"--seed={'9' * 5000}", "seed"),
         ("--task.split=test", "an option if task.name = 'dataset'"),
         ("--task.workers.count=1", "task.workers no longer exists; use the table [workers]"),
+        ("--preset=mu-grpo --veto.kappa=0.1", "no longer exists; it is veto.threshold now"),
         ("--task.name=dataset", "task.data must be given"),
     ],
 )

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from mugrpo.config.describe import describe
-from mugrpo.config.load import build_config, changes, load_config, on_resume
+from mugrpo.config.load import (
+    build_config,
+    changes,
+    load_config,
+    on_resume,
+    with_newer_options,
+)
 from mugrpo.config.run import PRESETS
 from mugrpo.config.training import SuiteUse
 from tests.cases import table
@@ -31,6 +37,16 @@ def test_a_resolved_config_survives_json(preset):
     stored = config.model_dump(mode="json")
     assert build_config(stored, "test") == config
     assert changes(stored, build_config(stored, "test").model_dump(mode="json")) == []
+
+
+def test_a_stored_config_with_an_option_of_another_name_is_read():
+    """And it stays readable if it has an option that is gone besides."""
+    today = load_config(None, ["--preset=mu-grpo", "--veto.threshold=0.3"]).model_dump(mode="json")
+    veto = {"name": "negative_advantage", "kappa": 0.3, "scope": "suffix"}
+    stored = today | {"veto": veto}
+    assert with_newer_options(stored) == today
+    assert with_newer_options(stored | {"gone": 1}) == today | {"gone": 1}
+    assert stored["veto"] is veto and "kappa" in veto  # it is a copy
 
 
 def test_only_what_changes_no_trained_number_is_harmless():

@@ -39,7 +39,7 @@ def test_the_weights_of_tapered_and_mu_grpo_by_hand():
     weights, metrics = Method.named("tapered-grpo").weights(*inputs)
     assert weights[0].tolist() == pytest.approx([-2 * 0.25 / 2, -2 * 0.25 / 8, -2 * 0.25])
     assert metrics["tapered_fraction"].tolist() == [[1, 1, 0]]
-    weights, metrics = Method.named("mu-grpo", {"veto": {"kappa": 0.3}}).weights(*inputs)
+    weights, metrics = Method.named("mu-grpo", {"veto": {"threshold": 0.3}}).weights(*inputs)
     assert weights[0].tolist() == pytest.approx(
         [-2 * 0.5, -2 * 0.25, 0.0]
     )  # r A, until the trigger
@@ -52,7 +52,7 @@ def test_the_weights_of_tapered_and_mu_grpo_by_hand():
         *((name, {}, "use `mugrpo train`") for name in sorted(REFUSED)),
         ("off-policy-grpo", {"objective": {"name": "decoupled_ppo"}}, "third policy"),
         ("ppo", {}, "grpo"),
-        ("mu-grpo", {"veto": {"kapa": 0.1}}, "kapa"),
+        ("mu-grpo", {"veto": {"treshold": 0.1}}, "treshold"),
         ("mu-grpo", {"optimizer": {"lr": 1e-6}}, "optimizer"),
     ],
 )

@@ -13,7 +13,7 @@ from tests.cases import table
 from tests.updates import config_of, hand_batch
 
 SCOPES = ("suffix", "trigger", "post_trigger", "from_trigger", "response")
-KAPPA = torch.tensor(0.1, dtype=torch.float64).log().exp().item()  # rounded as a ratio is
+THRESHOLD = torch.tensor(0.1, dtype=torch.float64).log().exp().item()  # rounded as a ratio is
 
 # Ratios of one response, and for each scope the tokens removed (x) where A < 0.
 ROWS = {
@@ -48,7 +48,7 @@ ROWS = {
         },
     ),
     "no trigger": ([0.5, 0.9, 9.0], dict.fromkeys(SCOPES, "...")),
-    "ratio exactly kappa": ([KAPPA, 0.9, 2.0], dict.fromkeys(SCOPES, "...")),
+    "ratio exactly the threshold": ([THRESHOLD, 0.9, 2.0], dict.fromkeys(SCOPES, "...")),
 }
 
 
@@ -57,7 +57,7 @@ def removed(
     advantage: float,
     scope: str,
     *,
-    kappa: float = KAPPA,
+    threshold: float = THRESHOLD,
     mask: list[bool] | None = None,
 ) -> str:
     """The tokens of one response that the veto removes, as in ROWS."""
@@ -67,7 +67,7 @@ def removed(
         torch.zeros_like(log_ratios),
         torch.tensor([advantage]),
         torch.tensor([mask or [True] * len(ratios)]),
-        kappa=kappa,
+        threshold=threshold,
         scope=scope,
     )
     return "".join("x" if token else "." for token in vetoed[0].tolist())
@@ -113,8 +113,8 @@ def composed(
     return loss_BT.detach(), gradient, metrics
 
 
-def veto(kappa: float, scope: str = "suffix") -> dict[str, Any]:
-    return {"name": "negative_advantage", "kappa": kappa, "scope": scope}
+def veto(threshold: float, scope: str = "suffix") -> dict[str, Any]:
+    return {"name": "negative_advantage", "threshold": threshold, "scope": scope}
 
 
 # ---- whole responses ----

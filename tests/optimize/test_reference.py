@@ -122,7 +122,7 @@ def test_groups_without_variance_have_no_kl_term_unless_the_mask_is_off():
 
 
 def test_vetoed_tokens_and_removed_responses_keep_their_kl_term():
-    veto = {"name": "negative_advantage", "kappa": 0.01}  # .001 triggers: the last is vetoed
+    veto = {"name": "negative_advantage", "threshold": 0.01}  # .001 triggers: the last is vetoed
     loss, _ = evaluated(veto=veto)
     same(loss, [[-1 + K, -1.2 + 2 * K, 0], [0.8 + K / 2, 0.8 + K / 1000, K]])
     loss, _ = evaluated(sequence_mask={"name": "off_policy", "delta": 0.5})

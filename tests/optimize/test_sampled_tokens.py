@@ -18,7 +18,7 @@ from tests.builders import plain_logprobs, sampled_experience, stale, tiny_polic
 from tests.cases import table
 from tests.updates import assert_same_gradients, config_of, step
 
-KAPPA = 0.7
+THRESHOLD = 0.7
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "grpo": {"name": "grpo", "ratio_clip": (0.8, 1.2)},
     "minpro": {"name": "minpro", "ratio_clip": (0.8, 1.2)},
@@ -75,7 +75,7 @@ def expected_loss(
         behavior = rollout.behavior_logprobs[rollout.loss_mask].astype(float).tolist()
         triggered, losses = False, []
         for t, weight in enumerate(weights(name, logprobs, behavior)):
-            low = (logprobs[t] - behavior[t]).exp().item() < KAPPA
+            low = (logprobs[t] - behavior[t]).exp().item() < THRESHOLD
             if veto and advantage < 0 and triggered and not low:
                 continue
             triggered = triggered or low
@@ -103,7 +103,7 @@ def test_gradients_are_those_of_single_tokens(policy, turns, name, reduction, ve
     config = config_of(
         OBJECTIVES[name],
         reduction=reduction,
-        veto={"name": "negative_advantage", "kappa": KAPPA} if veto else {"name": "off"},
+        veto={"name": "negative_advantage", "threshold": THRESHOLD} if veto else {"name": "off"},
         optimizer={"micro_batch_tokens": 150},
     )
     exact = copy.deepcopy(policy.model).double().eval()

@@ -17,7 +17,7 @@ from tests.updates import assert_same_gradients, config_of, part, step, with_sto
 # Configs of methods, without the reduction.
 METHODS: dict[str, dict[str, Any]] = {
     "grpo": {"preset": "grpo"},
-    "mu-grpo": {"preset": "mu-grpo", "veto": {"kappa": 0.5}},
+    "mu-grpo": {"preset": "mu-grpo", "veto": {"threshold": 0.5}},
     "m2po": {"preset": "m2po"},
 }
 OTHERS: dict[str, dict[str, Any]] = {

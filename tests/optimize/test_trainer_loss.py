@@ -33,13 +33,13 @@ def ratios_and_advantages(policy: Policy, experience: Experience) -> Tokens:
     return tokens
 
 
-def vetoed(tokens: Tokens, kappa: float) -> set[tuple[int, int]]:
-    """Return the tokens with A < 0 that follow one below kappa and are not below it themselves."""
+def vetoed(tokens: Tokens, threshold: float) -> set[tuple[int, int]]:
+    """Return the tokens with A < 0 above the threshold that follow one below it."""
     removed = set()
     for i, response in enumerate(tokens):
         triggered = False
         for t, (ratio, advantage) in enumerate(response):
-            if advantage < 0 and ratio < kappa:
+            if advantage < 0 and ratio < threshold:
                 triggered = True
             elif triggered:
                 removed.add((i, t))
@@ -82,7 +82,7 @@ def dense_loss(tokens: Tokens, name: str, reduction: str, removed: set) -> torch
     ("name", "reduction", "parts"),
     [
         ("grpo", "sequence_mean", {}),
-        ("mu-grpo", "token_mean", {"veto": {"kappa": 0.5}}),
+        ("mu-grpo", "token_mean", {"veto": {"threshold": 0.5}}),
         ("m2po", "constant", {}),
     ],
 )

@@ -29,7 +29,7 @@ def write_config(root: Path, *, document: dict[str, Any] | None = None, **schedu
         "preset": "mu-grpo",
         "advantage": {"name": "group"},
         "objective": {"name": "grpo", "ratio_clip": [0.0, 5.0]},
-        "veto": {"name": "negative_advantage", "kappa": 0.01},
+        "veto": {"name": "negative_advantage", "threshold": 0.01},
         "reduction": "token_mean",
         "optimizer": {"lr": 2e-4, "lr_schedule": "linear"},
         "rollouts": {"temperature": 1.0, "max_new_tokens": 48},

@@ -59,7 +59,7 @@ def test_the_numbers_are_those_worked_out_by_hand(tmp_path):
         "objective.name": "grpo",
         "objective.ratio_clip": "[0.0, 5.0]",
         "veto.name": "negative_advantage",
-        "veto.kappa": "0.01",
+        "veto.threshold": "0.01",
         "reduction": "token_mean",
         "schedule.stages": "2",
         "seed": "7",

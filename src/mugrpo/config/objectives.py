@@ -196,11 +196,12 @@ class Off(Part):
 
 
 class NegativeAdvantageVeto(Part):
-    """Tokens after one whose ratio has fallen below kappa; scope says which."""
+    """Tokens after one whose ratio has fallen below the threshold; scope says which."""
 
     name: Literal["negative_advantage"] = "negative_advantage"
-    kappa: float = Field(1e-2, ge=0)
-    """A ratio below this is a trigger. 0 turns the veto off."""
+    threshold: float = Field(1e-2, ge=0)
+    """A ratio below this is a trigger. 0 turns the veto off. 1e-2 is ours; 1e-4 is likelier in the
+    Mu-GRPO paper, where the trigger that its project page shows is below that."""
     scope: Literal["suffix", "trigger", "post_trigger", "from_trigger", "response"] = "suffix"
     """Tokens that a trigger removes."""
 

@@ -43,7 +43,7 @@ class GRPOConfig(TRLConfig):
     """TRL's options, and these. The last five are TRL's, and the method's own if they are not set.
 
     method: preset or objective, such as "tapered-grpo": advantages, objective, masks, reduction, KL
-    method_options: tables as in a config: {"veto": {"kappa": 0.01}}
+    method_options: tables as in a config: {"veto": {"threshold": 0.01}}
     stages: number of stages; each generates its rollouts once, with the weights of its beginning
     growth: length of each stage over the one before; that of the method, or 1
 

@@ -86,22 +86,23 @@ def negative_advantage_veto(
     advantages: torch.Tensor,
     mask: torch.Tensor,
     *,
-    kappa: float,
+    threshold: float,
     scope: Scope,
 ) -> torch.Tensor:
     """Return the tokens that Mu-GRPO's negative-advantage veto (arXiv 2605.17570) removes:
 
-        T   = { t : A < 0, r_t < kappa }      trigger tokens
+        T   = { t : A < 0, r_t < threshold }  trigger tokens
         tau = min T                           no trigger, no veto
 
-    Scope "suffix" removes H_kappa = { t > tau : r_t >= kappa }, "trigger" T, "post_trigger" all
-    t > tau, "from_trigger" all t >= tau, "response" all t. Responses with a positive advantage are
-    never touched. We infer from the paper's abstract and captions that its veto is H_kappa after
-    the first trigger; they do not give kappa. `advantages` is [B], all other tensors [B, T].
+    Scope "suffix" removes H = { t > tau : r_t >= threshold }, "trigger" T, "post_trigger" S = all
+    t > tau, "response" all t, as on the authors' project page, which writes kappa for tau;
+    "from_trigger", all t >= tau, is ours. Responses with a positive advantage are never touched.
+    That tau is the first trigger is inferred, and no threshold is stated: the trigger shown there
+    has a ratio below 1e-4. `advantages` is [B], all other tensors [B, T].
     """
     assert logprobs.shape == behavior_logprobs.shape == mask.shape and advantages.ndim == 1
     ratio_BT = log_ratios(logprobs.detach(), behavior_logprobs).exp()
-    trigger_BT = (advantages[:, None] < 0) & (ratio_BT < kappa) & mask
+    trigger_BT = (advantages[:, None] < 0) & (ratio_BT < threshold) & mask
     reached_BT = trigger_BT.cumsum(-1) > 0  # t >= tau
     after_BT = (trigger_BT.cumsum(-1) - trigger_BT.int()) > 0  # t > tau
     scopes = {

@@ -41,7 +41,7 @@ _LONGEST_OPTION = 300  # characters shown of an option's value
 _GRPO = f"GRPO, μ = {GRPO_UPDATES_PER_REFRESH}"
 _ESSENTIAL = (
     *("model.path", "task.name", "preset", "advantage.name", "objective.name"),
-    *("objective.ratio_clip", "veto.name", "veto.kappa", "reference.name", "reduction"),
+    *("objective.ratio_clip", "veto.name", "veto.threshold", "reference.name", "reduction"),
     *("optimizer.lr", "optimizer.lr_schedule", "schedule.stages", "schedule.batches_per_stage"),
     *("schedule.growth", "schedule.passes_per_batch", "schedule.problems_per_update"),
     *("schedule.group_size", "rollouts.temperature", "rollouts.max_new_tokens", "seed"),

@@ -160,7 +160,7 @@ def test_options_of_trl_are_the_methods_unless_they_are_set():
 
 METHODS: dict[str, dict[str, Any]] = {
     **{"grpo": {}, "tapered-grpo": {}},
-    "mu-grpo": {"veto": {"kappa": 0.8}},
+    "mu-grpo": {"veto": {"threshold": 0.8}},
     "off-policy-grpo": {"advantage": {"zero_variance_mask": False}},  # TRL's KL counts all groups
     "topr": {"advantage": {"baseline": 3.0}},
     "reinforce": {},  # an objective; the others are presets

@@ -34,7 +34,7 @@ seeds = [4, 5]
 optimizer.lr = 2e-3
 [axes.method]
 "GRPO!" = {{ preset = "grpo", schedule.batches_per_stage = 4 }}
-veto = {{ veto.kappa = 0.5 }}
+veto = {{ veto.threshold = 0.5 }}
 [axes.rate]
 low = {{ }}
 high = {{ optimizer.lr = 1.0 }}
@@ -75,7 +75,7 @@ def test_a_cell_is_the_base_then_set_then_the_values_then_the_seed(file):
         (4, "mu-grpo", 3, 1.0),
     ]
     assert {c.config.schedule.stages for c in cells} == {2}
-    assert [c.config.veto.knobs.get("kappa") for c in cells[:4]] == [None, None, 0.5, 0.5]
+    assert [c.config.veto.knobs.get("threshold") for c in cells[:4]] == [None, None, 0.5, 0.5]
 
 
 def test_the_command_line_makes_the_same_config_from_the_base(file):
@@ -99,9 +99,9 @@ def test_folders_are_named_after_the_values_and_differ(file):
         ('question = "Q"', 'question = "Q"\nsede = 1', r"sede: Extra inputs"),
         ("optimizer.lr = 1.0", "optimizer.lr = -1.0", r"high: optimizer\.lr = -1"),
         (
-            "veto.kappa = 0.5",
-            "vetto.kappa = 0.5",
-            r"veto, low: there is no option vetto.kappa; did you mean veto.kappa",
+            "veto.threshold = 0.5",
+            "vetto.threshold = 0.5",
+            r"veto, low: there is no option vetto.threshold; did you mean veto.threshold",
         ),
         ('"GRPO!"', '"Veto?"', r"axes\.method has a value 'Veto\?' .* rename it"),
         ('"GRPO!"', '"!"', r"axes\.method has a value '!' .* rename it"),
