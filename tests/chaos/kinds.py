@@ -83,8 +83,8 @@ KINDS = {
     "dynamic sampling": Kind(_words("preset=dapo schedule.batches_per_stage=4")),
     "bf16": Kind(_words("model.precision=bf16")),
     "evaluations": Kind(
-        _words("evaluation.every=1 evaluation.samples=2 evaluation.final_samples=4")
-        + _words("evaluation.final_greedy=true checkpoint.minutes=0.001 checkpoint.every=0")
+        _words("evaluation.every=1 evaluation.samples=2 evaluation.end_samples=4")
+        + _words("evaluation.greedy=true checkpoint.minutes=0.001 checkpoint.every=0")
     ),
     "own problems and rewards": Kind(roles=("reward worker",), own_problems=True),
     "own problems, hostile texts": Kind(

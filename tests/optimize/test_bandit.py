@@ -13,6 +13,7 @@ The closed forms below use pi, beta and A alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -159,6 +160,16 @@ CLOSED: dict[str, tuple[str, dict[str, Any], Weights]] = {
         lambda pi, a, _: BETA * _gamma(pi / BETA, a) * a,
     ),
     "minpro": ("minpro", {}, _grpo),
+    "ctpo": (
+        "ctpo",
+        {},
+        lambda pi, a, _: (
+            pi
+            * a
+            * unclipped(pi / BETA, a, math.exp(-0.025), math.exp(0.05))
+            * ((a > 0) | (pi / BETA <= math.exp(0.05)))
+        ),
+    ),
     "reinforce": ("reinforce", {}, lambda pi, a, _: BETA * a),
 }
 

@@ -70,7 +70,7 @@ def test_an_objective_returns_the_metrics_that_it_names(name, update):
 def test_only_objectives_that_say_so_have_a_gradient_at_advantage_0(name, update):
     """For all others, the trainer does not compute responses with advantage 0."""
     logprobs, behavior, mask = update
-    near = behavior + (logprobs - behavior) / 30  # so that no response is clipped as a whole
+    near = behavior + (logprobs - behavior) / 300  # so that no response is clipped as a whole
     _, gradient, _ = evaluated(name, near, behavior, mask)
     assert gradient[1].any().item() == loaded(name)[0].needs_zero_advantages
     assert gradient[0].any() and gradient[2].any()

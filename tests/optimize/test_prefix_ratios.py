@@ -1,4 +1,4 @@
-"""MinPRO by hand: weights computed from a token's prefix."""
+"""MinPRO and CTPO by hand: weights computed from a token's prefix."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from mugrpo.optimize.objectives import minpro
+from mugrpo.optimize.objectives import ctpo, minpro
 from tests.cases import table
 from tests.updates import assert_response, of_ratios
 
@@ -56,3 +56,31 @@ def test_the_prefix_of_minpro_has_no_gradient():
     )
     (gradient,) = torch.autograd.grad(loss[0, 1], logprobs)
     assert gradient[0].tolist() == pytest.approx([0.0, -math.exp(-0.5)])
+
+
+# ---- CTPO: q_t = prod_{j<=t} r_j within [0.8^sqrt(t), 1.2^sqrt(t)]; the gradient as above ----
+
+
+@table(
+    ("advantage", "losses", "weights", "clipped"),
+    [
+        (1.0, [-1.2, -1.0, -1.1, -0.5], [0.0, 1.0, 1.1, 0.5], [1, 0, 0, 0]),
+        (-1.0, [1.2, 1.0, 1.1, 0.64], [0.0, -1.0, -1.1, 0.0], [1, 0, 0, 1]),  # t = 4: 0.8^2
+    ],
+)
+def test_ctpo_by_hand(advantage, losses, weights, clipped):
+    ratios = [1.5, 2 / 3, 1.1, 5 / 11]  # q = 1.5, 1.0, 1.1, 0.5
+    log_clip = (math.log(0.8), math.log(1.2))
+    actual = of_ratios(ctpo.loss, ratios, advantage, log_clip=log_clip)
+    assert_response(actual, losses, weights, clipped)
+
+
+def test_the_prefix_of_ctpo_skips_padding_and_has_no_gradient():
+    logprobs = torch.tensor([[-1.0, -2.0, -9.0], [-1.0, -2.0, -3.0]], requires_grad=True)
+    behavior = torch.tensor([[-0.5, -2.0, 0.0], [-0.5, -2.0, -3.0]])
+    mask = torch.tensor([[True, True, False], [True, True, True]])
+    loss, _ = ctpo.loss(logprobs, behavior, torch.ones(2), mask, log_clip=(-9.0, 9.0))
+    gradients = [torch.autograd.grad(loss[row, 1], logprobs, retain_graph=True) for row in (0, 1)]
+    for row, (gradient,) in enumerate(gradients):
+        assert loss[row, :2].tolist() == pytest.approx([-math.exp(-0.5)] * 2)
+        assert gradient[row].tolist() == pytest.approx([0.0, -math.exp(-0.5), 0.0])

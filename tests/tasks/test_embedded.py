@@ -10,7 +10,7 @@ import pytest
 from safetensors import safe_open
 
 from mugrpo.config.run import ModelOptions
-from mugrpo.config.tasks import ChainOptions, LettersOptions
+from mugrpo.config.tasks import CarryOptions, ChainOptions, LettersOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
 from mugrpo.engines.base import Request
@@ -19,9 +19,11 @@ from mugrpo.model.pretrained import EMBEDDED
 from mugrpo.tasks.embedded import (
     END,
     LETTERS,
+    Carry,
     Chain,
     EmbeddedTask,
     Letters,
+    carries,
     held_out,
     running_states,
 )
@@ -137,6 +139,50 @@ def test_letters_are_distinct_split_by_hash_and_sorted():
         assert problem.answer == "".join(sorted(problem.prompt[:-1]))
 
 
+@table(
+    ("above", "below", "count"),
+    [(123, 456, 0), (16, 75, 1), (999, 1, 3), (95, 5, 2), (5, 5, 1), (0, 0, 0)],
+)
+def test_carries_by_hand(above, below, count):
+    assert carries(above, below) == count
+
+
+@table(
+    ("response", "status"),
+    [
+        ("190", Status.RIGHT),  # 16 + 75 = 91, from the ones up
+        ("180", Status.WRONG),  # the carry is forgotten
+        ("19", Status.WRONG),
+        ("091", Status.WRONG),
+        ("19=", Status.NO_ANSWER),
+        ("", Status.NO_ANSWER),
+    ],
+)
+def test_verdicts_on_carries_by_hand(response, status):
+    task = Carry(CarryOptions())
+    assert verdict(task, Problem("61+57=", "61+57=", "190"), response).status is status
+
+
+def test_sums_have_two_to_four_carries_and_are_right():
+    task = Carry(CarryOptions(train_problems=200))
+    for problem in [*task.train_problems(), *task.eval_problems()]:
+        above, below = (int(n[::-1]) for n in re.findall(r"\d{12}", problem.prompt))
+        assert int(problem.answer[::-1]) == above + below and len(problem.answer) == 13
+        assert carries(above, below) in (2, 3, 4)
+
+
+@table(
+    ("task", "options"),
+    [(Chain, ChainOptions), (Letters, LettersOptions), (Carry, CarryOptions)],
+)
+def test_no_problem_is_held_out_with_one_seed_and_trained_on_with_another(task, options):
+    tasks = [task(options(seed=seed, train_problems=500)) for seed in (0, 1)]
+    trained = [{problem.prompt for problem in one.train_problems()} for one in tasks]
+    evaluated = [{problem.prompt for problem in one.eval_problems()} for one in tasks]
+    assert trained[0] != trained[1] and evaluated[0] != evaluated[1]
+    assert not (trained[0] | trained[1]) & (evaluated[0] | evaluated[1])
+
+
 # --- The shipped weights --------------------------------------------------------------------------
 
 
@@ -168,6 +214,19 @@ def test_the_embedded_model_is_small_and_holds_no_pickle():
         shapes = [weights.get_slice(name).get_shape() for name in weights.keys()]  # noqa: SIM118
     parameters = sum(shape[0] * (shape[1] if len(shape) == 2 else 1) for shape in shapes)
     assert 400_000 <= parameters <= 800_000
+
+
+@pytest.mark.long
+def test_the_model_of_carry_finds_one_answer_in_twenty_and_none_of_them_is_its_likeliest():
+    policy, task = load_policy(ModelOptions(path="carry")), Carry(CarryOptions())
+    problems = task.eval_problems()
+    requests = [Request(encoded(policy, p.prompt), i) for i, p in enumerate(problems)]
+    right = []
+    for temperature in (1.0, 0.01):
+        completions = generated(policy, requests, batch_size=256, temperature=temperature)
+        texts = [policy.tokenizer.decode(c.ids, skip_special_tokens=True) for c in completions]
+        right.append(sum(t == p.answer for t, p in zip(texts, problems, strict=True)))
+    assert right[0] / len(problems) == pytest.approx(0.056, abs=0.03) and right[1] <= 2
 
 
 @pytest.mark.long

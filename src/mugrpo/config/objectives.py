@@ -145,6 +145,14 @@ class MinPROOptions(ObjectiveOptions):
     ratio_clip: RatioInterval = (0.8, 1.2)
 
 
+class CTPOOptions(ObjectiveOptions):
+    """The PPO min form on the ratio of a token and its prefix, clipped by its position."""
+
+    name: Literal["ctpo"] = "ctpo"
+    log_clip: tuple[Annotated[float, Field(lt=0)], Annotated[float, Field(gt=0)]] = (-0.025, 0.05)
+    """Interval of the logarithm of that ratio, for a token at position t, is sqrt(t) times this."""
+
+
 class ReinforceOptions(ObjectiveOptions):
     """-A log pi, without a ratio (AsymRE if combined with its advantage)."""
 
@@ -183,6 +191,7 @@ else:
         DecoupledPPOOptions,
         TOPROptions,
         MinPROOptions,
+        CTPOOptions,
         ReinforceOptions,
         VESPOOptions,
         FileOptions,

@@ -197,11 +197,12 @@ class EvaluationOptions(Options):
     """Evaluate every N updates, and before the first and after the last. 0 never evaluates."""
     samples: int = Field(1, ge=1, json_schema_extra=HARMLESS)
     """Responses per problem."""
-    final_samples: int | None = Field(None, ge=1, json_schema_extra=HARMLESS)
-    """Responses per problem after the last update, for pass@k; `samples` if unset."""
-    final_greedy: bool = Field(False, json_schema_extra=HARMLESS)
-    """Also sample one response per problem after the last update at a temperature of 0.01, which is
-    nearly greedy."""
+    end_samples: int | None = Field(None, ge=1, json_schema_extra=HARMLESS)
+    """Responses per problem before the first update and after the last, for pass@k; `samples` if
+    unset."""
+    greedy: bool = Field(False, json_schema_extra=HARMLESS)
+    """Also sample one response per problem before the first update and after the last at a
+    temperature of 0.01, which is nearly greedy."""
     temperature: float = Field(1.0, ge=1e-3, le=10, json_schema_extra=HARMLESS)
     """Sampling temperature."""
     suites: tuple[SuiteUse, ...] = Field((), json_schema_extra=HARMLESS)

@@ -46,10 +46,10 @@ def evaluate(run: OpenRun, sampling: Sampling, update: int) -> dict[str, Any]:
     options = run.config.evaluation
     draws: list[Draw] = [(problem, 0) for problem in run.eval_problems]
     engines = refreshed(run, sampling, update, draws, _STAGE)
-    last = update == run.config.schedule.total_updates
-    samples = (options.final_samples if last else None) or options.samples
+    at_an_end = update in (0, run.config.schedule.total_updates)
+    samples = (options.end_samples if at_an_end else None) or options.samples
     passes = [(samples, options.temperature)]
-    passes += [(1, _GREEDY)] if last and options.final_greedy else []
+    passes += [(1, _GREEDY)] if at_an_end and options.greedy else []
     with publish_folder(run.folder.evaluation(update)) as folder, run.progress.aside():
         for shard, (size, temperature) in enumerate(passes):
             sample_and_score(

@@ -10,9 +10,11 @@ from scipy.stats import ttest_1samp
 
 from mugrpo.extensions.lab.study.intervals import (
     Estimate,
+    difference_p,
     equivalence,
     estimate,
     geometric,
+    holm,
 )
 from tests.cases import table
 
@@ -53,6 +55,20 @@ def test_equivalence_by_hand():
     )
     assert equivalence([0.01], 0.02) is None
     assert equivalence([0.01, 0.01], 0.02) == 0 and equivalence([0.02, 0.02], 0.02) == 1
+
+
+def test_a_paired_test_is_scipys():
+    differences = np.random.default_rng(1).normal(0.01, 0.02, 10)
+    expected = ttest_1samp(differences, 0.0).pvalue
+    assert difference_p([None, *differences.tolist()]) == pytest.approx(expected)
+    assert difference_p([0.1, 0.1]) == 0 and difference_p([0.0, 0.0]) == 1
+    assert difference_p([0.1]) is None
+
+
+def test_holm_by_hand():
+    """The smallest of four is multiplied by 4, the next by 3, ...; none falls below one before."""
+    assert holm([0.03, None, 0.01, 0.04, 0.005]) == [0.06, None, 0.03, 0.06, 0.02]
+    assert holm([0.6, 0.5]) == [1.0, 1.0] and holm([]) == []
 
 
 @table("shift", [-0.015, 0.0, 0.01, 0.03])

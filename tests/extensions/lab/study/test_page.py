@@ -62,8 +62,10 @@ def test_a_comparison_goes_seed_by_seed_and_times_are_ratios(file, finished):
     *_, line = compared(study, finished).splitlines()
     cells = [cell.strip() for cell in line.strip("|").split("|")]
     assert cells[:3] == ["other", "2", f"+0.350 ± {12.7062 * 0.05:.3f}"]
-    # The logarithms' standard deviation is sqrt 2 log 2; exp(-+12.706 log 2) = 2^-+12.706
-    assert cells[3:] == [f"x 1 (1.5{TIMES}10⁻⁴ to {2**12.7062:,.0f})", ""]
+    # The logarithms' standard deviation is sqrt 2 log 2; exp(-+12.706 log 2) = 2^-+12.706.
+    # t = .35 / .05 = 7 with one degree: p = 1 - 2 atan(7) / pi
+    p = 1 - 2 * math.atan(7) / math.pi
+    assert cells[3:] == [f"x 1 (1.5{TIMES}10⁻⁴ to {2**12.7062:,.0f})", "", f"{p:.3f}"]
     assert pytest.approx(1.5e-4, rel=0.01) == 2**-12.706
 
 
@@ -71,11 +73,36 @@ def test_equivalence_has_a_column_of_p_values(file, finished):
     """Differences .4 and .3: t = (.5 - .35) / .05 = 3 with one degree, p = 1/2 - atan(3) / pi."""
     study, _ = load_study(file)
     tested = study.model_copy(update={"equivalence": 0.5})
-    head, _, line = compared(tested, finished).splitlines()
+    *_, head, _, line = compared(tested, finished).splitlines()
     assert head.endswith("| accuracy within ±0.5, p |")
     assert line.endswith(f"| {0.5 - math.atan(3) / math.pi:.3f} |")
     *_, line = compared(tested, finished[:4]).splitlines()  # one pair
     assert line.endswith("|  |")
+
+
+def test_p_values_are_adjusted_for_all_tables_of_the_page(file):
+    """Two baselines make four comparisons with p, p, q, q where p < q: 4 p, 4 p, 2 q, 2 q."""
+    file.write_text(
+        file.read_text()
+        .replace("baseline = ", "baseline = [{ pool = 'a' }, ")
+        .replace('{ method = "plain" }', '{ method = "plain" }]')
+        .replace("[[figures]]", "[axes.pool]\na = {}\nb = { seed = 9 }\n[[figures]]", 1)
+    )
+    study, _ = load_study(file)
+    made: list[Any] = []
+    for pool, more in (("a", 0.0), ("b", 0.01)):
+        values = {"plain": [0.5, 0.5 + 2 * more], "other": [0.7, 0.8 + 2 * more]}
+        some = rows(values, {"plain": [1.0, 1.0], "other": [1.0, 1.0]})
+        made += [{**row, "axis/pool": pool} for row in some]
+    lines = compared(study, made).splitlines()
+    assert [line for line in lines if line.startswith("Against")] == [
+        "Against a, seed by seed:",
+        "Against plain, seed by seed:",
+    ]
+    p_values = [line.split("|")[-2].strip() for line in lines if "| 2 |" in line]
+    # b - a: 0 and .02, so t = 1 and p = 1/2, twice; other - plain: .2 and .3, so t = 5, twice
+    p = 1 - 2 * math.atan(5) / math.pi
+    assert p_values == ["1.000", "1.000", f"{4 * p:.3f}", f"{4 * p:.3f}"]
 
 
 def test_a_column_of_ratios_has_a_geometric_mean(file):

@@ -49,6 +49,35 @@ def geometric(values: Sequence[float | None]) -> tuple[float, float, float, int]
     return middle, low, high, logs.count
 
 
+def difference_p(differences: Sequence[float | None]) -> float | None:
+    """Return the two-sided p-value of the paired t test that the mean difference is 0.
+
+    None if fewer than two differences are known; 0 or 1 if all are the same.
+    """
+    known = [value for value in differences if value is not None]
+    if len(known) < 2:
+        return None
+    error = stdev(known) / math.sqrt(len(known))
+    if error == 0:
+        return float(fmean(known) == 0)
+    return 2 * float(stdtr(len(known) - 1, -abs(fmean(known)) / error))
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Return the p-values adjusted for all of those that are known, by Holm's step-down rule.
+
+    One that stays below 0.05 is below it whatever the others are (Holm 1979): the chance that any
+    true hypothesis of the family is rejected is at most 5 %.
+    """
+    adjusted = list(p_values)
+    known = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
+    largest = 0.0
+    for done, (p, place) in enumerate(known):
+        largest = max(largest, min(1.0, (len(known) - done) * p))
+        adjusted[place] = largest
+    return adjusted
+
+
 def equivalence(differences: Sequence[float | None], margin: float) -> float | None:
     """Return the p-value of two one-sided tests that the mean difference is within +- `margin`.
 

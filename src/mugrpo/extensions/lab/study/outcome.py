@@ -27,8 +27,9 @@ from mugrpo.report.read import (
 )
 
 # The updates between two evaluations are summarized by these means and this maximum.
-_MEANS = ("kl_behavior", "tv_token", "entropy", "grad_norm", "effective_sample_share")
 _GREATEST = "ratio/negative/max"
+_NEGATIVE = "ratio/negative/mean"  # in the Mu-GRPO paper it falls to 0.1 to 0.4 in a collapse
+_MEANS = ("kl_behavior", "tv_token", "entropy", "grad_norm", "effective_sample_share", _NEGATIVE)
 
 Row = dict[str, Any]
 
@@ -104,13 +105,12 @@ def outcome(run: RunData) -> Row:
     curve = _curve(run)
     known = [point["accuracy"] for point in curve if point["accuracy"] is not None]
     shares = run.keys("update", suffix="_fraction")
-    last = run.evaluations[-1] if run.evaluations else {}
-    at_the_end = {"greedy": "greedy/accuracy", "entropy": "entropy"}
-    at_the_end |= {name: name for name in last if name.startswith(("pass@", "accuracy/"))}
+    ends = {"": run.evaluations[-1], "start/": run.evaluations[0]} if run.evaluations else {}
     return {
         "accuracy": known[-1] if known else None,
+        "start/accuracy": known[0] if known else None,
         "best": max(known, default=None),
-        **{name: number(last, key) for name, key in at_the_end.items() if key in last},
+        **{f"{end}{name}": x for end, line in ends.items() for name, x in _of_an_end(line).items()},
         "mean": sum(known) / len(known) if known else None,
         "worst_fall": _worst_fall(known),
         "training_seconds": sum(s for phase, s in seconds.items() if phase != "evaluate"),
@@ -123,9 +123,16 @@ def outcome(run: RunData) -> Row:
         "kl_behavior": _greatest(run.updates, "kl_behavior"),
         "tv_token": _greatest(run.updates, "tv_token"),
         _GREATEST: _greatest(run.updates, _GREATEST),
-        **{key: _mean(run.updates, key) for key in shares},
+        **{key: _mean(run.updates, key) for key in (*shares, _NEGATIVE)},
         "curve": curve,
     }
+
+
+def _of_an_end(line: Line) -> Row:
+    """Return the numbers of the first or last evaluation that the others do not have."""
+    names = {"greedy": "greedy/accuracy", "entropy": "entropy"}
+    names |= {name: name for name in line if name.startswith(("pass@", "accuracy/"))}
+    return {name: number(line, key) for name, key in names.items() if key in line}
 
 
 def rows_of(rows: Sequence[Row], values: dict[str, str]) -> list[Row]:

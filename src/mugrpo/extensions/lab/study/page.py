@@ -13,7 +13,13 @@ from typing import Any
 import altair as alt
 
 from mugrpo.disk.publishing import publish_file
-from mugrpo.extensions.lab.study.intervals import equivalence, estimate, geometric
+from mugrpo.extensions.lab.study.intervals import (
+    difference_p,
+    equivalence,
+    estimate,
+    geometric,
+    holm,
+)
 from mugrpo.extensions.lab.study.outcome import Row, quantity, rows_of
 from mugrpo.extensions.lab.study.spec import Figure, Study, arms
 from mugrpo.report.charts import (
@@ -39,6 +45,7 @@ NAMES = {
     "stages": "refreshes",
     "training_seconds": "seconds of training",
     "vetoed_fraction": "share of tokens vetoed",
+    "ratio/negative/mean": "mean ratio, A < 0",
     "ratio/negative/max": "largest ratio, A < 0",
     "kl_behavior": "KL(β‖π)",
     "tv_token": "total variation, token",
@@ -111,7 +118,9 @@ def values(study: Study, figure: Figure, rows: Sequence[Row]) -> Chart:
 
 def named(key: str) -> str:
     """Return a quantity's name for readers."""
-    return NAMES.get(key, key.replace("_", " "))
+    name = key.removeprefix("start/")
+    before = "" if name == key else " before training"
+    return NAMES.get(name, name.replace("_", " ")) + before
 
 
 def _axis(figure: Figure, numbers: Sequence[float | None]) -> Axis:
@@ -166,7 +175,7 @@ def _interval(values: Sequence[float | None], log: bool) -> tuple[float, float, 
 RESULTS = "cells.parquet"
 PAGE = "README.md"
 
-_SHARES = ("accuracy", "best", "mean", "worst_fall", "greedy", "entropy")
+_SHARES = ("accuracy", "best", "mean", "worst_fall", "greedy", "entropy", "ratio/negative/mean")
 
 
 def folder_of(file: Path) -> Path:
@@ -193,30 +202,47 @@ def table(study: Study, rows: Sequence[Row]) -> str:
 
 
 def compared(study: Study, rows: Sequence[Row]) -> str:
-    """Return a table that compares every other arm with its baseline, on the same seeds.
+    """Return a table for each baseline that compares the other arms with it, on the same seeds.
 
-    An arm's baseline has the values of `study.baseline`, and the arm's own on the other axes. Times
-    and ratios are compared by their quotient (with an interval of its logarithm), everything else
-    by its difference. With `study.equivalence`, the last column has the p-value of two one-sided
-    tests that the accuracies differ by less than it.
+    An arm's baseline has the values of one of `study.baseline`, and the arm's own on the other
+    axes. Times and ratios are compared by their quotient (with an interval of its logarithm),
+    everything else by its difference. The last column has the p-value of a paired t test that the
+    accuracies do not differ. With `study.equivalence`, another one has that of two one-sided tests
+    that they differ by less than it. Both are adjusted by Holm's rule for all tests of their kind
+    in these tables.
     """
-    margin = study.equivalence
-    tested = [] if margin is None else [f"accuracy within ±{plain(margin)}, p"]
-    head = [*study.axes, "pairs", *map(named, study.columns), *tested]
-    body = []
-    for arm in arms(study):
-        against = {**arm, **study.baseline}
-        if arm == against:
-            continue
-        ours = {row["seed"]: row for row in rows_of(rows, arm)}
-        theirs = {row["seed"]: row for row in rows_of(rows, against)}
-        seeds = sorted(ours.keys() & theirs.keys())
-        pairs = [(ours[seed], theirs[seed]) for seed in seeds]
-        cells = [_difference(column, pairs) for column in study.columns]
-        if margin is not None:
-            cells.append(_equivalence(pairs, margin))
-        body.append([*arm.values(), f"{len(pairs)}", *cells])
-    return _markdown(head, body)
+    pairs = [
+        (baseline, arm, _paired(rows, arm, {**arm, **baseline}))
+        for baseline in study.baseline
+        for arm in arms(study)
+        if arm != {**arm, **baseline}
+    ]
+    gained = [
+        [_minus(quantity(a, "accuracy"), quantity(b, "accuracy")) for a, b in of]
+        for *_, of in pairs
+    ]
+    tests = {"equal accuracy, p": [difference_p(one) for one in gained]}
+    if (margin := study.equivalence) is not None:
+        within = [equivalence(one, margin) for one in gained]
+        tests[f"accuracy within ±{plain(margin)}, p"] = within
+    p_values = zip(*map(holm, tests.values()), strict=True)
+    head = [*study.axes, "pairs", *map(named, study.columns), *tests]
+    tables: dict[str, list[list[str]]] = {}
+    for (baseline, arm, of), adjusted in zip(pairs, p_values, strict=True):
+        differences = (_difference(column, of) for column in study.columns)
+        row = [*arm.values(), f"{len(of)}", *differences, *map(_p, adjusted)]
+        tables.setdefault(", ".join(baseline.values()), []).append(row)
+    return "\n\n".join(
+        f"Against {name}, seed by seed:\n\n{_markdown(head, body)}" for name, body in tables.items()
+    )
+
+
+def _paired(
+    rows: Sequence[Row], arm: dict[str, str], against: dict[str, str]
+) -> list[tuple[Row, Row]]:
+    """Return the rows of both arms, of every seed that both have."""
+    ours, theirs = ({row["seed"]: row for row in rows_of(rows, one)} for one in (arm, against))
+    return [(ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys())]
 
 
 def write_page(study: Study, file: Path, rows: Sequence[Row], cells: int) -> Path:
@@ -242,9 +268,7 @@ def write_page(study: Study, file: Path, rows: Sequence[Row], cells: int) -> Pat
         table(study, rows),
         *images,
     ]
-    if study.baseline:
-        name = ", ".join(study.baseline.values())
-        parts += [f"Against {name}, seed by seed:", compared(study, rows)]
+    parts += [compared(study, rows)] if study.baseline else []
     parts += ["## Findings", study.findings.strip()] if study.findings else []
     with publish_file(folder / PAGE) as out:
         out.write(("\n\n".join(part for part in parts if part) + "\n").encode())
@@ -283,24 +307,27 @@ def _difference(column: str, pairs: Sequence[tuple[Row, Row]]) -> str:
         ratios = [a / b if a is not None and b else None for a, b in both]
         text = _geometric_mean(ratios)
         return f"x {text}" if text else ""
-    text = _mean(column, [None if a is None or b is None else a - b for a, b in both])
+    text = _mean(column, [_minus(a, b) for a, b in both])
     return text if not text or text[0] in ("-", MINUS) else f"+{text}"
 
 
-def _equivalence(pairs: Sequence[tuple[Row, Row]], margin: float) -> str:
-    both = [(quantity(ours, "accuracy"), quantity(theirs, "accuracy")) for ours, theirs in pairs]
-    p = equivalence([None if a is None or b is None else a - b for a, b in both], margin)
-    if p is None:
+def _minus(a: float | None, b: float | None) -> float | None:
+    return None if a is None or b is None else a - b
+
+
+def _p(value: float | None) -> str:
+    if value is None:
         return ""
-    return "below 0.001" if p < 0.001 else f"{p:.3f}"
+    return "below 0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def _spans_decades(column: str) -> bool:
-    return column.startswith("ratio/")
+    return column == "ratio/negative/max"
 
 
 def _number(column: str, value: float) -> str:
-    return f"{value:.3f}" if column in _SHARES or column.startswith("pass@") else plain(value)
+    name = column.removeprefix("start/")
+    return f"{value:.3f}" if name in _SHARES or name.startswith("pass@") else plain(value)
 
 
 def _markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:

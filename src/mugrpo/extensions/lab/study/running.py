@@ -174,7 +174,5 @@ def show_study(file: Path) -> str:
     if not results.rows:
         raise UsageError(f"no cell of {file} is finished; `mugrpo study run {file}` runs them")
     parts = [f"{study.title}: {len(results.rows)} of {len(cells)} runs", table(study, results.rows)]
-    if study.baseline:
-        name = ", ".join(study.baseline.values())
-        parts += [f"Against {name}, seed by seed:", compared(study, results.rows)]
+    parts += [compared(study, results.rows)] if study.baseline else []
     return "\n\n".join(parts)

@@ -10,7 +10,7 @@
     wide = { objective.ratio_clip = [0, 5] }
 
 A cell is a value of every axis and a seed. Its options are those of the base, overridden by the
-study's `set`, then by the options of its values, as on the command line.
+study's `set`, then by the options of its values and those of `where`, as on the command line.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
 from mugrpo.config.base import Options
 from mugrpo.config.load import as_override, build_config, lay_over, leaves, read_toml
@@ -45,6 +45,7 @@ _COLUMNS = (
     "skipped",
     "kl_behavior",
     "tv_token",
+    "ratio/negative/mean",
     "ratio/negative/max",
     "alignment",
     "alignment/positive",
@@ -59,7 +60,7 @@ _COLUMNS = (
     "seconds/checkpoint",
     "seconds/evaluate",
 )
-_PATTERNS = r"pass@\d+|accuracy/\w+|\w+_fraction|seconds/refresh/\w+|\w+_to_\d+(\.\d+)?"
+_PATTERNS = r"start/(accuracy|greedy|entropy)|(start/)?(pass@\d+|accuracy/\w+)|\w+_fraction|seconds/refresh/\w+|\w+_to_\d+(\.\d+)?"
 
 
 class Figure(Options):
@@ -81,6 +82,22 @@ class Figure(Options):
     """Whether the quantity's axis is logarithmic."""
 
 
+class Where(Options):
+    """Options of the cells that have these values on their axes."""
+
+    values: dict[str, str] = Field(min_length=1)
+    """Axis -> value."""
+    set: dict[str, Any]
+    """Their options. They override those of the values."""
+
+
+Baseline = dict[str, str]
+
+
+def _several(value: Any) -> Any:
+    return (value,) if isinstance(value, dict) else tuple(value)
+
+
 class Study(Options):
     """The contents of a study's file."""
 
@@ -90,7 +107,7 @@ class Study(Options):
     """The question that the study asks."""
     base: str
     """The config file that all cells start from."""
-    seeds: tuple[int, ...] = Field(min_length=2)
+    seeds: tuple[int, ...] = Field(min_length=1)
     """The seeds of each arm's runs. An interval needs at least two."""
     threads: int = Field(1, ge=1)
     """CPU threads of each run. As many runs go on at once as the cores allow."""
@@ -98,10 +115,13 @@ class Study(Options):
     """Options of all cells. They override those of the base."""
     axes: dict[str, Annotated[dict[str, dict[str, Any]], Field(min_length=1)]] = Field(min_length=1)
     """Axis -> value -> its options."""
+    where: tuple[Where, ...] = ()
+    """Options of some combinations of values, such as a rate for each method and schedule."""
     columns: tuple[str, ...] = ("accuracy", "best", "training_seconds")
     """The table's columns: those of the results, or such as updates_to_0.9 or seconds_to_0.9."""
-    baseline: dict[str, str] = Field(default_factory=dict)
-    """Axis -> the value that the others are compared with, seed by seed."""
+    baseline: Annotated[tuple[Baseline, ...], BeforeValidator(_several)] = ()
+    """Axis -> the value that the others are compared with, seed by seed; several of these, if the
+    page has several comparisons."""
     equivalence: float | None = Field(None, gt=0)
     """Test whether each arm's accuracy is within this of the baseline's (two one-sided tests)."""
     figures: tuple[Figure, ...] = ()
@@ -142,7 +162,7 @@ def load_study(file: Path) -> tuple[Study, list[Cell]]:
     except ValidationError as error:
         faults = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise UsageError(f"{file} is not a valid study: {'; '.join(faults)}") from None
-    for fault in (*_faults(study), *_column_faults(study)):
+    for fault in (*_faults(study), *_unknown_values(study), *_column_faults(study)):
         raise UsageError(f"{file} is not a valid study: {fault}")
     return study, list(_cells(study, file))
 
@@ -157,6 +177,7 @@ def _cells(study: Study, file: Path) -> Iterator[Cell]:
     for seed in study.seeds:
         for values in arms(study):
             chosen = [study.axes[axis][label] for axis, label in values.items()]
+            chosen += [one.set for one in study.where if one.values.items() <= values.items()]
             pairs = [pair for options in (study.set, *chosen) for pair in leaves(options)]
             pairs = [*dict(pairs).items(), ("seed", seed)]  # the last value of an option counts
             source = f"{file}, {', '.join(values.values())}"
@@ -177,13 +198,19 @@ def _faults(study: Study) -> Iterator[str]:
                     f"axes.{axis} has a value {label!r} whose folder name, {slug!r}, is empty or "
                     "that of another value; rename it"
                 )
-    for axis, label in study.baseline.items():
-        if label not in study.axes.get(axis, {}):
-            yield f"baseline.{axis} = {label!r} is not a value of that axis"
     for figure in study.figures:
         for named in (figure.lines, figure.panels):
             if named is not None and named not in study.axes:
                 yield f"figure {figure.name}: there is no axis {named!r}"
+
+
+def _unknown_values(study: Study) -> Iterator[str]:
+    """Yield a sentence for each value of a baseline or of `where` that no axis has."""
+    named = [("baseline", one) for one in study.baseline]
+    for what, values in [*named, *(("where.values", one.values) for one in study.where)]:
+        for axis, label in values.items():
+            if label not in study.axes.get(axis, {}):
+                yield f"{what}.{axis} = {label!r} is not a value of that axis"
 
 
 def _column_faults(study: Study) -> Iterator[str]:
