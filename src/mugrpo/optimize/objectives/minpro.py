@@ -21,8 +21,8 @@ def loss(
 
         w_t = r_t sg[min over j < t of r_j],   w_1 = r_1;   loss_t = -min(w_t A, clip(w_t) A)
 
-    This is MinPRO as others describe it; the PPO form around w is inferred. Equals GRPO for
-    responses of one token.
+    This is MinPRO (arXiv 2601.22718) as others describe it; the PPO form around w is inferred.
+    Equals GRPO for responses of one token.
     """
     assert logprobs.shape == behavior_logprobs.shape == mask.shape and advantages.ndim == 1
     log_ratio_BT = log_ratios(logprobs, behavior_logprobs)

@@ -29,13 +29,13 @@ def loss(
     By default n, `negative_weight`, is 1, and q_t is the ratio of the whole response, prod_j r_j:
     TOPR (arXiv 2503.14286) in its canonical form. With rewards of 0 and 1, its wrong responses need
     an advantage below 0, for which the paper's preset shifts the reward; group advantages do as
-    well. The product vanishes over long responses that have drifted. The other tapers are ours and
-    do not, or do so later:
+    well. The product vanishes over long responses that have drifted. The other tapers have ratios
+    of other methods, which do not, or do so later:
 
-        prefix     prod over j <= t of r_j      a token by the likelihood of its prefix and itself
-        smallest   min over j <= t of r_j       by the least likely token up to it (as in MinPRO)
-        mean       exp(mean over j of log r_j)  the response by its geometric mean (as in GSPO)
-        token      r_t                          CISPO's weight with the interval [0, 1]
+        prefix     prod over j <= t of r_j      by its prefix and itself (CTPO, 2605.07331)
+        smallest   min over j <= t of r_j       by its least likely token (MinPRO, 2601.22718)
+        mean       exp(mean over j of log r_j)  by the response's mean (GSPO, 2507.18071)
+        token      r_t                          CISPO's weight (2506.13585) on the interval [0, 1]
 
     Equals REINFORCE if every ratio and n are 1; all tapers are the same for responses of one token.
 
