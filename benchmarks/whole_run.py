@@ -3,8 +3,8 @@
 schedule   Both sides run GRPO with mu = 4 and configs/demo_grpo.toml: the same model, problems in
            the same order, verifier, batch, lengths, objective and learning rate, 32 updates, no
            evaluation.
-accuracy   Our side is `mugrpo demo`, TRL's is GRPO with mu = 4, each with its own schedule and as
-           many updates. The accuracy to reach is the one at the end of TRL's run; TRL's time is
+accuracy   Our side is `mugrpo demo` on the task chain, TRL's is GRPO with mu = 4, each with its own
+           schedule and as many updates. The accuracy to reach is the one at the end of TRL's run; TRL's time is
            that of its first evaluation that reaches it. Each repetition has another seed. A ratio
            of 0 means that our run did not reach the accuracy.
 
@@ -197,7 +197,8 @@ def main(argv: Sequence[str] | None = None) -> Any:
     if same or options.tiny:
         sizes |= {"stages": updates // 4, "batches_per_stage": 4, "growth": 1}
         more += [f"--schedule.{name}={value}" for name, value in sizes.items()]
-    more += [f"--evaluation.every={every}", "--checkpoint.every=0"]
+    more += [f"--evaluation.every={every}", "--evaluation.greedy=false", "--checkpoint.every=0"]
+    more += ["--task.name=chain", "--model.path=chain"]  # the demo has another task
     outcomes: dict[str, list[Outcome]] = {OURS: [], PEER: []}
 
     def side(name: str, repetition: int, config: Path) -> Measured:
@@ -215,7 +216,7 @@ def main(argv: Sequence[str] | None = None) -> Any:
         title = "Whole run, GRPO with mu = 4, embedded task"
     else:
         name, unit, target = "run_to_accuracy", "runs/s", 3.0
-        title = "Whole run to the same accuracy, the demo"
+        title = "Whole run to the same accuracy, embedded task"
         ends = [outcome.evaluations[-1]["accuracy"] for outcome in outcomes[PEER]]
         results = {
             side: [outcome.to(end) for outcome, end in zip(runs, ends, strict=True)]

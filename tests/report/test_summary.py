@@ -52,6 +52,15 @@ def test_closing_lines_have_the_interval_of_each_accuracy_if_it_is_known():
     assert summarize(lines[:1]).splitlines()[1].endswith("(10 held-out problems)")
 
 
+def test_closing_lines_have_greedy_accuracy_if_both_ends_have_it():
+    first, last = (
+        {"kind": "evaluation", "update": update, "accuracy": 0.1, "greedy/accuracy": greedy}
+        for update, greedy in ((0, 0.0), (8, 0.75))
+    )
+    assert summarize([first, last]).splitlines()[2] == "greedy      0.000 before, 0.750 after"
+    assert "greedy" not in "".join(summarize([{**first, "greedy/accuracy": None}, last]))
+
+
 def test_grpo_is_not_compared_with_itself():
     lines = [{"kind": "update", "update": 1}]
     assert "GRPO with mu=4 would have made 1" in summarize(lines, "mu-grpo")

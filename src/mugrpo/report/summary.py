@@ -42,6 +42,9 @@ def summarize(lines: list[dict[str, Any]], preset: str | None = None) -> str:
             f"accuracy    {accuracy_text(first)} before, {accuracy_text(last)} after update "
             f"{last['update']} ({number(last, 'problems') or 0:.0f} held-out problems{sure})"
         )
+        greedy = [number(line, "greedy/accuracy") for line in (first, last)]
+        if greedy[0] is not None and greedy[1] is not None:
+            text.append(f"greedy      {greedy[0]:.3f} before, {greedy[1]:.3f} after")
     text.append(
         "time        "
         + "  ".join(f"{phase} {duration(spent)}" for phase, spent in phases.items())
