@@ -60,7 +60,10 @@ _COLUMNS = (
     "seconds/checkpoint",
     "seconds/evaluate",
 )
-_PATTERNS = r"start/(accuracy|greedy|entropy)|(start/)?(pass@\d+|accuracy/\w+)|\w+_fraction|seconds/refresh/\w+|\w+_to_\d+(\.\d+)?"
+_PATTERNS = (
+    r"start/(accuracy|greedy|entropy)|(start/)?(pass@\d+|accuracy/\w+)"
+    r"|\w+_fraction|seconds/refresh/\w+|\w+_to_\d+(\.\d+)?"
+)
 
 
 class Figure(Options):
