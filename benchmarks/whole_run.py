@@ -4,9 +4,9 @@ schedule   Both sides run GRPO with mu = 4 and configs/demo_grpo.toml: the same 
            the same order, verifier, batch, lengths, objective and learning rate, 32 updates, no
            evaluation.
 accuracy   Our side is `mugrpo demo` on the task chain, TRL's is GRPO with mu = 4, each with its own
-           schedule and as many updates. The accuracy to reach is the one at the end of TRL's run; TRL's time is
-           that of its first evaluation that reaches it. Each repetition has another seed. A ratio
-           of 0 means that our run did not reach the accuracy.
+           schedule and as many updates. The accuracy to reach is the one at the end of TRL's run;
+           TRL's time is that of its first evaluation that reaches it. Each repetition has another
+           seed. A ratio of 0 means that our run did not reach the accuracy.
 
 Each side is a process whose clock starts after its imports and stops for evaluations, which are the
 same on both sides. TRL's micro-batch holds --trl-batch responses: a whole update unless given.
