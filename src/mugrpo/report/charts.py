@@ -93,6 +93,7 @@ def line_chart(
     under: Sequence[alt.Chart] = (),
     width: int = 400,
     height: int = 220,
+    live: bool = True,
 ) -> Picture | None:
     """Return the lines as a picture, the last one on top, or None if they have no values.
 
@@ -116,7 +117,8 @@ def line_chart(
         chart: alt.Chart = alt.Chart(inline(rows), name=name).transform_flatten([*lists])
         xs = x.channel(alt.X, "x", sort=None)
         ys = y.channel(alt.Y, "y", grid=True)
-        return chart.transform_filter(shown).encode(xs, ys, detail="line:N")
+        chart = chart.transform_filter(shown) if live else chart
+        return chart.encode(xs, ys, detail="line:N")
 
     layers = [*under]
     if bands := [row for row in rows if "y2" in row]:
@@ -131,7 +133,8 @@ def line_chart(
     }
     if len(kinds) > 1:
         styles["strokeDash"] = _channel(alt.StrokeDash, "kind", kinds, list(_DASHES))
-    layers.append(plain.mark_line().encode(**styles).add_params(shown))
+    drawn = plain.mark_line().encode(**styles)
+    layers.append(drawn.add_params(shown) if live else drawn)
     tooltips = [alt.Tooltip("x:Q", title=x.label, format=",.5~g"), "label:N", "kind:N"]
     tooltips.append(alt.Tooltip("y:Q", title=y.label or "value", format=",.4~g"))
     points = layer("points", rows, "x", "y").mark_circle(size=90)

@@ -29,7 +29,7 @@ def add_commands(commands: Commands) -> None:
     alignment.add_argument("--groups", type=int, default=128, help=groups)
     text = "run every combination of options and seeds, or show the results"
     study = commands.add("study", text, run=f"{_HERE}:run_study")
-    action = "run the missing cells, or show the table"
+    action = "run the missing cells, or show the table and draw the page again"
     study.add_argument("action", choices=("run", "show"), help=action)
     study.add_argument("target", type=Path, metavar="FILE", help="the study (TOML)")
     work = "the directory of the study's runs (default: runs/studies/NAME)"

@@ -164,6 +164,15 @@ def test_every_seed_is_drawn_beside_the_mean_and_its_interval(file, finished):
     assert band["y2"] == pytest.approx([0.1, 0.848], abs=5e-4)
 
 
+def test_a_picture_may_have_panels(file, finished):
+    study, _ = load_study(file)
+    curves = study.figures[0].model_copy(update={"lines": None, "panels": "method"})
+    texts = ET.fromstring(svg_file(draw(study, curves, finished))).iter(
+        "{http://www.w3.org/2000/svg}text"
+    )
+    assert {"method: plain", "method: other"} <= {text.text for text in texts}
+
+
 def test_a_picture_is_light_and_dark(file, finished):
     study, _ = load_study(file)
     drawn = draw(study, study.figures[1], finished)

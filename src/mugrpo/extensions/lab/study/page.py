@@ -81,7 +81,7 @@ def curves(study: Study, figure: Figure, rows: Sequence[Row]) -> Chart:
         width = _PANEL if len(panels) > 1 else _ALONE
         x = Axis("updates", low=0)
         size: dict[str, Any] = {"width": width, "height": _HEIGHT}
-        if picture := line_chart(x, y, drawn, **size):
+        if picture := line_chart(x, y, drawn, live=False, **size):
             chart = alt.layer(*picture.layers[:-1]).properties(**size)
             charts.append(chart.properties(title=f"{figure.panels}: {panel}") if panel else chart)
     return alt.hconcat(*charts)

@@ -165,7 +165,7 @@ def run_study(
 
 
 def show_study(file: Path) -> str:
-    """Return the table of the finished cells, and their comparison with the baseline.
+    """Return the table of the finished cells and their comparisons, and draw the page again.
 
     Raises UsageError if no cell is finished.
     """
@@ -175,4 +175,5 @@ def show_study(file: Path) -> str:
         raise UsageError(f"no cell of {file} is finished; `mugrpo study run {file}` runs them")
     parts = [f"{study.title}: {len(results.rows)} of {len(cells)} runs", table(study, results.rows)]
     parts += [compared(study, results.rows)] if study.baseline else []
+    parts += [f"page: {write_page(study, file, results.rows, len(cells))}"]
     return "\n\n".join(parts)
