@@ -145,7 +145,7 @@ def update_figure(runs: Sequence[RunData], panel: Panel) -> Markup | None:
 
 
 def update_chart(
-    runs: Sequence[RunData], y: Axis, lines: Sequence[Line], **size: int
+    runs: Sequence[RunData], y: Axis, lines: Sequence[Line], **size: Any
 ) -> Picture | None:
     """Return the lines against updates, with a row of ticks per run above: its refreshes."""
     marks = [
