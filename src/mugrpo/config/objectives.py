@@ -209,8 +209,8 @@ class NegativeAdvantageVeto(Part):
 
     name: Literal["negative_advantage"] = "negative_advantage"
     threshold: float = Field(1e-2, ge=0)
-    """A ratio below this is a trigger. 0 turns the veto off. 1e-2 is ours; 1e-4 is likelier in the
-    Mu-GRPO paper, where the trigger that its project page shows is below that."""
+    """A ratio below this is a trigger. 0 turns the veto off. 1e-2 is ours; the
+    trigger on the Mu-GRPO paper's project page has a ratio below 1e-4."""
     scope: Literal["suffix", "trigger", "post_trigger", "from_trigger", "response"] = "suffix"
     """Tokens that a trigger removes."""
 
