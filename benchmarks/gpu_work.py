@@ -84,7 +84,6 @@ class Sizes:
     lengths: tuple[int, int]  # fewest and most tokens of a prompt and of a response
     new_tokens: int
     slots: int  # sequences that each side of generation decodes together
-    prefill_tokens: int
     micro_batch_tokens: int
     square: int  # rows of the square matrices that are multiplied to measure the ceiling
     precision: str = "bf16"
@@ -103,7 +102,6 @@ BIG = Sizes(
     lengths=(256, 512),
     new_tokens=256,
     slots=256,
-    prefill_tokens=16384,
     micro_batch_tokens=8192,
     square=8192,
 )
@@ -115,7 +113,6 @@ TINY = Sizes(
     lengths=(24, 32),
     new_tokens=5,
     slots=4,
-    prefill_tokens=64,
     micro_batch_tokens=512,
     square=64,
 )
@@ -134,7 +131,6 @@ def run_config(sizes: Sizes, model: Model, *, checkpointing: bool = False) -> Ru
         "engine": {
             "name": "continuous",
             "slots": sizes.slots,
-            "prefill_tokens": sizes.prefill_tokens,
         },
         "optimizer": {
             "lr": 1e-12,  # the weights do not change, so sides stay comparable
