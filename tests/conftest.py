@@ -13,6 +13,8 @@ from mugrpo.optimize.experience import Experience
 from tests.builders import TINY_FORMS, sampled_experience, tiny_policy
 from tests.cases import some
 
+# Claims about bits and bounds are those of fp32 on a CPU, also on a machine with GPUs.
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
 torch.set_num_threads(1)  # the models are tiny
 os.getloadavg = lambda: (0.0, 0.0, 0.0)  # runs say nothing of a busy machine
 

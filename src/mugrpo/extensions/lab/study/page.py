@@ -212,10 +212,10 @@ def compared(study: Study, rows: Sequence[Row]) -> str:
     in these tables.
     """
     pairs = [
-        (baseline, arm, _paired(rows, arm, {**arm, **baseline}))
+        (baseline, arm, of)
         for baseline in study.baseline
         for arm in arms(study)
-        if arm != {**arm, **baseline}
+        if arm != {**arm, **baseline} and (of := _paired(rows, arm, {**arm, **baseline}))
     ]
     gained = [
         [_minus(quantity(a, "accuracy"), quantity(b, "accuracy")) for a, b in of]
