@@ -164,6 +164,17 @@ def test_every_seed_is_drawn_beside_the_mean_and_its_interval(file, finished):
     assert band["y2"] == pytest.approx([0.1, 0.848], abs=5e-4)
 
 
+def test_a_picture_against_seconds_has_the_means_at_mean_seconds(file, finished):
+    """Update 4 after 6, 6 and 9 seconds is drawn at 7. A method without runs has no line."""
+    study, _ = load_study(file)
+    against = study.figures[0].model_copy(update={"against": "seconds"})
+    for row, seconds in zip(plain := finished[:3], (6.0, 6.0, 9.0), strict=True):
+        row["curve"][1]["seconds"] = seconds
+    lines = rows_in(draw(study, against, plain), "lines")
+    assert [row["x"] for row in lines] == [[0, 6], [0, 6], [0, 9], [0, 7]]
+    assert {row["label"] for row in lines} == {"plain"}
+
+
 def test_a_picture_may_have_panels(file, finished):
     study, _ = load_study(file)
     curves = study.figures[0].model_copy(update={"lines": None, "panels": "method"})

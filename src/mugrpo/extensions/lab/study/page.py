@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import altair as alt
@@ -64,7 +65,7 @@ def draw(study: Study, figure: Figure, rows: Sequence[Row]) -> Chart:
 
 
 def curves(study: Study, figure: Figure, rows: Sequence[Row]) -> Chart:
-    """Return lines of a quantity over updates: seeds thin, their mean thick, its interval shaded.
+    """Return lines of a quantity over the runs: seeds thin, mean thick, its interval shaded.
 
     With more than five lines, none is shaded: overlapping shades cannot be told apart.
     """
@@ -76,10 +77,10 @@ def curves(study: Study, figure: Figure, rows: Sequence[Row]) -> Chart:
         drawn: list[Line] = []
         for index, line in reversed(list(enumerate(lines))):  # the first on top
             arm = {a: v for a, v in ((figure.panels, panel), (figure.lines, line)) if a}
-            runs = [row["curve"] for row in rows_of(rows, arm)]
-            drawn += _lines(runs, figure, words(line), index, len(lines) <= _SHADES)
+            if runs := [row["curve"] for row in rows_of(rows, arm)]:
+                drawn += _lines(runs, figure, words(line), index, len(lines) <= _SHADES)
         width = _PANEL if len(panels) > 1 else _ALONE
-        x = Axis("updates", low=0)
+        x = Axis("updates" if figure.against == "updates" else "seconds of training", low=0)
         size: dict[str, Any] = {"width": width, "height": _HEIGHT}
         if picture := line_chart(x, y, drawn, live=False, **size):
             chart = alt.layer(*picture.layers[:-1]).properties(**size)
@@ -127,7 +128,8 @@ def _axis(figure: Figure, numbers: Sequence[float | None]) -> Axis:
     """Return an axis that spans the values, not the intervals: with two seeds, those are huge."""
     known = _known(numbers, figure.log)
     if figure.of in _SPAN_0_TO_1 or not known:
-        return Axis(named(figure.of), figure.log, *(() if figure.log else (0.0, 1.0)))
+        top = 1.0 if not known or max(known) > 0.5 else 1.2 * max(known)
+        return Axis(named(figure.of), figure.log, *(() if figure.log else (0.0, top)))
     low, high = min(known), max(known)
     if figure.log:
         room = (high / low) ** 0.06 * 1.1
@@ -145,19 +147,21 @@ def _lines(
 ) -> list[Line]:
     """Return a line of every run, of their mean, and the mean's interval if `shaded`.
 
-    A run that lacks the number at an update is left out of the mean there.
+    A run that lacks the number at an update is left out of the mean there. Against seconds, the
+    mean of an update is drawn at the mean of its seconds.
     """
-    key = figure.of
+    key, x = figure.of, "update" if figure.against == "updates" else "seconds"
     updates = sorted({point["update"] for run in runs for point in run})
     at = {u: [p.get(key) for run in runs for p in run if p["update"] == u] for u in updates}
     ends = {u: interval for u, values in at.items() if (interval := _interval(values, figure.log))}
+    places = [fmean(p[x] for run in runs for p in run if p["update"] == u) for u in ends]
     middles, lows, highs = ([one[i] for one in ends.values()] for i in range(3))
     seeds = [
-        Line([p["update"] for p in run], [p.get(key) for p in run], line, index, faint=True)
+        Line([p[x] for p in run], [p.get(key) for p in run], line, index, faint=True)
         for run in runs
     ]
-    band = Line(list(ends), lows, line, index, uppers=highs)
-    return [*([band] if shaded else []), *seeds, Line(list(ends), middles, line, index)]
+    band = Line(places, lows, line, index, uppers=highs)
+    return [*([band] if shaded else []), *seeds, Line(places, middles, line, index)]
 
 
 def _interval(values: Sequence[float | None], log: bool) -> tuple[float, float, float] | None:

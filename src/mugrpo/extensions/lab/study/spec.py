@@ -74,9 +74,11 @@ class Figure(Options):
     title: str
     """What the picture shows."""
     kind: Literal["curves", "values"]
-    """A quantity over updates, or one number per cell."""
+    """A quantity over a run, or one number per cell."""
     of: str = "accuracy"
     """The quantity: a number of each evaluation for curves, of each cell for values."""
+    against: Literal["updates", "seconds"] = "updates"
+    """What the curves are drawn against: updates, or seconds of training."""
     lines: str | None = None
     """The axis with a line for each value; in a picture of values, with a color for each."""
     panels: str | None = None
