@@ -65,7 +65,7 @@ class End:
             sys.exit(7)
 sys.meta_path.insert(0, End())
 from mugrpo.run import progress
-HEAVY = {"transformers", "pyarrow", "scipy", "altair", "datasets", "peft", "sympy"}
+HEAVY = {"transformers", "pyarrow", "altair", "datasets", "peft", "sympy"}
 class Counted(progress.Progress):
     def say(self, sentence):
         print(len(sys.modules), HEAVY & sys.modules.keys(), sep="\\n")

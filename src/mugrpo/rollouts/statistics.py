@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import stdtrit
 
 from mugrpo.disk.metrics import truncation
 from mugrpo.disk.records import Status
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.shards import RowReader, ShardSet, read_rollouts
+from mugrpo.rollouts.student import quantile
 
 Floats = NDArray[np.float64]
 
@@ -230,7 +230,7 @@ def interval(values_P: ArrayLike, samples: float) -> tuple[Floats, Floats]:
     with np.errstate(divide="ignore", invalid="ignore"):
         n = np.where(variance > 0, inner / variance, problems * samples)
     n = np.clip(np.where(inner > 0, n, problems), problems, problems * samples)
-    z = float(stdtrit(problems - 1, 0.975))
+    z = quantile(0.975, problems - 1)
     middle = (mean + z**2 / (2 * n)) / (1 + z**2 / n)
     half = z / (1 + z**2 / n) * np.sqrt(np.maximum(0, inner) / n + (z / (2 * n)) ** 2)
     return np.clip(middle - half, 0, mean), np.clip(middle + half, mean, 1)

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import stdtr, stdtrit
 
 from mugrpo.disk.errors import UsageError
 from mugrpo.rollouts.statistics import Floats, avg_at, interval, pass_at
+from mugrpo.rollouts.student import cdf, quantile
 
 MEAN_LENGTH = "mean_length"  # the one measure that is no share
 
@@ -90,7 +90,7 @@ def t_interval(values_P: ArrayLike) -> tuple[float, float]:
     values_P = np.asarray(values_P, dtype=np.float64)
     assert values_P.ndim == 1 and len(values_P) > 1
     error = values_P.std(ddof=1) / math.sqrt(len(values_P))
-    half = float(stdtrit(len(values_P) - 1, 0.975) * error)
+    half = float(quantile(0.975, len(values_P) - 1) * error)
     return float(values_P.mean()) - half, float(values_P.mean()) + half
 
 
@@ -181,6 +181,6 @@ def _unseen(problems: int) -> float:
 
 
 def _difference(mean: float, error: float, df: float, problems: int) -> Difference:
-    half = float(stdtrit(df, 0.975)) * error
-    p_value = 2 * float(stdtr(df, -abs(mean) / error))
+    half = quantile(0.975, df) * error
+    p_value = 2 * cdf(-abs(mean) / error, df)
     return Difference(mean, max(-1, mean - half), min(1, mean + half), p_value, problems)

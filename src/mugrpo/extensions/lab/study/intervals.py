@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from scipy.special import stdtr, stdtrit
+from mugrpo.rollouts.student import cdf, quantile
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ def estimate(values: Sequence[float | None]) -> Estimate | None:
         return None
     if len(known) == 1:
         return Estimate(known[0], None, 1)
-    half_width = float(stdtrit(len(known) - 1, 0.975)) * stdev(known) / math.sqrt(len(known))
+    half_width = quantile(0.975, len(known) - 1) * stdev(known) / math.sqrt(len(known))
     return Estimate(fmean(known), half_width, len(known))
 
 
@@ -60,7 +60,7 @@ def difference_p(differences: Sequence[float | None]) -> float | None:
     error = stdev(known) / math.sqrt(len(known))
     if error == 0:
         return float(fmean(known) == 0)
-    return 2 * float(stdtr(len(known) - 1, -abs(fmean(known)) / error))
+    return 2 * cdf(-abs(fmean(known)) / error, len(known) - 1)
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
@@ -92,7 +92,7 @@ def equivalence(differences: Sequence[float | None], margin: float) -> float | N
     room = margin - abs(fmean(known))
     if error == 0:
         return float(room <= 0)
-    return float(stdtr(len(known) - 1, -room / error))
+    return cdf(-room / error, len(known) - 1)
 
 
 def _exp(power: float) -> float:
