@@ -178,6 +178,6 @@ def commands_page() -> str:
     """Return the help of every command."""
     lines = ["# Commands", "", "Commands that take a run's options also take [these](options.md)."]
     for name, command in parsers_of(parser()).items():
-        command.formatter_class = lambda prog: argparse.HelpFormatter(prog, width=98)
+        command.formatter_class = lambda prog: argparse.RawDescriptionHelpFormatter(prog, width=98)
         lines += ["", f"## mugrpo {name}", "", "```text", command.format_help(), "```"]
     return "\n".join(lines)

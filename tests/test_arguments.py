@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 
 import pytest
 
-from mugrpo.arguments import FIRST, options_text, parser, resume_command
+from mugrpo.arguments import FIRST, options_text, parser, parsers_of, resume_command
 from mugrpo.cli import main
 from mugrpo.config.describe import describe
+from mugrpo.config.load import load_config
 from mugrpo.config.run import RunConfig
 from tests.cases import table
 
@@ -42,7 +44,7 @@ def test_help_shows_the_options_to_know_first_and_says_how_to_see_all(
     assert text.startswith(f"usage: mugrpo {command} ")
     assert [name for name in options_in(text) if name in FIRST] == list(FIRST)
     assert len(options_in(text)) == len(FIRST)
-    assert text.endswith("\n`--help all` shows every option.\n")
+    assert "\n`--help TABLE` shows a table of options, `--help all` every one: model, " in text
     assert (
         "(default 16)\n      Batches of rollouts generated per refresh.\n" in text
     )  # the preset's
@@ -93,8 +95,36 @@ def owners_in(text: str) -> dict[str, set[str]]:
     return found
 
 
+def test_help_of_a_table_has_its_options_alone(capsys: pytest.CaptureFixture[str]):
+    text = help_of(capsys, "train", "mine.toml", "--help", "veto")
+    assert options_in(text) == ["veto.name", "veto.threshold", "veto.scope"]
+    assert options_in(options_text("task"))[0] == "task.name"
+    assert main(["train", "--help", "vetos"]) == 2
+    assert "--help vetos: the tables are model, lora, task, " in capsys.readouterr().err
+
+
+def test_help_lists_every_command_once_and_bare_mugrpo_names_three_that_exist(
+    capsys: pytest.CaptureFixture[str],
+):
+    commands = parsers_of(parser())
+    listed = help_of(capsys, "--help").partition("\nbegin")[2]
+    assert sorted(re.findall(r"^  (\S+) +\S", listed, re.M)) == sorted(commands)
+    assert main([]) == 0
+    begun = re.findall(r"^  mugrpo (\S+)", capsys.readouterr().out, re.M)
+    assert len(begun) == 3 and {*begun} <= {*commands}
+
+
+def test_the_example_of_each_command_is_one_that_it_takes():
+    for name, command in parsers_of(parser()).items():
+        _, _, example = (command.description or "").partition("\n\n  mugrpo ")
+        words = shlex.split(example.partition(" > ")[0])
+        assert words[0] == name
+        _, overrides = parser().parse_known_args(words)
+        load_config(overrides=overrides)
+
+
 def test_help_says_which_choices_have_an_option():
-    found = owners_in(options_text(every=True))
+    found = owners_in(options_text("all"))
     for group, members in RunConfig.choices().items():
         for choice, options in members.items():
             for leaf in set(options.model_fields) - {"name"}:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import re
 import shlex
 import textwrap
 from collections.abc import Sequence
 from functools import partial
-from importlib.metadata import version
+from importlib.metadata import metadata, version
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from mugrpo.config.base import imported, installed
 from mugrpo.config.describe import Option, Table, tables
 from mugrpo.config.load import leaves
 from mugrpo.config.run import PRESETS, RunConfig
+from mugrpo.disk.errors import UsageError
 from mugrpo.tools import vllm_env
 
 DEMO = Path(__file__).with_name("config") / "demo.toml"
@@ -47,13 +49,29 @@ FIRST = (
 )
 
 
+# The groups of commands in `mugrpo --help`, in this order.
+BEGIN, LOOK, COMPARE, MOVE = "begin and run", "look", "compare methods", "move data and models"
+
+GREETING = """\
+mugrpo trains language models with verifiable rewards, in a few large stages. Begin with
+
+  mugrpo demo                          train a small model that comes with the package: two minutes
+  mugrpo init --from problems.jsonl    write a config for problems of your own
+  mugrpo doctor                        see what this machine can run, and what to do next
+
+`mugrpo --help` lists all commands. The pages: {pages}"""
+
+
 class _Help(argparse.Action):
-    """Print a command's help, with FIRST of a run's options or, for "all", with all."""
+    """Print a command's help with FIRST of a run's options, with a table of them, or with all."""
 
     def __call__(self, parser: argparse.ArgumentParser, _: Any, value: Any, *__: Any) -> None:
-        parser.formatter_class = argparse.RawDescriptionHelpFormatter
-        parser.epilog = options_text(every=value == "all")
-        parser.print_help()
+        text = options_text(value)
+        if value in (None, "all"):
+            parser.epilog = text
+            parser.print_help()
+        else:
+            print(text)
         parser.exit()
 
 
@@ -61,27 +79,40 @@ class Commands:
     """What adds commands to the parser: the core's own first, then those of extensions."""
 
     def __init__(self, root: argparse.ArgumentParser) -> None:
-        self._named = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
+        self._named = root.add_subparsers(
+            prog="mugrpo", dest="command", metavar="COMMAND", help=argparse.SUPPRESS
+        )
+        self.groups: dict[str, list[tuple[str, str]]] = {
+            g: [] for g in (BEGIN, LOOK, COMPARE, MOVE)
+        }
         self.overriding = _overriding_parent()  # a parent: the options of a run
         self.opening = _opening_parent(self.overriding)  # a parent: what opens a run, too
 
     def add(
-        self, name: str, text: str, *, run: str, parents: Sequence[argparse.ArgumentParser] = ()
+        self,
+        name: str,
+        text: str,
+        *,
+        run: str,
+        group: str,
+        example: str,
+        parents: Sequence[argparse.ArgumentParser] = (),
     ) -> argparse.ArgumentParser:
         """Add a command that calls `run`, "module:function", with its parsed arguments.
 
         The arguments also have `say` and `stop`; the function returns an exit status, or None for
-        success.
+        success. `example` has the words after `mugrpo NAME`.
         """
         added: argparse.ArgumentParser = self._named.add_parser(
             name,
-            help=text,
-            description=f"{text[0].upper()}{text[1:]}.",
+            description=f"{text[0].upper()}{text[1:]}.\n\n  mugrpo {name} {example}".rstrip(),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
             add_help=not parents,  # they have it
             parents=parents,
         )
         added.set_defaults(run=run)
+        self.groups[group].append((name, text))
         return added
 
 
@@ -89,7 +120,9 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser for all commands."""
     root = argparse.ArgumentParser(
         prog="mugrpo",
+        usage="mugrpo [-h] [--version] COMMAND ...",
         description="Reinforcement learning of language models in a few large stages.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     root.add_argument("--version", action="version", version=f"mugrpo {version('mugrpo')}")
     root.set_defaults(takes_overrides=False)
@@ -98,7 +131,20 @@ def parser() -> argparse.ArgumentParser:
     _add_others(commands)
     for place in (place for one in installed().values() for place in one.commands):
         imported(place)(commands)
+    listed = [
+        "\n".join([f"{group}:", *(f"  {name:<12}{text}" for name, text in named)])
+        for group, named in commands.groups.items()
+    ]
+    end = f"`mugrpo COMMAND --help` has an example. The pages: {pages()}"
+    root.epilog = "\n\n".join([*listed, end])
     return root
+
+
+def pages() -> str:
+    """Return the address of the documentation."""
+    urls = metadata("mugrpo").get_all("Project-URL") or ()
+    named: dict[str, str] = dict(url.split(", ", 1) for url in urls)
+    return named.get("Documentation", "docs in its repository")
 
 
 def _overriding_parent() -> argparse.ArgumentParser:
@@ -108,9 +154,9 @@ def _overriding_parent() -> argparse.ArgumentParser:
         *("-h", "--help"),
         action=_Help,
         nargs="?",
-        metavar="all",
+        metavar="TABLE",
         default=argparse.SUPPRESS,
-        help="show this help; with `all`, every option of a run",
+        help="show this help; with the name of a table, its options; with `all`, every option",
     )
     parent.set_defaults(takes_overrides=True)
     return parent
@@ -137,17 +183,39 @@ def _add_phases(commands: Commands) -> None:
     """Add the commands that open a run."""
     opening = [commands.opening]
     demo = "train the default method on an embedded task, in runs/demo"
-    commands.add("demo", demo, run="mugrpo.cli:run_train", parents=opening).set_defaults(
+    run, example = "mugrpo.cli:run_train", "--optimizer.lr 4e-4 --run-dir runs/faster"
+    commands.add("demo", demo, run=run, group=BEGIN, example=example, parents=opening).set_defaults(
         target=DEMO
     )
     stage = "the stage, from 0 (default: the current one)"
-    for name, text, run in (
-        ("train", "run all stages, or those that remain", "run_train"),
-        ("check", "try data, rewards, engines and sinks, as `train` does", "run_check"),
-        *((name, text, "run_phase") for name, text in PHASE_COMMANDS.items()),
-        ("evaluate", "measure accuracy on the held-out problems", "run_evaluate"),
+    for name, text, run, example in (
+        (
+            "train",
+            "run all stages, or those that remain",
+            "run_train",
+            "mine.toml --optimizer.lr 1e-5",
+        ),
+        (
+            "check",
+            "try data, rewards, engines and sinks, as `train` does",
+            "run_check",
+            "mine.toml",
+        ),
+        *(
+            (name, text, "run_phase", "runs/mine --stage 1")
+            for name, text in PHASE_COMMANDS.items()
+        ),
+        (
+            "evaluate",
+            "measure accuracy on the held-out problems",
+            "run_evaluate",
+            "runs/mine --update 8",
+        ),
     ):
-        command = commands.add(name, text, run=f"mugrpo.cli:{run}", parents=opening)
+        group = LOOK if name == "evaluate" else BEGIN
+        command = commands.add(
+            name, text, run=f"mugrpo.cli:{run}", group=group, example=example, parents=opening
+        )
         add_target(command)
         if name in PHASE_COMMANDS:
             command.add_argument("--stage", type=int, help=stage)
@@ -164,32 +232,45 @@ def _add_phases(commands: Commands) -> None:
 def _add_others(commands: Commands) -> None:
     """Add the commands that open no run."""
     add = partial(_of_cli, commands)
+    text = "write a config for a file of problems: guess its columns and the reward"
+    init = add("init", text, "--from problems.jsonl")
+    problems = "problems with their answers (.jsonl, .parquet, .csv), or a data set on the hub"
+    init.add_argument("--from", dest="data", required=True, metavar="FILE", help=problems)
+    config = "the config to write (default: %(default)s)"
+    init.add_argument("--out", type=Path, default=Path("mine.toml"), help=config)
+    model = "a model directory or a hub id (default: SmolLM2-135M-Instruct)"
+    init.add_argument("--model", metavar="PATH", help=model)
     repair = "verify checksums; set damaged files aside for `train` to replace"
-    add("repair", repair).add_argument("target", type=Path, help="a run's directory")
-    report = add("report", "write an HTML report on one or more runs")
+    add("repair", repair, "runs/mine").add_argument("target", type=Path, help="a run's directory")
+    text = "write an HTML report on one or more runs"
+    report = add("report", text, "runs/mine runs/other --out both.html", LOOK)
     several = "directories of runs; several runs share each chart"
     report.add_argument("targets", type=Path, nargs="+", help=several)
     out = "the file (default: report.html, in the run's directory if there is only one)"
     report.add_argument("--out", type=Path, help=out)
     every = "write it again every N seconds until Ctrl-C; the open page follows"
     report.add_argument("--every", type=int, metavar="N", help=every)
-    add("objectives", "list presets, objectives and their parts")
-    add("schema", "print the JSON schema of a config file, for editors")
-    add("doctor", "tell what this machine and environment can run, and what will not work and why")
-    separate = add("vllm-env", "make an environment with vLLM, for engine.python")
+    add("objectives", "list presets, objectives and their parts", group=COMPARE)
+    add("schema", "print the JSON schema of a config file, for editors", "> mugrpo.schema.json")
+    add("doctor", "tell what this machine can run, what will not work and why, and what to do next")
+    separate = add("vllm-env", "make an environment with vLLM, for engine.python", ".venv-vllm")
     folder = f"the environment's folder (default: {vllm_env.FOLDER})"
     separate.add_argument(
         "target", type=Path, nargs="?", default=vllm_env.FOLDER, metavar="FOLDER", help=folder
     )
-    merge = add("merge", "write a model with the adapter of a run merged into it (lora.rank)")
+    text = "write a model with the adapter of a run merged into it (lora.rank)"
+    merge = add("merge", text, "runs/adapter merged", MOVE)
     merge.add_argument("target", type=Path, help="a run's directory, or one of its checkpoints")
     merge.add_argument("out", type=Path, help="the model's directory, which must not exist yet")
     merge.add_argument("--base", help="the model without it (default: the one it was trained on)")
     merge.add_argument("--force", action="store_true", help="accept a model with other files")
 
 
-def _of_cli(commands: Commands, name: str, text: str) -> argparse.ArgumentParser:
-    return commands.add(name, text, run=f"mugrpo.cli:run_{name.replace('-', '_')}")
+def _of_cli(
+    commands: Commands, name: str, text: str, example: str = "", group: str = BEGIN
+) -> argparse.ArgumentParser:
+    run = f"mugrpo.cli:run_{name.replace('-', '_')}"
+    return commands.add(name, text, run=run, group=group, example=example)
 
 
 def resume_command(options: argparse.Namespace, overrides: Sequence[str], reason: str) -> str:
@@ -215,32 +296,43 @@ def parsers_of(root: argparse.ArgumentParser) -> dict[str, argparse.ArgumentPars
     return dict(named.choices)
 
 
-def options_text(*, every: bool) -> str:
+def options_text(of: str | None) -> str:
     """Return the help on a run's options: type, default and meaning.
 
-    These are FIRST or, if `every` is true, all of them, table by table.
+    These are FIRST, those of the table named `of` and of the tables in it or, if that is "all", of
+    all tables. Raises UsageError if no table has the name.
     """
     config = RunConfig()
     places = "in the config file or as --group.option VALUE"
     described = list(tables({"": RunConfig}, values=config))
-    if not every:
+    names = dict.fromkeys(re.split(r"[.[]", table.name)[0] for table in described if table.name)
+    if of is None:
         entries = {option.name: _entry(option, t) for t in described for option in t.options}
         first = chain(*(entries[name] for name in FIRST))
         intro = _wrapped(f"options of a run to know first, {places}", "")
-        return "\n".join([*intro, "", *first, "", "`--help all` shows every option."])
-    sets = ", ".join(name for name, _ in leaves(PRESETS[config.preset]))
-    lines = _wrapped(
-        f"options of a run, {places}. The defaults are those of a config without `preset`. It gets "
-        f"{config.preset}, which sets {sets}. `mugrpo objectives` lists all presets.",
-        indent="",
-    )
+        more = (
+            f"`--help TABLE` shows a table of options, `--help all` every one: {', '.join(names)}"
+        )
+        return "\n".join([*intro, "", *first, "", *_wrapped(more, "")])
+    lines = []
+    if of == "all":
+        sets = ", ".join(name for name, _ in leaves(PRESETS[config.preset]))
+        lines = _wrapped(
+            f"options of a run, {places}. The defaults are those of a config without `preset`. It "
+            f"gets {config.preset}, which sets {sets}. `mugrpo objectives` lists all presets.",
+            indent="",
+        )
+    else:
+        described = [t for t in described if re.match(rf"{re.escape(of)}(?![^.[])", t.name)]
+        if not described:
+            raise UsageError(f"--help {of}: the tables are {', '.join(names)}")
     for table in described:
         listed = table.name.endswith("[]")
         heading = f"[[{table.name[:-2]}]]" if listed else f"[{table.name}]"
         lines += ["", *(_wrapped(f"{heading}  {table.meaning}", "") if table.name else ())]
         for option in table.options:
             lines += _entry(option, table)
-    return "\n".join(lines)
+    return "\n".join(lines if of == "all" else lines[1:])
 
 
 def _entry(option: Option, table: Table) -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from mugrpo.arguments import parser, resume_command
+from mugrpo.arguments import GREETING, pages, parser, resume_command
 from mugrpo.config.base import imported
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.run_dir import RunDir
@@ -28,8 +28,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Return 0 for success, 2 for bad input, 3 if the run can be resumed, 4 if it learned nothing.
     """
-    options, overrides = parser().parse_known_args(arguments)
     try:
+        options, overrides = parser().parse_known_args(arguments)
+        if options.command is None:
+            if overrides:
+                raise UsageError(f"no command has {overrides[0]} alone; `mugrpo --help` lists them")
+            print(GREETING.format(pages=pages()))
+            return 0
         if overrides and not options.takes_overrides:
             raise UsageError(f"{options.command} takes no option {overrides[0]}")
         options.overrides = overrides
@@ -82,7 +87,9 @@ def run_check(options: argparse.Namespace) -> None:
     with opened(options) as run:
         from mugrpo import pipeline
 
-        pipeline.check(run)
+        found = pipeline.check(run)
+        command = shlex.join(["mugrpo", "train", str(options.target), *options.overrides])
+        run.progress.say(f"ready: {found}: {command}")
 
 
 def run_phase(options: argparse.Namespace) -> None:
@@ -122,6 +129,12 @@ def check_stage(run: OpenRun, stage: int | None) -> None:
     stages = run.config.schedule.stages
     if stage is not None and not 0 <= stage < stages:
         raise UsageError(f"--stage {stage}: the run has stages 0 to {stages - 1}")
+
+
+def run_init(options: argparse.Namespace) -> None:
+    from mugrpo.tools.init import write_config
+
+    write_config(options.data, options.out, options.model, _say)
 
 
 def run_repair(options: argparse.Namespace) -> None:

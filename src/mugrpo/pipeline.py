@@ -16,12 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from statistics import fmean
 from typing import Any, Self
 
 from mugrpo.config.training import SinkOptions
 from mugrpo.disk.errors import Interrupted
 from mugrpo.disk.metrics import MetricsLog, read_metrics
 from mugrpo.disk.publishing import remove_unfinished
+from mugrpo.report.readable import rounded
+from mugrpo.run.estimate import longest_seconds
 from mugrpo.run.memory import require_memory
 from mugrpo.run.opening import OpenRun
 from mugrpo.run.signs import Signs
@@ -39,6 +42,8 @@ from mugrpo.stages.ranks import RankProcesses, optimize_in_ranks
 from mugrpo.stages.sampling import Sampling
 from mugrpo.stages.stage import Stage, plan_stage, require
 from mugrpo.stages.training import Training
+
+_PROMPTS = 64  # whose lengths say how long a prompt is
 
 OnMetrics = Callable[[str, int, dict[str, Any]], None]
 
@@ -95,11 +100,21 @@ def _prepare(run: OpenRun) -> None:
         run.progress.say(sentence)
 
 
-def check(run: OpenRun) -> None:
-    """Try what `train` tries before its first rollout, and say what came of it."""
+def check(run: OpenRun) -> str:
+    """Try what `train` tries before its first rollout, and say what came of it.
+
+    Return how many updates and rollouts the run has, and about how long it takes at most.
+    """
+    schedule = run.config.schedule
     with Work(run) as work:
         _prepare(run)
+        require_memory(run.config)
         preflight(run, work.measures, verbose=True)
+    updates = schedule.total_updates
+    rollouts = updates // schedule.passes_per_batch * schedule.rollouts_per_update
+    prompts = [len(run.prompts(problem)) for problem in run.problems[:_PROMPTS]]
+    seconds = longest_seconds(run.config, fmean(prompts), len(run.eval_problems))
+    return f"{updates:,} updates, {rollouts:,} rollouts, at most about {rounded(seconds)}"
 
 
 def generate(run: OpenRun, number: int) -> None:

@@ -68,8 +68,8 @@ class DatasetOptions(TextOptions):
     prompt_column: str = "prompt"
     """The column with the prompt: text, or a conversation as a list of {role, content}."""
     answer_column: str | None = "answer"
-    """The column with the reference answer; none if only reward functions judge. Of a solution,
-    such as GSM8K's, it is what follows the last "####"."""
+    """The column with the reference answer. Without a column "answer", reward functions judge
+    alone. Of a solution, such as GSM8K's, it is what follows the last "####"."""
     id_column: str | None = None
     """The column with the problem's id. If unset, the id is a hash of prompt and answer. Of rows
     with the same id, the first one counts."""

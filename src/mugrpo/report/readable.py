@@ -53,6 +53,14 @@ def duration(seconds: float | None) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
+def rounded(seconds: float) -> str:
+    """Return a duration that is known roughly: 40 seconds, 3 minutes, 2.5 hours or 4 days."""
+    for size, unit in ((86400, "day"), (3600, "hour"), (60, "minute")):
+        if seconds >= 1.5 * size:
+            return f"{plain(seconds / size, 1 if seconds >= 10 * size else 2)} {unit}s"
+    return f"{plain(seconds, 1)} seconds"
+
+
 def time_unit(seconds: float) -> tuple[float, str]:
     """Return a good unit for an axis up to `seconds`: (seconds in the unit, its name)."""
     if seconds < 180:

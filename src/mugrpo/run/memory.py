@@ -8,12 +8,20 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from mugrpo.config.cores import host_memory
-from mugrpo.config.run import RunConfig
+from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.model.hardware import device
 from mugrpo.model.loading import model_config
 
 GIB = 1 << 30
+
+
+def parameters(options: ModelOptions) -> tuple[int, int]:
+    """Return the numbers of a model's parameters and layers. No weight is read."""
+    sizes: Any = model_config(options).get_text_config()
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(sizes, trust_remote_code=False)
+    return sum(p.numel() for p in model.parameters()), int(sizes.num_hidden_layers)
 
 
 def require_memory(config: RunConfig) -> None:
@@ -24,10 +32,7 @@ def require_memory(config: RunConfig) -> None:
     """
     if config.backend.clustered:
         return  # its machines are others
-    sizes: Any = model_config(config.model).get_text_config()
-    with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(sizes, trust_remote_code=False)
-    weights = sum(p.numel() for p in model.parameters())
+    weights, _ = parameters(config.model)
     trained = 0 if config.lora.rank else weights  # an adapter is a few percent
     copy = 0 if config.model.precision == "fp32" else 2
     need = (4 + copy) * weights + 12 * trained  # fp32, a copy in bf16; gradient and two moments

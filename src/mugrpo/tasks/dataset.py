@@ -20,6 +20,8 @@ from mugrpo.rewards.verifiers import has_number
 from mugrpo.tasks.cells import answer_of, cell, prompt_of, require_one_answer, shown
 from mugrpo.tasks.rows import is_local, read_rows
 
+_ANSWER = DatasetOptions.model_fields["answer_column"].default
+
 
 class GradedTask(ABC):
     """A task with a split that its class reads at the first use. `rewards` judge its answers."""
@@ -152,10 +154,12 @@ class Dataset(GradedTask):
     def _answer(self, place: str, row: dict[str, Any]) -> str:
         """Return the reference answer of a row, "" without an answer column.
 
+        Functions need none, so they alone do without the column that is looked for by default.
         Raises UsageError if a reward cannot compare with it.
         """
         column, rewards = self.options.answer_column, self.options.rewards
-        if column is None:
+        judged = any(reward.verifies for reward in rewards)
+        if column is None or (column == _ANSWER and column not in row and not judged):
             return ""
         value = cell(place, row, column, "answer_column")
         for reward in rewards:

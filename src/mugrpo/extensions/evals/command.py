@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mugrpo.arguments import TRUST, Commands
+from mugrpo.arguments import LOOK, TRUST, Commands
 from mugrpo.disk.errors import UsageError
 
 Say = Callable[[object], None]
@@ -18,9 +18,16 @@ _SAMPLING = ("samples", "max_new_tokens", "temperature", "top_p", "problems")
 
 def add_benchmark(commands: Commands) -> None:
     """Add the command."""
-    text = "measure a model or a run's checkpoints on benchmark suites, or compare two measurements"
+    text = "measure models and checkpoints on benchmark suites, or compare two measurements"
     run = "mugrpo.extensions.evals.command:run_benchmark"
-    command = commands.add("benchmark", text, run=run, parents=[commands.overriding])
+    command = commands.add(
+        "benchmark",
+        text,
+        run=run,
+        group=LOOK,
+        example="runs/mine --suite gsm8k",
+        parents=[commands.overriding],
+    )
     targets = (
         "a run's directory, a model directory or a hub id; or `compare A B`, where A and B are "
         "folders of results or runs, and RUN@N is a run after N updates"

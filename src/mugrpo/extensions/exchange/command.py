@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mugrpo.arguments import Commands, add_target
+from mugrpo.arguments import MOVE, Commands, add_target
 from mugrpo.config.load import read_toml
 from mugrpo.disk.errors import UsageError
 
@@ -19,6 +19,8 @@ def add_exchange(commands: Commands) -> None:
         "export",
         "write rollouts as a data set in the hub's layout",
         run=run,
+        group=MOVE,
+        example="runs/mine rollouts",
         parents=[commands.opening],
     )
     add_target(export)
@@ -26,7 +28,14 @@ def add_exchange(commands: Commands) -> None:
     export.add_argument("--stage", type=int, help="the stage, from 0 (default: all stages)")
     text = "begin a run with the rollouts that another program has saved"
     run = "mugrpo.extensions.exchange.command:run_import"
-    command = commands.add("import", text, run=run, parents=[commands.overriding])
+    command = commands.add(
+        "import",
+        text,
+        run=run,
+        group=MOVE,
+        example="mine.toml completions --format trl --policy smollm2",
+        parents=[commands.overriding],
+    )
     command.add_argument("target", type=Path, metavar="CONFIG", help="a config file (TOML)")
     files = "files or folders of rollouts, or data sets on the hub"
     command.add_argument("sources", nargs="+", metavar="ROLLOUTS", help=files)

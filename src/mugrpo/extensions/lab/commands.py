@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from mugrpo.arguments import Commands, add_target
+from mugrpo.arguments import COMPARE, Commands, add_target
 
 _HERE = "mugrpo.extensions.lab.commands"
 
@@ -15,9 +15,23 @@ def add_commands(commands: Commands) -> None:
     """Add the commands."""
     text = "train several methods on a stage's rollouts"
     opening = [commands.opening]
-    bakeoff = commands.add("bakeoff", text, run=f"{_HERE}:run_bakeoff", parents=opening)
+    bakeoff = commands.add(
+        "bakeoff",
+        text,
+        run=f"{_HERE}:run_bakeoff",
+        group=COMPARE,
+        example="runs/mine --objectives mu-grpo,grpo",
+        parents=opening,
+    )
     text = "compare gradients on a stage's rollouts with the on-policy gradient"
-    alignment = commands.add("alignment", text, run=f"{_HERE}:run_alignment", parents=opening)
+    alignment = commands.add(
+        "alignment",
+        text,
+        run=f"{_HERE}:run_alignment",
+        group=COMPARE,
+        example="runs/mine --stage 0",
+        parents=opening,
+    )
     methods = 'presets or TOML files, separated by commas; "all" for every preset'
     for compared in (bakeoff, alignment):
         add_target(compared)
@@ -28,7 +42,9 @@ def add_commands(commands: Commands) -> None:
     groups = "most groups of unused rollouts to compare (default: 128)"
     alignment.add_argument("--groups", type=int, default=128, help=groups)
     text = "run every combination of options and seeds, or show the results"
-    study = commands.add("study", text, run=f"{_HERE}:run_study")
+    study = commands.add(
+        "study", text, run=f"{_HERE}:run_study", group=COMPARE, example="run studies/demo.toml"
+    )
     action = "run the missing cells, or show the table and draw the page again"
     study.add_argument("action", choices=("run", "show"), help=action)
     study.add_argument("target", type=Path, metavar="FILE", help="the study (TOML)")

@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from mugrpo.arguments import Commands
+from mugrpo.arguments import MOVE, Commands
 from mugrpo.config.tasks import DatasetOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.extensions.verifiers import VerifiersKind
@@ -18,6 +18,8 @@ def add_problems(commands: Commands) -> None:
         "problems",
         "write the problems of a config's environment of verifiers",
         run="mugrpo.extensions.verifiers.problems:run_problems",
+        group=MOVE,
+        example="mine.toml",
     )
     config = "the config; its task.data names the file to write, which must not exist yet"
     problems.add_argument("target", type=Path, metavar="CONFIG", help=config)

@@ -13,8 +13,12 @@ if TYPE_CHECKING:
 
 def add_view(commands: Commands) -> None:
     """Add the command. Textual is imported only by the viewer."""
+    from mugrpo.arguments import LOOK
+
     text = "list, filter and read rollouts in the terminal"
-    command = commands.add("view", text, run="mugrpo.extensions.view.viewer:view")
+    command = commands.add(
+        "view", text, run="mugrpo.extensions.view.viewer:view", group=LOOK, example="runs/mine"
+    )
     command.add_argument("target", type=Path, help="a run's directory")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mugrpo.arguments import Commands
+from mugrpo.arguments import BEGIN, Commands
 from mugrpo.disk.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,7 +23,14 @@ def add_plan(commands: Commands) -> None:
     """Add the command."""
     text = "estimate what a run will cost, and which schedule pays"
     run = "mugrpo.extensions.lab.plan.command:run_plan"
-    plan = commands.add("plan", text, run=run, parents=[commands.overriding])
+    plan = commands.add(
+        "plan",
+        text,
+        run=run,
+        group=BEGIN,
+        example="mine.toml --machine 8xH100",
+        parents=[commands.overriding],
+    )
     plan.add_argument("target", type=Path, help="a config file (TOML)")
     machine = "a machine to plan for: a name, or a TOML file"
     plan.add_argument("--machine", metavar="NAME", help=machine)

@@ -1,0 +1,61 @@
+"""About how long a run takes at most, from a product of matrices that is timed here."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import torch
+
+from mugrpo.config.run import RunConfig
+from mugrpo.model.hardware import device, precision_of
+from mugrpo.run.memory import parameters
+
+# Shares of the product's rate that a step of decoding and an update reach: measured for SmolLM2 on
+# two cores (benchmarks/results) and for 0.5 billion weights on an H100 (docs/log.md).
+_DECODING, _UPDATE = 0.3, 0.5
+_LAUNCHES = {"cpu": 2e-4, "cuda": 1.2e-3}  # least seconds of a layer in a step, measured there
+
+
+def longest_seconds(config: RunConfig, prompt: float, held_out: int) -> float:
+    """Return about the seconds of the run if every response has `rollouts.max_new_tokens`.
+
+    `prompt` is the mean tokens of a prompt, `held_out` the number of problems of an evaluation. The
+    engine is taken to be one of this process; refreshes and judges are left out.
+    """
+    schedule, evaluation = config.schedule, config.evaluation
+    weights, layers = parameters(config.model)
+    rate = _rate(precision_of(config.model))
+    tokens, slots = config.rollouts.max_new_tokens, getattr(config.engine, "slots", 512)
+
+    def generating(responses: int, prompts: float) -> float:
+        rows = min(slots, responses)
+        floor = layers * _LAUNCHES[device()]
+        step = max(floor, 2 * weights * rows / (_DECODING * rate))
+        return math.ceil(responses / slots) * tokens * step + 2 * weights * prompts * prompt / rate
+
+    total, passes = schedule.total_updates, schedule.passes_per_batch
+    seconds = 0.0
+    for stage in range(schedule.stages):
+        problems = schedule.updates(stage) // passes * schedule.problems_per_update
+        seconds += generating(problems * schedule.group_size, problems)
+    if evaluation.every and held_out:
+        ends = (evaluation.end_samples or evaluation.samples) + evaluation.greedy
+        between = max(0, math.ceil(total / evaluation.every) - 1)
+        seconds += 2 * generating(held_out * ends, held_out)
+        seconds += between * generating(held_out * evaluation.samples, held_out)
+    of_update = schedule.problems_per_update * (prompt + schedule.group_size * tokens)
+    flop = (8 if config.model.gradient_checkpointing else 6) * weights * of_update
+    return seconds + total * flop / (_UPDATE * rate * config.distributed.processes)
+
+
+def _rate(precision: str) -> float:
+    """Return the operations per second of a large product in `precision`, here."""
+    dtype = torch.float32 if precision == "fp32" else torch.bfloat16
+    matrix = torch.ones(1024, 1024, dtype=dtype, device=device())
+    best = math.inf
+    for _ in range(4):  # the first one is slower
+        began = time.perf_counter()
+        float((matrix @ matrix)[0, 0])  # waits for a GPU
+        best = min(best, time.perf_counter() - began)
+    return 2 * 1024**3 / best

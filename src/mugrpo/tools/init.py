@@ -1,0 +1,189 @@
+"""A config for a file of problems, guessed from its first rows: `mugrpo init`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from mugrpo.config.run import ModelOptions
+from mugrpo.disk.errors import UsageError
+from mugrpo.model.pretrained import model_path
+from mugrpo.rewards.verifiers import has_number
+from mugrpo.tasks.cells import answer_of, entry, literal
+from mugrpo.tasks.rows import Row, read_rows
+
+# Names of columns, the likeliest first; a dotted one is inside a column of verl's files.
+_PROMPTS = ("prompt", "problem", "question", "query", "instruction", "input", "messages")
+_ANSWERS = (
+    *("answer", "final_answer", "ground_truth", "reward_model.ground_truth", "expected_answer"),
+    *("solution", "target", "label", "output"),
+)
+_LOOKED_AT = 1000  # rows
+_MOST = 0.95  # share of the references that look like formulas; others must all be usable
+_SHORT = 40  # characters of a reference that is compared letter by letter
+_PASSES = 4  # over the training problems, at most
+_UPDATES = (12, 240)  # fewest and most
+
+# Reward -> what is added to a prompt, the longest response in tokens, and what its references are.
+_REWARDS = {
+    "numeric": (r"\nThink briefly. Write the final answer as \boxed{number}.", 256, "numbers"),
+    "math": (r"\nThink step by step. Write the final answer as \boxed{...}.", 1024, "formulas"),
+    "exact": (r"\nWrite the answer alone as <answer>...</answer>.", 256, "short texts"),
+    "code": (r"\nWrite the program in one block of code.", 1024, "tests"),
+}
+
+_STUB = '''"""Rewards of your own. A config names them: rewards = [{named}"{file}:brief"]."""
+
+
+def brief(completions, {answer}**columns):
+    """Return one number for each completion, or None to leave it out of its group.
+
+    A run calls this as TRL does. `completions` are texts (of a prompt that is a conversation, lists
+    of messages), and every column of the data is a list beside them. Rewards of several functions
+    are added up, each times its weight.
+    """
+    return [0.1 if len(str(completion)) < 400 else 0.0 for completion in completions]
+'''
+
+_CONFIG = """\
+# Written by `mugrpo init` from {data}. Every line is a guess: look at the prompt and the reward.
+#
+#     mugrpo check {out}        what it will do, on which problems, and for how long
+#     mugrpo train {out}
+
+[model]
+path = {model}
+
+[task]
+name = "dataset"
+data = {data_text}
+prompt_column = {prompt}
+{answer}prompt_template = {template}
+rewards = [{rewards}]  # or "{stub}:brief", and others: docs/rewards.md
+
+[prompt]
+form = "chat"  # "text" for a model without a chat template
+
+[schedule]
+stages = 3
+batches_per_stage = {batches}  # of the first stage; each has twice as many as the one before
+problems_per_update = {problems}
+group_size = 8
+
+[rollouts]
+max_new_tokens = {tokens}  # a response that does not end within it counts as wrong
+
+[optimizer]
+lr = {lr}  # falls to 0
+
+[evaluation]
+every = {batches}
+samples = 4
+"""
+
+
+def write_config(data: str, out: Path, model: str | None, say: Callable[[str], None]) -> None:
+    """Write the config `out` and a stub of rewards beside it for the rows of `data`, and say why.
+
+    Raises UsageError if the data cannot be read or has no column of prompts, or if a file exists.
+    """
+    stub = out.with_name("rewards.py")
+    for file in (out, stub):
+        if file.exists():
+            raise UsageError(f"{file} exists already; name another with --out, or remove it")
+    rows = read_rows(data)
+    looked = rows[:_LOOKED_AT]
+    prompt, answer = _column(looked, _PROMPTS), _column(looked, _ANSWERS)
+    if prompt is None:
+        names = ", ".join(map(repr, looked[0][1]))
+        raise UsageError(
+            f"{data}: no column is called {', '.join(_PROMPTS)}; rename the one with the problems "
+            f"(it has {names})"
+        )
+    references = [] if answer is None else list(_references(looked, answer))
+    reward, count = _reward(references)
+    added, tokens, kind = _REWARDS.get(reward, ("", 256, ""))
+    train = max(1, len(rows) * 9 // 10)
+    problems = min(16, max(2, train // 16))
+    updates = min(max(_UPDATES[0], _PASSES * train // problems), _UPDATES[1])
+    asked = "{prompt}" + added
+    rewards = [reward] if reward else [f"{stub.name}:brief"]
+    named = answer if reward else None
+    chosen = model or _model()
+    out.write_text(
+        _CONFIG.format(
+            data=data,
+            out=out,
+            model=json.dumps(chosen),
+            data_text=json.dumps(data),
+            prompt=json.dumps(prompt),
+            answer=f"answer_column = {json.dumps(named)}\n" if named else "",
+            template=json.dumps(asked.replace(r"\n", "\n")),
+            rewards=", ".join(map(json.dumps, rewards)),
+            stub=stub.name,
+            batches=round(updates / 7),
+            problems=problems,
+            tokens=tokens,
+            lr="2e-5" if "135M" in chosen or chosen == "smollm2" else "5e-6",
+        )
+    )
+    stub.write_text(
+        _STUB.format(
+            named=f'"{reward}", ' if reward else "",
+            file=stub.name,
+            answer=f"{answer}, " if answer and answer.isidentifier() else "",
+        )
+    )
+    say(f"{data}: {len(rows)} rows; the problem is in {prompt!r}, its answer in {named!r}")
+    if reward:
+        say(f"{count} of {len(references)} answers are {kind}, so the reward is {reward!r}")
+    else:
+        say(f"no reward compares with such answers: write one in {stub}")
+    say(f"{out} and {stub} are written; look at them, then: mugrpo check {out}")
+
+
+def _column(rows: Sequence[Row], names: Sequence[str]) -> str | None:
+    """Return the first of `names` that every row has, or None."""
+    return next((name for name in names if all(_has(row, name) for _, row in rows)), None)
+
+
+def _has(row: dict[str, Any], name: str) -> bool:
+    try:
+        return entry(row, name) is not None
+    except KeyError:
+        return False
+
+
+def _references(rows: Sequence[Row], column: str) -> Iterator[str]:
+    for place, row in rows:
+        yield answer_of(entry(row, column), place, column)
+
+
+def _reward(references: Sequence[str]) -> tuple[str, int]:
+    """Return the first reward that can use most of the references, or "", and how many it can."""
+    tests: dict[str, Callable[[str], bool]] = {
+        "code": lambda text: literal(text) is not None and ("assert " in text or "inputs" in text),
+        "numeric": lambda text: len(text) <= _SHORT and has_number(text),
+        "math": lambda text: (
+            len(text) <= 3 * _SHORT
+            and (has_number(text) or bool(re.search(r"[\\^$=]|\d\s*[/(,]", text)))
+        ),
+        "exact": lambda text: len(text) <= _SHORT and "\n" not in text,
+    }
+    for reward, usable in tests.items():
+        count = sum(map(usable, references))
+        if references and count >= len(references) * (_MOST if reward == "math" else 1):
+            return reward, count
+    return "", 0
+
+
+def _model() -> str:
+    """Return a small model: the one in the cache, or its hub id."""
+    try:
+        model_path(ModelOptions(path="smollm2"))
+    except UsageError:
+        return "HuggingFaceTB/SmolLM2-135M-Instruct"
+    return "smollm2"

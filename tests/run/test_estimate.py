@@ -1,0 +1,36 @@
+"""How long a run takes at most, by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from mugrpo.config.load import build_config
+from mugrpo.report.readable import rounded
+from mugrpo.run import estimate
+
+
+def test_longest_seconds_by_hand(monkeypatch: pytest.MonkeyPatch):
+    """A million weights, 10^9 operations a second: a row of a step takes 2/300 s.
+
+    Each of two stages has 2 problems x 4 responses, twice as many as slots: two waves of 10 steps
+    with 4 rows, 0.53 s. Their prompts, 2 x 5 tokens, take 0.02 s. The two evaluations of 2 problems
+    have as many steps as one wave of 2 rows, 0.13 s, and the same prompts. Both updates have
+    2 x 5 + 8 x 10 tokens of 6 million operations at half the rate, 1.08 s.
+    """
+    monkeypatch.setattr(estimate, "_rate", lambda precision: 1e9)
+    monkeypatch.setattr(estimate, "parameters", lambda options: (10**6, 0))
+    schedule = {"stages": 2, "batches_per_stage": 1, "growth": 1, "problems_per_update": 2}
+    raw = {
+        "schedule": {**schedule, "group_size": 4},
+        "rollouts": {"max_new_tokens": 10},
+        "engine": {"name": "continuous", "slots": 4},
+        "evaluation": {"every": 2, "samples": 1},
+    }
+    seconds = estimate.longest_seconds(build_config(raw, "here"), prompt=5.0, held_out=2)
+    stage, evaluation, update = 2 * 10 * 4 / 150 + 0.02, 10 * 2 / 150 + 0.02, 90 * 6e6 / 5e8
+    assert seconds == pytest.approx(2 * (stage + evaluation + update))
+
+
+def test_rough_durations():
+    found = [rounded(s) for s in (4.2, 77.0, 95.0, 1200.0, 9000.0, 86400 * 12.0)]
+    assert found == ["4 seconds", "77 seconds", "1.6 minutes", "20 minutes", "2.5 hours", "12 days"]

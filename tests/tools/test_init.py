@@ -1,0 +1,56 @@
+"""The config that `mugrpo init` guesses from rows of several shapes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mugrpo.cli import main
+from mugrpo.config.load import load_config
+from mugrpo.disk.errors import UsageError
+from mugrpo.tasks.dataset import Dataset
+from mugrpo.tools.init import write_config
+from tests.cases import table
+
+VERL = {"prompt": [{"role": "user", "content": "1+1?"}], "reward_model": {"ground_truth": "2"}}
+
+
+@table(
+    ("row", "prompt", "answer", "reward"),
+    [
+        ({"question": "2+2?", "answer": "4"}, "question", "answer", "numeric"),
+        ({"question": "2+2?", "answer": "So\n#### 1,200"}, "question", "answer", "numeric"),
+        ({"problem": "x?", "answer": r"\sqrt{2}", "id": 1}, "problem", "answer", "math"),
+        ({"prompt": "Where?", "label": "Paris"}, "prompt", "label", "exact"),
+        (VERL, "prompt", "reward_model.ground_truth", "numeric"),
+        ({"prompt": "add", "answer": '["assert add(1, 2) == 3"]'}, "prompt", "answer", "code"),
+        ({"prompt": "Tell me", "output": "Once upon a time. " * 9}, "prompt", "answer", "brief"),
+        ({"instruction": "Tell me"}, "instruction", "answer", "brief"),
+    ],
+)
+def test_columns_and_reward_are_guessed_and_the_task_reads_them(
+    tmp_path: Path, row: dict[str, Any], prompt: str, answer: str | None, reward: str
+):
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps({**row, "n": n}) + "\n" for n in range(30)))
+    write_config(str(data), tmp_path / "mine.toml", None, say=lambda text: None)
+    config = load_config(tmp_path / "mine.toml")
+    task = config.task
+    assert (task.prompt_column, task.answer_column) == (prompt, answer)
+    assert [getattr(r, "function", r.name).rpartition(":")[2] for r in task.rewards] == [reward]
+    assert Dataset(task, config.workers).every_problem()
+
+
+def test_nothing_is_overwritten_and_a_file_without_prompts_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    Path("odd.jsonl").write_text('{"a": 1, "b": "c"}\n')
+    assert main(["init", "--from", "odd.jsonl"]) == 2
+    assert "(it has 'a', 'b')" in capsys.readouterr().err and not Path("mine.toml").exists()
+    Path("rewards.py").touch()
+    with pytest.raises(UsageError, match=r"rewards\.py exists already"):
+        write_config("odd.jsonl", Path("mine.toml"), None, say=print)
