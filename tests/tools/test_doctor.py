@@ -50,15 +50,21 @@ def test_a_small_machine_can_run_the_demo_and_each_lack_has_a_remedy(tmp_path: P
     able, told = lines()
     assert able
     assert list(told) == [
-        *("packages", "GPUs", "CPU", "disk", "extras", "extensions", "vLLM", "sandbox"),
+        *("packages", "GPUs", "CPU", "disk", "extras", "extensions", "vLLM", "sandbox", "next"),
     ]
     assert f"torch {torch.__version__}, transformers " in told["packages"]
     assert told["GPUs"] == "none; choose small models, which run on the CPU"
     assert told["CPU"].startswith(f"{len(cores())} cores, ")
     assert told["disk"].endswith(f" GiB free for {tmp_path}/runs")
-    assert told["extras"] == "ray; pip install 'mugrpo[hub,math]' adds the others"
+    assert told["extras"] == "ray; not here: hub, math"
     assert told["vLLM"] == "none; `mugrpo vllm-env` adds it, for big models"
+    assert told["next"] == "mugrpo demo"
     assert list(tmp_path.iterdir()) == []  # looking changes nothing
+    (tmp_path / "runs" / "demo").mkdir(parents=True)
+    assert lines()[1]["next"].startswith("mugrpo init ")
+    for file in ("pyproject.toml", "zebra.toml"):
+        (tmp_path / file).touch()
+    assert lines()[1]["next"] == "mugrpo check zebra.toml"
 
 
 def test_gpus_have_name_and_memory(machine: pytest.MonkeyPatch):

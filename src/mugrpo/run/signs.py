@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-_RATIO, _FALL, _ENTROPY, _TRUNCATED = 100.0, 0.05, 0.02, 0.1
+_RATIO, _FALL, _ENTROPY, _TRUNCATED = 100.0, 0.05, 0.005, 0.1
 
 
 class Signs:
@@ -15,34 +15,44 @@ class Signs:
     """
 
     def __init__(self) -> None:
-        self._best, self._entropy = 0.0, 0.0  # best accuracy; entropy of the first update
+        self._best, self._since = 0.0, 0  # best accuracy, and the update that has it
+        self._entropy = 0.0  # of the first update
         self._said: set[str] = set()
 
     def see(
         self, kind: str, update: int, values: Mapping[str, Any], say: Callable[[str], None]
     ) -> None:
         """Say the signs that a metrics line shows for the first time."""
-        for name, value, limit in self._measured(kind, values):
-            if value > limit and name not in self._said:
+        for name, beyond, sentence in self._measured(kind, update, values):
+            if beyond and name not in self._said:
                 self._said.add(name)
-                say(f"warning sign at update {update}: {name} is {value:.3g}, above {limit:g}")
+                say(f"warning sign at update {update}: {sentence}")
 
-    def _measured(self, kind: str, values: Mapping[str, Any]) -> Iterator[tuple[str, float, float]]:
-        """Yield name, value and limit of each sign in the line."""
+    def _measured(
+        self, kind: str, update: int, values: Mapping[str, Any]
+    ) -> Iterator[tuple[str, bool, str]]:
+        """Yield each sign in the line: its name, whether it is beyond its limit, a sentence."""
 
         def number(key: str) -> float:
             return float(values.get(key) or 0.0)
 
         if kind == "update":
-            yield "a ratio of a token with A < 0", number("ratio/negative/max"), _RATIO
+            ratio = number("ratio/negative/max")
+            text = f"a token with A < 0 has a ratio of {ratio:.3g}; limit {_RATIO:g}"
+            yield "ratio", ratio > _RATIO, text
             if entropy := number("entropy"):
                 self._entropy = self._entropy or entropy
-                fall = self._entropy / entropy
-                yield "the first update's entropy over this one's", fall, 1 / _ENTROPY
-        elif kind == "evaluation":
-            if values.get("accuracy") is not None:
-                self._best = max(self._best, number("accuracy"))
-                yield "the fall of accuracy from its best", self._best - number("accuracy"), _FALL
+                left = entropy / self._entropy
+                text = f"entropy fell to {left:.2g} of the first update's; limit {_ENTROPY:g}"
+                yield "entropy", left < _ENTROPY, text
+        elif kind == "evaluation" and values.get("accuracy") is not None:
+            accuracy = number("accuracy")
+            if accuracy >= self._best:
+                self._best, self._since = accuracy, update
+            fall = self._best - accuracy
+            text = f"accuracy fell by {fall:.2g} since update {self._since}; limit {_FALL:g}"
+            yield "fall", fall > _FALL, text
         elif kind == "refresh" and (rows := number("rollouts")):
-            truncated = number("status/truncated") / rows
-            yield "the stage's share of truncated responses", truncated, _TRUNCATED
+            share = number("status/truncated") / rows
+            text = f"{share:.0%} of the stage's responses are truncated; limit {_TRUNCATED:.0%}"
+            yield "truncated", share > _TRUNCATED, text

@@ -22,7 +22,10 @@ Finding = tuple[str, str]  # what is so, and the remedy if something will not wo
 
 
 def examine(say: Callable[[str], None]) -> None:
-    """Say what works and what does not. Raises UsageError, at last, if `mugrpo demo` does not."""
+    """Say what works, what does not, and what to do next.
+
+    Raises UsageError, at last, if `mugrpo demo` does not work.
+    """
     able = True
     extensions = (one.checks for one in installed().values())
     added = {subject: imported(place) for checks in extensions for subject, place in checks.items()}
@@ -35,6 +38,17 @@ def examine(say: Callable[[str], None]) -> None:
         able &= not (remedy and subject in _DEMO_NEEDS)
     if not able:
         raise UsageError("`mugrpo demo` cannot run here; the lines above say why")
+    say(f"{'next':<11}{_next()}")
+
+
+def _next() -> str:
+    """Return the command to go on with in this folder."""
+    configs = sorted({*Path().glob("*.toml")} - {Path("pyproject.toml")})
+    if configs:
+        return f"mugrpo check {configs[0]}"
+    if Path("runs/demo").exists():
+        return "mugrpo init --from problems.jsonl, with a file of your own problems"
+    return "mugrpo demo"
 
 
 def _packages() -> Finding:
@@ -74,8 +88,7 @@ def _disk() -> Finding:
 def _extras() -> Finding:
     missing = [name for name in extras() if unmet(name)]
     here = ", ".join(name for name in extras() if name not in missing) or "none"
-    remedy = f"pip install 'mugrpo[{','.join(missing)}]' adds the others" if missing else ""
-    return here, remedy
+    return f"{here}; not here: {', '.join(missing)}" if missing else here, ""
 
 
 def _extensions() -> Finding:
