@@ -1,24 +1,31 @@
-"""The example in docs/objectives.md, run as it is printed there."""
+"""The examples in docs/objectives.md, run as they are printed there."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
 from mugrpo.config.load import build_config
+from mugrpo.config.objectives import FileAdvantage
+from mugrpo.disk.errors import UsageError
+from mugrpo.optimize.experience import advantage_of
 from mugrpo.optimize.loss import UpdateLoss
 from tests.blocks import blocks
 from tests.updates import hand_batch
 
 
+def printed(folder: Path, name: str) -> Path:
+    [text] = [block.text for block in blocks("docs/objectives.md") if block.file == name]
+    (folder / name).write_text(text)
+    return folder / name
+
+
 @pytest.fixture
 def mine(tmp_path: Path) -> Path:
-    [text] = [block.text for block in blocks("docs/objectives.md") if block.file == "mine.py"]
-    file = tmp_path / "mine.py"
-    file.write_text(text)
-    return file
+    return printed(tmp_path, "mine.py")
 
 
 def loss_of(file: Path, **options: float) -> UpdateLoss:
@@ -34,3 +41,30 @@ def test_the_printed_objective_drops_far_tokens(mine):
     loss, metrics = loss_of(mine, far=2.0)(batch, logprobs, {})
     assert loss.tolist() == [[pytest.approx(-3.0), 0.0]]
     assert metrics["far_fraction"].tolist() == [[False, True]]
+
+
+def test_the_printed_advantages_are_centered_and_scaled(tmp_path: Path):
+    """Rewards 1, 0 and one without a verdict: 2 (1 - 1/2), 2 (0 - 1/2), 0."""
+    options = FileAdvantage(path=str(printed(tmp_path, "centered.py")), options={"scale": 2.0})
+    rewards, valid = torch.tensor([[1.0, 0.0, 9.0]]), torch.tensor([[True, True, False]])
+    found = advantage_of(options)(rewards, valid, **options.knobs)
+    assert found.tolist() == [[1.0, -1.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("return rewards[0]", "returned [3] for [1, 3]"),
+        ("return rewards / 0", "not finite"),
+        ("return rewards.no_such", "AttributeError"),
+    ],
+)
+def test_advantages_that_cannot_be_used_are_refused(tmp_path: Path, body: str, words: str):
+    file = tmp_path / "own.py"
+    file.write_text(f"def advantages(rewards, valid):\n    {body}\n")
+    options = FileAdvantage(path=str(file))
+    with pytest.raises(UsageError, match=re.escape(words)):
+        advantage_of(options)(torch.ones(1, 3), torch.ones(1, 3, dtype=torch.bool))
+    file.with_name("none.py").touch()
+    with pytest.raises(UsageError, match="it must define advantages"):
+        advantage_of(FileAdvantage(path=str(file.with_name("none.py"))))

@@ -65,8 +65,22 @@ class AsymREAdvantage(AdvantageOptions):
     """Added to the group's mean. Below 0 it favors right responses over wrong ones."""
 
 
+class FileAdvantage(AdvantageOptions):
+    """Advantages of your own, from a Python file."""
+
+    name: Literal["file"] = "file"
+    path: PathOrName
+    """The file; see docs/objectives.md."""
+    options: dict[str, float] = Field(default_factory=dict)
+    """Keyword arguments of the file's `advantages`."""
+
+    @property
+    def knobs(self) -> dict[str, Any]:
+        return dict(self.options)
+
+
 Advantage = Annotated[
-    GroupAdvantage | ShiftedAdvantage | AsymREAdvantage, Field(discriminator="name")
+    GroupAdvantage | ShiftedAdvantage | AsymREAdvantage | FileAdvantage, Field(discriminator="name")
 ]
 
 

@@ -286,7 +286,8 @@ class RunConfig(Options):
         return self.reference.period if isinstance(self.reference, objectives.KLReference) else 0
 
     @property
-    def objective_file(self) -> Path | None:
-        """Return the file of the user's own objective, or None."""
-        chosen = self.objective
-        return Path(chosen.path) if isinstance(chosen, objectives.FileOptions) else None
+    def own_files(self) -> dict[str, Path]:
+        """Return option -> file of what the user has written: an objective, advantages."""
+        parts = {"objective": self.objective, "advantage": self.advantage}
+        own = (objectives.FileOptions, objectives.FileAdvantage)
+        return {f"{n}.path": Path(part.path) for n, part in parts.items() if isinstance(part, own)}

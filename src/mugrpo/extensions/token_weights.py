@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from mugrpo.config.run import PRESETS, RunConfig, beneath
 from mugrpo.optimize import advantages
+from mugrpo.optimize.experience import advantage_of
 from mugrpo.optimize.loss import UpdateLoss
 from mugrpo.optimize.objectives import TokenTensors
 
@@ -58,7 +59,7 @@ class Method:
         whose tokens have the weight 0 then.
         """
         options = self.config.advantage
-        advantage = getattr(advantages, options.name)
+        advantage = advantage_of(options)
         counted_PG = known_PG
         if options.zero_variance_mask:
             counted_PG = known_PG & advantages.varied(rewards_PG, known_PG)[:, None]

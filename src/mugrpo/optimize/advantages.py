@@ -2,7 +2,7 @@
 
 A response with `valid_PG` false (its reward is unknown or masked) gets an advantage of 0 and does
 not count in its group's statistics. The functions `group`, `shifted` and `asymre` are chosen by
-`advantage.name`.
+`advantage.name`; a file of your own has one called `advantages` (see docs/objectives.md).
 """
 
 from __future__ import annotations

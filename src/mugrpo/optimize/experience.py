@@ -8,17 +8,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import groupby
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from mugrpo.config.objectives import AdvantageOptions, FileAdvantage
 from mugrpo.config.run import RunConfig
 from mugrpo.config.training import OptimizerOptions
-from mugrpo.disk.errors import RunStopped
+from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.records import Rollout, Score
+from mugrpo.disk.sources import load_file
 from mugrpo.model.hardware import give_back_memory, out_of_memory
 from mugrpo.model.shared_prompts import response_lengths
 from mugrpo.optimize import advantages
@@ -52,7 +56,7 @@ class Responses:
 
 def with_advantages(experience: Experience, config: RunConfig) -> Responses:
     """Return the responses of `experience` with their advantages, group by group."""
-    advantage = getattr(advantages, config.advantage.name)
+    advantage = advantage_of(config.advantage)
     counted, values, varied = [], [], []
     pairs = zip(experience.rollouts, experience.scores, strict=True)
     for _, group in groupby(pairs, key=lambda pair: pair[0].group):
@@ -73,6 +77,48 @@ def with_advantages(experience: Experience, config: RunConfig) -> Responses:
         torch.cat(counted),
         experience.stored,
     )
+
+
+def advantage_of(options: AdvantageOptions) -> Callable[..., torch.Tensor]:
+    """Return the function that `options` choose, with (rewards_PG, valid_PG, **options.knobs).
+
+    Raises UsageError if a file cannot be used. What its function returns is checked at each call:
+    [P, G] finite numbers.
+    """
+    if not isinstance(options, FileAdvantage):
+        chosen: Callable[..., torch.Tensor] = getattr(advantages, options.name)
+        return chosen
+    own = _of_file(options.path)
+
+    def checked(rewards_PG: torch.Tensor, valid_PG: torch.Tensor, **knobs: Any) -> torch.Tensor:
+        with _explained(options.path):
+            values_PG = torch.as_tensor(own(rewards_PG, valid_PG, **knobs)).double()
+            if values_PG.shape != rewards_PG.shape:
+                raise ValueError(f"returned {[*values_PG.shape]} for {[*rewards_PG.shape]}")
+            if not values_PG.isfinite().all():
+                raise ValueError("returned numbers that are not finite")
+        return values_PG.masked_fill(~valid_PG, 0.0)
+
+    return checked
+
+
+@cache
+def _of_file(path: str) -> Callable[..., torch.Tensor]:
+    with _explained(path):
+        file = Path(path)
+        found: Callable[..., torch.Tensor] = load_file(f"advantage_in_{file.stem}", file).advantages
+        return found
+
+
+@contextmanager
+def _explained(path: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise UsageError(
+            f"advantage.path = {path!r} cannot be used ({type(error).__name__}: {error}); it must "
+            "define advantages(rewards, valid, **options), which returns a tensor like rewards"
+        ) from None
 
 
 # Collate responses into micro-batches.

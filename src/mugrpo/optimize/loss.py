@@ -20,7 +20,7 @@ from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.sources import load_file
 from mugrpo.optimize import ratios
-from mugrpo.optimize.experience import MicroBatch, Responses
+from mugrpo.optimize.experience import MicroBatch, Responses, advantage_of
 from mugrpo.optimize.objectives import Objective, TokenTensors, load_objective
 
 Tensors = Mapping[str, torch.Tensor]
@@ -37,13 +37,14 @@ _CORRECTIONS: dict[str, Callable[..., torch.Tensor]] = {
 class UpdateLoss:
     """The token losses of an update, as a function of a micro-batch and its logprobs [B, T].
 
-    Raises UsageError if the config's objective is a file that is none.
+    Raises UsageError if the file of the config's objective or advantages cannot be used.
     """
 
     def __init__(self, config: RunConfig) -> None:
         self.objective = _objective(config.objective)
         self._knobs = config.objective.knobs
         self._config = config
+        advantage_of(config.advantage)  # a file of the user's own may have none
         self._masks = config.advantage.zero_variance_mask
         self._kl = config.reference if isinstance(config.reference, KLReference) else None
 

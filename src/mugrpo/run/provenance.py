@@ -104,12 +104,13 @@ def config_document(
 def provenance_of(config: RunConfig, *problem_sets: Sequence[Problem]) -> dict[str, Any]:
     """Return what a run's numbers depend on besides its config.
 
-    Raises UsageError if the file of the chat template or the objective does not exist.
+    Raises UsageError if the file of the chat template or of the user's own parts does not exist.
     """
-    template, objective = config.prompt.chat_template, config.objective_file
-    for option, file in (("prompt.chat_template", template), ("objective.path", objective)):
+    template, own = config.prompt.chat_template, config.own_files
+    for option, file in {"prompt.chat_template": template, **own}.items():
         if file is not None and not Path(file).is_file():
             raise UsageError(f"{option} = {str(file)!r}: there is no such file")
+    sums = {option: sha256_of(file) for option, file in own.items()}
     packages = ["mugrpo", "torch", "transformers", "numpy"] + ["peft"] * bool(config.lora.rank)
     packages += [package for part in parts_of(config.task) for package in part.packages]
     return {
@@ -118,7 +119,8 @@ def provenance_of(config: RunConfig, *problem_sets: Sequence[Problem]) -> dict[s
         "template_sha256": template and sha256_of(Path(template)),
         "rewards_sha256": _sums(_rewards(config.task)),
         "environment_sha256": _sums(config.environment.code) or None,
-        "objective_sha256": objective and sha256_of(objective),
+        "objective_sha256": sums.get("objective.path"),
+        "advantage_sha256": sums.get("advantage.path"),
         "code_sha256": code_sha256(_PACKAGE),
         **{name: metadata.version(name) for name in packages},
         "threads": torch.get_num_threads(),

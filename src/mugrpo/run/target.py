@@ -109,8 +109,9 @@ def _folder_and_config(
         theirs = build_config(own, str(folder.config)) if overrides else config
         return folder, config, (stored, theirs)
     config = load_config(target, overrides)
-    if (objective := config.objective_file) and not objective.is_file():
-        raise UsageError(f"objective.path = {str(objective)!r}: there is no such file")
+    for option, file in config.own_files.items():
+        if not file.is_file():
+            raise UsageError(f"{option} = {str(file)!r}: there is no such file")
     folder = RunDir(Path(run_dir) if run_dir else Path("runs") / target.stem)
     folder.read_config()
     return folder, config, None
@@ -152,7 +153,7 @@ def named_by(config: RunConfig) -> list[Named]:
     """
     engine, environment = config.engine, config.environment
     named: list[tuple[str, Any]] = [
-        ("objective.path", config.objective_file),
+        *config.own_files.items(),
         ("prompt.chat_template", config.prompt.chat_template),
         *(("environment", code) for code in environment.code),
     ]
