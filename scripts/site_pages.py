@@ -36,7 +36,7 @@ def pages() -> list[Path]:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Return the theme's files, the pages with what they link to, and the references."""
     made = {
-        "studies/results/README.md": studies_page(),
+        "site.css": ".md-grid { max-width: 80rem }\n",  # code has lines of 98 columns
         "reference/options.md": options_page(),
         "reference/objectives.md": objectives_page(),
         "reference/commands.md": commands_page(),
@@ -82,15 +82,6 @@ def folder_page(folder: Path) -> str:
     """Return a list of a folder's files."""
     names = sorted(path.name for path in folder.iterdir() if path.is_file())
     return "\n".join([f"# {folder.relative_to(ROOT)}", "", *(f"- [{n}]({n})" for n in names)])
-
-
-def studies_page() -> str:
-    """Return a list of all studies with their questions."""
-    lines = ["# Studies", "", "What each study asks; its page has table, figures and findings.", ""]
-    for page in sorted((ROOT / "studies" / "results").glob("*/README.md")):
-        title, question = [part for part in page.read_text().split("\n\n") if part][:2]
-        lines.append(f"- [{title.lstrip('# ')}]({page.parent.name}/README.md): {question}")
-    return "\n".join(lines)
 
 
 def options_page() -> str:

@@ -177,7 +177,7 @@ def test_the_example_of_own_problems_trains_an_embedded_model(
     assert main(["train", "mine.toml", *words]) == 0
     lines = read_metrics(Path("run"))
     first, second = (line for line in lines if line["kind"] == "refresh")
-    before, after = (line for line in lines if line["kind"] == "evaluation")
+    before, *_, after = (line for line in lines if line["kind"] == "evaluation")
     # most responses of the untrained model do not end within 16 tokens, and get 0
     assert second["behavior_reward"] > first["behavior_reward"] + 0.1
     assert after["reward"] > before["reward"] + 0.05

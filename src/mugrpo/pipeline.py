@@ -205,8 +205,8 @@ def evaluate(run: OpenRun, update: int, *, again: bool = True) -> dict[str, Any]
     """Measure the policy after `update` updates on the held-out problems.
 
     Returns the numbers of a line of metrics.jsonl: "accuracy", the ends of its 95 % interval,
-    "reward", "entropy" in nats per token, "time/evaluate" in seconds and others (README, "The
-    metrics"). Without `again`, return {} if metrics.jsonl has this evaluation already. Raises
+    "reward", "entropy" in nats per token, "time/evaluate" in seconds and others (see
+    docs/run_folder.md). Without `again`, return {} if metrics.jsonl has this evaluation already. Raises
     UsageError if the run has not reached that update or holds out no problem, RunStopped if the
     checkpoint is gone or damaged.
     """

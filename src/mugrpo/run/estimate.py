@@ -12,7 +12,7 @@ from mugrpo.model.hardware import device, precision_of
 from mugrpo.run.memory import parameters
 
 # Shares of the product's rate that a step of decoding and an update reach: measured for SmolLM2 on
-# two cores (benchmarks/results) and for 0.5 billion weights on an H100 (docs/log.md).
+# two cores (benchmarks/results) and for 0.5 billion weights on an H100 (studies/log.md).
 _DECODING, _UPDATE = 0.3, 0.5
 _LAUNCHES = {"cpu": 2e-4, "cuda": 1.2e-3}  # least seconds of a layer in a step, measured there
 
