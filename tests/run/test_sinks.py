@@ -49,7 +49,7 @@ def test_numbers_of_a_metrics_line_arrive_under_their_kind_and_nothing_else(reco
     log.close()
     sinks.close()
     assert [name for name, _ in recorder.calls] == ["init", "log", "finish"]
-    assert recorder.calls[1][1] == {"update": 4, "update/loss": 0.5, "update/skipped": 0.0}
+    assert recorder.calls[1][1] == {"update": 4, "Main/loss": 0.5, "update/skipped": 0.0}
 
 
 def test_a_resumed_run_goes_on_under_the_same_name_in_its_project(recorder, tmp_path):
@@ -75,7 +75,9 @@ def test_a_sink_that_fails_is_reported_once_and_dropped(recorder, tmp_path, monk
     for update in (1, 2, 3):
         sinks.log("update", update, {"loss": 1.0})
     name = recorder.__name__
-    assert said == [f"{name} failed (no route) and is dropped; metrics.jsonl has everything"]
+    (sentence,) = said
+    assert sentence.startswith(f"{name} failed (no route) and is dropped; ")
+    assert "WANDB_MODE=offline" in sentence
 
 
 @table(("package", "option"), [("wandb", "p"), ("torch.utils.tensorboard", True)])
@@ -98,8 +100,7 @@ def test_a_sink_that_cannot_be_opened_or_closed_is_dropped(recorder, tmp_path, m
     sinks_of(recorder, tmp_path, said).log("update", 1, {"loss": 1.0})
     sinks._sinks[recorder.__name__].close = fail  # type: ignore[method-assign, assignment]
     sinks.close()
-    sentence = f"{recorder.__name__} failed (no route) and is dropped; metrics.jsonl has everything"
-    assert said == [sentence, sentence]
+    assert len(said) == 2 and all(" failed (no route) and is dropped; " in one for one in said)
 
 
 def test_tensorboard_shows_the_updates_made_after_a_resume_and_not_those_they_replace(tmp_path):
@@ -113,7 +114,7 @@ def test_tensorboard_shows_the_updates_made_after_a_resume_and_not_those_they_re
         sinks.close()
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
-    assert [(e.step, e.value) for e in events.Scalars("update/loss")] == [
+    assert [(e.step, e.value) for e in events.Scalars("Main/loss")] == [
         (1, 0.5),
         (2, 0.25),
         (3, 0.25),

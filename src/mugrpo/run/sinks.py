@@ -1,7 +1,8 @@
 """Where metrics go besides metrics.jsonl: TensorBoard and Weights & Biases, each optional.
 
-A sink gets the numbers of every line of metrics.jsonl, named `kind/key`, at its update. It is a
-copy for viewing: a resumed run continues in the same place, and a sink that fails is dropped.
+A sink gets the numbers of every line of metrics.jsonl, named `kind/key`, at its update. The twelve
+in `FIRST` are under `Main/`, which dashboards show before all others. It is a copy for viewing: a
+resumed run continues in the same place, and a sink that fails is dropped.
 """
 
 from __future__ import annotations
@@ -15,6 +16,17 @@ from typing import Any
 
 from mugrpo.config.training import SinkOptions
 from mugrpo.disk.errors import UsageError
+
+# The numbers to look at first, by the kind of their line.
+FIRST = {
+    "evaluation": ("accuracy",),
+    "refresh": ("behavior_reward", "mean_length", "zero_variance_share", "canary_gap"),
+    "update": (
+        *("batch_reward", "loss", "grad_norm", "lr", "entropy", "kl_behavior"),
+        "ratio/negative/max",
+    ),
+}
+_OFFLINE = "; with WANDB_MODE=offline in the environment it logs into the run's folder"
 
 
 class TensorBoard:
@@ -79,7 +91,11 @@ class Sinks:
     def log(self, kind: str, update: int, values: dict[str, Any]) -> None:
         """Pass the numbers in `values` to every sink. Other values are left out."""
         known = {name: value for name, value in values.items() if isinstance(value, int | float)}
-        numbers = {f"{kind}/{name}": float(value) for name, value in known.items()}
+        first = FIRST.get(kind, ())
+        numbers = {
+            f"{'Main' if name in first else kind}/{name}": float(value)
+            for name, value in known.items()
+        }
         for name, sink in list(self._sinks.items()):
             try:
                 sink.log(update, numbers)
@@ -95,4 +111,5 @@ class Sinks:
 
     def _drop(self, name: str, error: Exception) -> None:
         self._sinks.pop(name, None)
-        self._say(f"{name} failed ({error}) and is dropped; metrics.jsonl has everything")
+        rest = _OFFLINE if name == "wandb" else ""
+        self._say(f"{name} failed ({error}) and is dropped; metrics.jsonl has everything{rest}")

@@ -98,6 +98,17 @@ def test_other_columns_can_be_named_and_rewards_summed_with_weights(take: Any, t
     assert rewards == [0.5, 0.5, 1.5, 1.5]
 
 
+def test_columns_of_other_programs_are_known(take: Any, tmp_path: Path):
+    theirs = {
+        **{"prompt": "question", "response": "completion", "reward": "score", "answer": "gts"},
+        **{"response_ids": "completion_ids", "logprobs": "completion_logprobs"},
+    }
+    checked(take([{theirs.get(k, k): v for k, v in r.items()} for r in table(**GIVEN)]))
+    assert [notes(tmp_path / "run")[key] for key in ("ids", "logprobs")] == ["given", "given"]
+    rewards = sorted(score.reward for _, score in imported(tmp_path / "run").values())
+    assert rewards == [0.0, 0.0, 1.0, 1.0]
+
+
 def test_a_named_policy_computes_the_logprobs_and_the_manifest_says_so(take: Any, tmp_path: Path):
     """At the temperature of the config, also in place of logprobs that the file has."""
     config = CONFIG.replace("[rollouts]", "[rollouts]\ntemperature = 1.3")

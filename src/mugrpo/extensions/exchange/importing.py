@@ -292,8 +292,8 @@ class _Importer:
             return np.zeros(length, np.float32)
         if row.logprobs is None:
             raise UsageError(
-                f"{row.where} has no logprobs; name the model that sampled it, which computes them,"
-                " with --policy PATH"
+                f"{row.where} has no logprobs: the model that sampled it computes those of all "
+                f"rows with --policy PATH (if that is model.path: {self._config.model.path})"
             )
         return np.array(row.logprobs, np.float32)
 

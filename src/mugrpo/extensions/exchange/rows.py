@@ -121,6 +121,19 @@ FORMATS = {
 }
 
 
+# What other programs call the fields of a table, in place of a column with the field's own name:
+# verl's and TRL's files, verifiers' results and the orchestrator of prime-rl.
+OTHER_NAMES = {
+    "prompt": ("input", "question", "problem", "messages"),
+    "response": ("completion", "output"),
+    "reward": ("score",),
+    "answer": ("gts", "ground_truth"),
+    "prompt_ids": ("prompt_token_ids",),
+    "response_ids": ("completion_ids", "completion_token_ids"),
+    "logprobs": ("completion_logprobs",),
+}
+
+
 def format_of(name: str, columns: Mapping[str, str], *, without: Sequence[str] = ()) -> Format:
     """Return a format with the user's columns in the place of its own, and some fields left out."""
     form = FORMATS[name]
@@ -152,6 +165,8 @@ def _row(where: str, cells: Cells, form: Format, named: Cells) -> Row:
     try:
         values: dict[str, Any] = {}
         for name, column in form.columns.items():
+            if column == name and column not in cells:
+                column = next((c for c in OTHER_NAMES.get(name, ()) if c in cells), column)
             terms = _terms(name, column)
             absent = [one for _, one in terms if one not in cells]
             if absent and (name in named or name == "reward"):
