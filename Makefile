@@ -19,7 +19,7 @@ BENCH_OPTIONS ?=
 CHAOS_OPTIONS ?= --kills 1000
 
 .PHONY: demo help test lint types unit chaos smollm2 addition picture \
-  chain-model letters-model carry-model golden wheel site clean benchmarks \
+  chain-model letters-model carry-model golden wheel release site clean benchmarks \
   benchmark-picture bench-gpu vllm-env verifiers-env test-vllm test-verifiers test-ray \
   test-wheel test-all test-trl $(ROWS) $(GENERATION) $(WHOLE_RUN)
 
@@ -141,6 +141,13 @@ site: .venv/installed-site  ## the documentation as a site that works offline, i
 
 wheel: .venv/installed  ## build the wheel into dist/
 	$(BIN)/pip wheel --no-deps --wheel-dir dist .
+
+release: .venv/installed-test  ## wheel and source archive in dist/, checked as a package index will
+	rm -rf dist
+	$(BIN)/pip install --quiet build twine
+	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
+	WHEEL=$$(ls dist/*.whl) $(BIN)/pytest tests/test_release.py
 
 clean:  ## remove the environment and what was built
 	rm -rf .venv build dist
