@@ -258,6 +258,14 @@ def _add_others(commands: Commands) -> None:
     separate.add_argument(
         "target", type=Path, nargs="?", default=vllm_env.FOLDER, metavar="FOLDER", help=folder
     )
+    card = add(
+        "card",
+        "write a model card: what it is, how it was trained, numbers, use",
+        "runs/mine",
+        MOVE,
+    )
+    card.add_argument("target", type=Path, help="a run's directory")
+    card.add_argument("--out", type=Path, help="the file (default: model_card.md, in the run)")
     text = "write a model with the adapter of a run merged into it (lora.rank)"
     merge = add("merge", text, "runs/adapter merged", MOVE)
     merge.add_argument("target", type=Path, help="a run's directory, or one of its checkpoints")

@@ -161,6 +161,12 @@ def run_report(options: argparse.Namespace) -> None:
         write_report(options.targets, options.out, every)
 
 
+def run_card(options: argparse.Namespace) -> None:
+    from mugrpo.report.card import write_card
+
+    _say(write_card(options.target, options.out))
+
+
 def run_merge(options: argparse.Namespace) -> None:
     from mugrpo.tools.merge import merge
 

@@ -1,0 +1,112 @@
+"""A model card from a run's config and metrics: `mugrpo card`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from mugrpo.disk.errors import UsageError
+from mugrpo.disk.publishing import publish_file
+from mugrpo.disk.run_dir import RunDir
+from mugrpo.report.read import Line, RunData, accuracy_text, number, read_runs
+
+_TRAINING = {
+    "preset": "method",
+    "schedule.stages": "stages",
+    "schedule.problems_per_update": "problems of an update",
+    "schedule.group_size": "responses to a problem",
+    "rollouts.max_new_tokens": "longest response, tokens",
+    "optimizer.lr": "learning rate",
+    "optimizer.lr_schedule": "its schedule",
+    "lora.rank": "rank of the adapter",
+    "seed": "seed",
+}
+
+
+def write_card(target: Path, out: Path | None) -> Path:
+    """Write the card of the run at `target` to `out`, by default RUN/model_card.md.
+
+    It has what is known: base model, method, options, accuracies with intervals, use. Returns the
+    file. Raises UsageError if there is no run, or if it has made no update.
+    """
+    folder = RunDir(target)
+    if not folder.config.exists():
+        raise UsageError(f"{target} is not a run; name the directory of one")
+    (run,) = read_runs([target])
+    if not run.updates:
+        raise UsageError(f"{target} has made no update: there is no model to describe")
+    file = out or folder.root / "model_card.md"
+    with publish_file(file) as card:
+        card.write("\n".join(_lines(run)).encode())
+    return file
+
+
+def _lines(run: RunData) -> Iterator[str]:
+    base = str(run.options["model.path"])
+    local = os.path.isabs(base) or base.count("/") != 1
+    yield "---"
+    if not local:
+        yield f"base_model: {base}"
+    yield "library_name: transformers"
+    yield "pipeline_tag: text-generation"
+    yield "tags: [reinforcement-learning, grpo, mugrpo]"
+    yield "---"
+    name = Path(base).name if local else base
+    updates = max(line["update"] for line in run.updates)
+    yield f"\n# {name}, trained by reinforcement learning with verifiable rewards\n"
+    yield (
+        f"{name} after {updates:,} updates of `{run.options['preset']}` on {_data(run)}, with "
+        f"mugrpo {run.provenance['mugrpo']}. Its rollouts came from {len(run.refreshes)} refreshes "
+        "of the policy."
+    )
+    if run.evaluations:
+        yield from _accuracy(run)
+    yield "\n## Training\n\n| | |\n| --- | --- |"
+    for option, meaning in _TRAINING.items():
+        if (value := run.options.get(option)) not in (None, 0) or option == "seed":
+            yield f"| {meaning} | {value} |"
+    packages = ", ".join(f"{p} {run.provenance[p]}" for p in ("torch", "transformers"))
+    yield f"| packages | {packages} |"
+    yield "\n## Use\n"
+    yield "```python"
+    yield "from transformers import pipeline"
+    yield '\ngenerate = pipeline("text-generation", "THIS MODEL")'
+    if run.options.get("prompt.form") == "chat":
+        yield 'messages = [{"role": "user", "content": "..."}]'
+        yield f"generate(messages, max_new_tokens={run.options['rollouts.max_new_tokens']})"
+    else:
+        yield f'generate("...", max_new_tokens={run.options["rollouts.max_new_tokens"]})'
+    yield "```"
+    if run.options.get("lora.rank"):
+        yield "\nThis is an adapter of peft on the base model."
+
+
+def _data(run: RunData) -> str:
+    task = run.config["task"]
+    data = task.get("data") if task.get("name") == "dataset" else task.get("name")
+    return f"`{Path(data).name if os.path.isabs(str(data)) else data}`" if data else "its task"
+
+
+def _accuracy(run: RunData) -> Iterator[str]:
+    first, last = run.evaluations[0], run.evaluations[-1]
+    yield "\n## Results\n"
+    yield (
+        f"{number(last, 'problems') or 0:.0f} held-out problems; 95 % intervals over problems, "
+        "which say nothing about other seeds."
+    )
+    yield "\n| | before | after |\n| --- | --- | --- |"
+
+    def row(name: str, of: str) -> str:
+        return f"| {name} | {_text(first, of)} | {_text(last, of)} |"
+
+    yield row(f"accuracy at temperature {number(last, 'temperature') or 1:g}", "accuracy")
+    for key in ("greedy/accuracy", *run.keys("evaluation", "pass@")):
+        if number(first, key) is not None and number(last, key) is not None:
+            yield row(key.replace("greedy/accuracy", "greedy accuracy"), key)
+
+
+def _text(line: Line, key: str) -> str:
+    if key == "accuracy":
+        return accuracy_text(line)
+    return f"{number(line, key) or 0:.3f}"
