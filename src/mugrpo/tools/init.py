@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from mugrpo.config.run import ModelOptions
@@ -24,7 +25,8 @@ _ANSWERS = (
 _LOOKED_AT = 1000  # rows
 _MOST = 0.95  # share of the references that look like formulas; others must all be usable
 _SHORT = 40  # characters of a reference that is compared letter by letter
-_PASSES = 4  # over the training problems, at most
+_EASY, _FEW = 60, 64  # a prompt of fewer characters asks for so few tokens
+_PASSES = 2  # over the training problems, at most
 _UPDATES = (12, 240)  # fewest and most
 
 # Reward -> what is added to a prompt, the longest response in tokens, and what its references are.
@@ -106,6 +108,8 @@ def write_config(data: str, out: Path, model: str | None, say: Callable[[str], N
     references = [] if answer is None else list(_references(looked, answer))
     reward, count = _reward(references)
     added, tokens, kind = _REWARDS.get(reward, ("", 256, ""))
+    if median(len(str(entry(row, prompt))) for _, row in looked) < _EASY:
+        tokens = min(tokens, _FEW)
     train = max(1, len(rows) * 9 // 10)
     problems = min(16, max(2, train // 16))
     updates = min(max(_UPDATES[0], _PASSES * train // problems), _UPDATES[1])
