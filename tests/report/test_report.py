@@ -44,7 +44,6 @@ def test_the_numbers_are_those_worked_out_by_hand(tmp_path):
         "updates planned": "8",
         "updates skipped": "1",
         "refreshes made": "2",
-        "refreshes of GRPO, μ = 4": "2",
         "rollouts": "1,024",
         "response tokens": "40,960",
         "training time": "50.0 s",  # 2 x (2 + 10 + 1) + 8 x 3

@@ -38,7 +38,6 @@ from mugrpo.report.readable import MISSING, cut, duration
 from mugrpo.report.samples import evaluated_groups, sampled_rollouts
 
 _LONGEST_OPTION = 300  # characters shown of an option's value
-_GRPO = f"GRPO, μ = {GRPO_UPDATES_PER_REFRESH}"
 _ESSENTIAL = (
     *("model.path", "task.name", "preset", "advantage.name", "objective.name"),
     *("objective.ratio_clip", "veto.name", "veto.threshold", "reference.name", "reduction"),
@@ -212,7 +211,6 @@ def results_table(runs: Sequence[RunData]) -> Markup:
         ("updates planned", lambda run: f"{run.planned_updates:,}"),
         ("updates skipped", lambda run: _total(run.updates, "skipped")),
         ("refreshes made", lambda run: f"{len(run.refreshes):,}"),
-        (f"refreshes of {_GRPO}", lambda run: f"{grpo_refreshes(len(run.updates)):,}"),
         ("rollouts", lambda run: _total(run.refreshes, "rollouts")),
         ("response tokens", lambda run: _total(run.refreshes, "tokens")),
         ("training time", lambda run: duration(training_seconds(run))),
