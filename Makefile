@@ -19,7 +19,7 @@ BENCH_OPTIONS ?=
 CHAOS_OPTIONS ?= --kills 1000
 
 .PHONY: demo help test lint types unit chaos smollm2 addition picture \
-  chain-model letters-model carry-model golden wheel release site clean benchmarks \
+  chain-model letters-model carry-model golden wheel release notebooks site clean benchmarks \
   benchmark-picture bench-gpu vllm-env verifiers-env test-vllm test-verifiers test-ray \
   test-wheel test-all test-trl $(ROWS) $(GENERATION) $(WHOLE_RUN)
 
@@ -83,6 +83,9 @@ test-trl: build/trl_tests/packages  ## TRL's own tests with mugrpo.extensions.tr
 .venv/installed-notebooks: .venv/installed-test
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test,notebooks]'
 	touch $@
+
+notebooks: .venv/installed-notebooks  ## run the notebooks and keep their outputs (minutes)
+	$(BIN)/python scripts/run_notebooks.py
 
 test-all: lint types .venv/installed-notebooks  ## the tests of `make test` and those marked long: ranks, notebooks, pages, fuzzing, 100 faults (hours)
 	$(PYTEST) -m "$(NEED_NOTHING)"
