@@ -11,6 +11,7 @@ from pathlib import Path
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from mkdocs.utils import get_relative_url
 
 from mugrpo.arguments import parser, parsers_of
 from mugrpo.config.describe import Option, Table, tables
@@ -20,6 +21,7 @@ from mugrpo.tools.catalog import catalog
 ROOT = Path(__file__).parents[1]
 PRESET_FOLDER = ROOT / "src" / "mugrpo" / "config" / "presets"
 AT_THE_ROOT = ("README", "CONTRIBUTING", "CHANGELOG", "SECURITY", "AGENTS")
+_SHIM = "https://unpkg.com/iframe-worker/shim"  # of Material's plugin "offline"
 LINK = re.compile(r"\]\(([^)\s#]+)[^)]*\)")
 
 
@@ -36,6 +38,7 @@ def pages() -> list[Path]:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Return the theme's files, the pages with what they link to, and the references."""
     made = {
+        "iframe-worker.js": (ROOT / "scripts" / "iframe-worker.js").read_text(),
         "site.css": ".md-grid { max-width: 80rem }\n",  # code has lines of 98 columns
         "reference/options.md": options_page(),
         "reference/objectives.md": objectives_page(),
@@ -68,6 +71,11 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
         return f"]({link[1]}/README.md)" if folder.is_dir() else link[0]
 
     return LINK.sub(whole, markdown)
+
+
+def on_post_page(output: str, page: Page, **_: object) -> str:
+    """Return the page with the script of the search from the site itself, not from the network."""
+    return output.replace(_SHIM, get_relative_url("iframe-worker.js", page.url))
 
 
 def targets(page: Path) -> Iterator[Path]:
