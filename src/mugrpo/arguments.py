@@ -42,6 +42,7 @@ FIRST = (
     "prompt.form",
     "schedule.stages",
     "schedule.batches_per_stage",
+    "schedule.growth",
     "rollouts.max_new_tokens",
     "optimizer.lr",
     "engine.name",
@@ -197,7 +198,7 @@ def _add_phases(commands: Commands) -> None:
         ),
         (
             "check",
-            "try data, rewards, engines and sinks, as `train` does",
+            "try data, prompts, rewards and sinks, and estimate the time at most",
             "run_check",
             "mine.toml",
         ),

@@ -51,6 +51,9 @@ def test_nothing_is_overwritten_and_a_file_without_prompts_is_refused(
     Path("odd.jsonl").write_text('{"a": 1, "b": "c"}\n')
     assert main(["init", "--from", "odd.jsonl"]) == 2
     assert "(it has 'a', 'b')" in capsys.readouterr().err and not Path("mine.toml").exists()
-    Path("rewards.py").touch()
-    with pytest.raises(UsageError, match=r"rewards\.py exists already"):
-        write_config("odd.jsonl", Path("mine.toml"), None, say=print)
+    Path("good.jsonl").write_text('{"prompt": "1+1", "answer": 2}\n')
+    Path("rewards.py").write_text("mine = 1")
+    assert main(["init", "--from", "good.jsonl"]) == 0
+    assert Path("rewards.py").read_text() == "mine = 1"
+    with pytest.raises(UsageError, match=r"mine\.toml exists already"):
+        write_config("good.jsonl", Path("mine.toml"), None, say=print)

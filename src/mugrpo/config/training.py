@@ -18,7 +18,7 @@ class ScheduleOptions(Options):
 
     stages: int = Field(4, ge=1)
     """Number of stages. At the start of each, the engine takes the newest weights and generates
-    once. The run makes stages x batches x passes updates."""
+    once. A stage makes batches x passes updates, and with `growth` the next one more."""
     batches_per_stage: int = Field(64, ge=1, json_schema_extra=FIXED)
     """Batches of rollouts generated per refresh."""
     growth: float = Field(1.0, gt=0, le=16, json_schema_extra=FIXED)

@@ -67,7 +67,7 @@ prompt_column = {prompt}
 rewards = [{rewards}]  # or "{stub}:brief", and others: docs/rewards.md
 
 [prompt]
-form = "chat"  # "text" for a model without a chat template
+form = "chat"  # "plain" for a model without a chat template
 
 [schedule]
 stages = 3
@@ -90,12 +90,12 @@ samples = 4
 def write_config(data: str, out: Path, model: str | None, say: Callable[[str], None]) -> None:
     """Write the config `out` and a stub of rewards beside it for the rows of `data`, and say why.
 
-    Raises UsageError if the data cannot be read or has no column of prompts, or if a file exists.
+    A stub that exists is kept. Raises UsageError if the data cannot be read or has no column of
+    prompts, or if the config exists.
     """
     stub = out.with_name("rewards.py")
-    for file in (out, stub):
-        if file.exists():
-            raise UsageError(f"{file} exists already; name another with --out, or remove it")
+    if out.exists():
+        raise UsageError(f"{out} exists already; name another with --out, or remove it")
     rows = read_rows(data)
     looked = rows[:_LOOKED_AT]
     prompt, answer = _column(looked, _PROMPTS), _column(looked, _ANSWERS)
@@ -134,19 +134,22 @@ def write_config(data: str, out: Path, model: str | None, say: Callable[[str], N
             lr="2e-5" if "135M" in chosen or chosen == "smollm2" else "5e-6",
         )
     )
-    stub.write_text(
-        _STUB.format(
-            named=f'"{reward}", ' if reward else "",
-            file=stub.name,
-            answer=f"{answer}, " if answer and answer.isidentifier() else "",
+    kept = stub.exists()
+    if not kept:
+        stub.write_text(
+            _STUB.format(
+                named=f'"{reward}", ' if reward else "",
+                file=stub.name,
+                answer=f"{answer}, " if answer and answer.isidentifier() else "",
+            )
         )
-    )
     say(f"{data}: {len(rows)} rows; the problem is in {prompt!r}, its answer in {named!r}")
     if reward:
         say(f"{count} of {len(references)} answers are {kind}, so the reward is {reward!r}")
     else:
         say(f"no reward compares with such answers: write one in {stub}")
-    say(f"{out} and {stub} are written; look at them, then: mugrpo check {out}")
+    written = f"{out} is written ({stub} is yours)" if kept else f"{out} and {stub} are written"
+    say(f"{written}; look at it, then: mugrpo check {out}")
 
 
 def _column(rows: Sequence[Row], names: Sequence[str]) -> str | None:
