@@ -136,7 +136,7 @@ def parser() -> argparse.ArgumentParser:
         "\n".join([f"{group}:", *(f"  {name:<12}{text}" for name, text in named)])
         for group, named in commands.groups.items()
     ]
-    end = f"`mugrpo COMMAND --help` has an example. The pages: {pages()}"
+    end = f"`mugrpo COMMAND --help` has an example. The pages:\n{pages()}"
     root.epilog = "\n\n".join([*listed, end])
     return root
 

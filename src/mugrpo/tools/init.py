@@ -134,15 +134,7 @@ def write_config(data: str, out: Path, model: str | None, say: Callable[[str], N
             lr="2e-5" if "135M" in chosen or chosen == "smollm2" else "5e-6",
         )
     )
-    kept = stub.exists()
-    if not kept:
-        stub.write_text(
-            _STUB.format(
-                named=f'"{reward}", ' if reward else "",
-                file=stub.name,
-                answer=f"{answer}, " if answer and answer.isidentifier() else "",
-            )
-        )
+    kept = not _stub_written(stub, reward, answer)
     say(f"{data}: {len(rows)} rows; the problem is in {prompt!r}, its answer in {named!r}")
     if reward:
         say(f"{count} of {len(references)} answers are {kind}, so the reward is {reward!r}")
@@ -150,6 +142,16 @@ def write_config(data: str, out: Path, model: str | None, say: Callable[[str], N
         say(f"no reward compares with such answers: write one in {stub}")
     written = f"{out} is written ({stub} is yours)" if kept else f"{out} and {stub} are written"
     say(f"{written}; look at it, then: mugrpo check {out}")
+
+
+def _stub_written(stub: Path, reward: str, answer: str | None) -> bool:
+    """Write the stub, unless the file exists. Return whether it was written."""
+    if stub.exists():
+        return False
+    named = f'"{reward}", ' if reward else ""
+    argument = f"{answer}, " if answer and answer.isidentifier() else ""
+    stub.write_text(_STUB.format(named=named, file=stub.name, answer=argument))
+    return True
 
 
 def _column(rows: Sequence[Row], names: Sequence[str]) -> str | None:
