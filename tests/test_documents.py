@@ -69,6 +69,14 @@ def test_links_within_the_project_lead_somewhere():
     assert broken == []
 
 
+def test_the_page_of_results_has_every_study():
+    page = (ROOT / "docs" / "results.md").read_text()
+    for study in ROOT.glob("studies/results/*/README.md"):
+        assert (
+            f"| [{study.parent.name}](../studies/results/{study.parent.name}/README.md) |" in page
+        )
+
+
 def _is_there(page: Path, link: str) -> bool:
     path, _, heading = link.partition("#")
     target = page.parent / path if path else page
