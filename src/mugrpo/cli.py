@@ -88,8 +88,9 @@ def run_check(options: argparse.Namespace) -> None:
         from mugrpo import pipeline
 
         found = pipeline.check(run)
-        command = shlex.join(["mugrpo", "train", str(options.target), *options.overrides])
-        run.progress.say(f"ready: {found}: {command}")
+        place = ["--run-dir", str(options.run_dir)] if options.run_dir else []
+        words = ["mugrpo", "train", str(options.target), *place, *options.overrides]
+        run.progress.say(f"ready: {found}: {shlex.join(words)}")
 
 
 def run_phase(options: argparse.Namespace) -> None:

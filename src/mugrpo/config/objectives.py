@@ -65,18 +65,22 @@ class AsymREAdvantage(AdvantageOptions):
     """Added to the group's mean. Below 0 it favors right responses over wrong ones."""
 
 
-class FileAdvantage(AdvantageOptions):
-    """Advantages of your own, from a Python file."""
+class OfFile(Part):
+    """A part of your own, from a Python file."""
 
     name: Literal["file"] = "file"
     path: PathOrName
     """The file; see docs/objectives.md."""
     options: dict[str, float] = Field(default_factory=dict)
-    """Keyword arguments of the file's `advantages`."""
+    """Keyword arguments of the file's function."""
 
     @property
     def knobs(self) -> dict[str, Any]:
         return dict(self.options)
+
+
+class FileAdvantage(OfFile, AdvantageOptions):
+    """Advantages of your own, from a Python file."""
 
 
 Advantage = Annotated[
@@ -179,18 +183,8 @@ class VESPOOptions(ObjectiveOptions):
     name: Literal["vespo"] = "vespo"
 
 
-class FileOptions(ObjectiveOptions):
+class FileOptions(OfFile, ObjectiveOptions):
     """An objective of your own, from a Python file."""
-
-    name: Literal["file"] = "file"
-    path: PathOrName
-    """The file; see docs/objectives.md."""
-    options: dict[str, float] = Field(default_factory=dict)
-    """Keyword arguments of the file's `loss`."""
-
-    @property
-    def knobs(self) -> dict[str, Any]:
-        return dict(self.options)
 
 
 if TYPE_CHECKING:

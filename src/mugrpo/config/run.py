@@ -289,5 +289,5 @@ class RunConfig(Options):
     def own_files(self) -> dict[str, Path]:
         """Return option -> file of what the user has written: an objective, advantages."""
         parts = {"objective": self.objective, "advantage": self.advantage}
-        own = (objectives.FileOptions, objectives.FileAdvantage)
-        return {f"{n}.path": Path(part.path) for n, part in parts.items() if isinstance(part, own)}
+        own = {name: part for name, part in parts.items() if isinstance(part, objectives.OfFile)}
+        return {f"{name}.path": Path(part.path) for name, part in own.items()}
