@@ -8,7 +8,7 @@ BIN := .venv/bin
 export PIP_COMPILE := 0
 unexport PYTHONDONTWRITEBYTECODE
 
-# The rows of docs/cost_model.md's table, a target each: `make bench-update_smollm2`.
+# The rows of benchmarks/README.md's table, a target each: `make bench-update_smollm2`.
 ROWS := bench-update_smollm2 bench-optimization_floor
 GENERATION := bench-generation_smollm2 bench-generation_chain
 WHOLE_RUN := bench-whole_run_schedule bench-whole_run_accuracy

@@ -1,4 +1,4 @@
-"""The work of passes over groups of responses, which docs/cost_model.md explains.
+"""The work of passes over groups of responses, which benchmarks/README.md explains.
 
 `pairs` is the number of (query, key) pairs that attention must look at. Causal attention over a
 sequence of L tokens needs L (L + 1) / 2 of them, while dense kernels compute L x L. `positions` is

@@ -7,8 +7,8 @@ optimizer are in fp32.
     update      Trainer.step with and without shared prompts, checkpointing on and off. All sides of
                 a repetition get the same random rollouts, and each repetition others of other
                 lengths. Peak memory includes weights, gradients and AdamW's state. MFU is the
-                counted work of a side's forward and backward pass (docs/cost_model.md), divided by
-                its seconds and by the best bf16 rate of large square matrices, which is measured
+                counted work of a side's forward and backward pass (README.md), divided by its
+                seconds and by the best bf16 rate of large square matrices, which is measured
                 just before. A model of 7B is trained by an adapter: all of it would take 137 GB.
     generation  Our engine against `model.generate` with bf16 weights; generation.py says what is
                 compared. Random weights almost never end a sequence, so all responses are equally

@@ -3,7 +3,7 @@
 Compares `Trainer.step` of SmolLM2-135M on one-digit addition, with 8 problems x 8 responses, to the
 floor of the same update. The floor is the time of its counted operations at matmul rates that are
 measured at the model's shapes in the same run, and of the optimizer step's bytes
-(docs/cost_model.md). Every group has a gradient. Useful tokens are response tokens, and the ratio
+(benchmarks/README.md). Every group has a gradient. Useful tokens are response tokens, and the ratio
 is the floor's seconds over ours. Loading, generation, rewards and a warm-up are outside the clock.
 """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import re
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,6 +32,8 @@ def pages() -> list[Path]:
     return [
         *(ROOT / f"{name}.md" for name in AT_THE_ROOT),
         *sorted((ROOT / "docs").glob("*.md")),
+        *sorted((ROOT / "src" / "mugrpo" / "extensions").rglob("*.md")),
+        *(ROOT / name for name in ("benchmarks/README.md", "studies/log.md")),
         *studies,
     ]
 
@@ -43,6 +46,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         "reference/options.md": options_page(),
         "reference/objectives.md": objectives_page(),
         "reference/commands.md": commands_page(),
+        "reference/verdicts.md": runpy.run_path(f"{ROOT}/scripts/reference_page.py")["verdicts"](),
     }
     paths = set()
     for page in pages():

@@ -16,8 +16,10 @@ from tests.runs import ROOT
 
 # CONTRIBUTING.md changes the source; tests/test_api.py runs the blocks of the other.
 ELSEWHERE = ("CONTRIBUTING.md", "docs/api.md")
-AT_THE_ROOT = ("README.md", "AGENTS.md", "SECURITY.md", *ELSEWHERE)
-PAGES = sorted({*AT_THE_ROOT, *(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))})
+AT_THE_ROOT = ("README.md", "AGENTS.md", "SECURITY.md", "benchmarks/README.md", *ELSEWHERE)
+_GLOBS = ("docs/*.md", "src/mugrpo/extensions/**/*.md")  # an extension's page stands with it
+_FOUND = (str(page.relative_to(ROOT)) for glob in _GLOBS for page in ROOT.glob(glob))
+PAGES = sorted({*AT_THE_ROOT, *_FOUND})
 PROGRAMS = (
     "mugrpo",
     "cd",

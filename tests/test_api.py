@@ -40,8 +40,7 @@ def names_used(source: str) -> set[str]:
     }
 
 
-def test_the_page_has_a_line_for_each_name_and_for_nothing_else():
-    assert sorted(re.findall(r"^\| `(\w+)` \| \S", PAGE, re.M)) == sorted(mugrpo.__all__)
+def test_the_page_names_and_uses_only_what_there_is():
     assert set(re.findall(r"`mugrpo\.(\w+)`", PAGE)) <= set(mugrpo.__all__)
     assert len(EXAMPLES) == 6
     for example in EXAMPLES:

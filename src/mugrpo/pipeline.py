@@ -206,7 +206,7 @@ def evaluate(run: OpenRun, update: int, *, again: bool = True) -> dict[str, Any]
 
     Returns the numbers of a line of metrics.jsonl: "accuracy", the ends of its 95 % interval,
     "reward", "entropy" in nats per token, "time/evaluate" in seconds and others (see
-    docs/run_folder.md). Without `again`, return {} if metrics.jsonl has this evaluation already.
+    docs/reference.md). Without `again`, return {} if metrics.jsonl has this evaluation already.
     Raises UsageError if the run has not reached that update or holds out no problem, RunStopped if
     the checkpoint is gone or damaged.
     """

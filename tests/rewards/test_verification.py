@@ -1,15 +1,13 @@
-"""verification.toml, the table of what counts as equal, and its page in docs."""
+"""verification.toml, the table of what counts as equal."""
 
 from __future__ import annotations
 
-import runpy
 import tomllib
 from pathlib import Path
 
 from mugrpo.rewards.math.mathematics import Mathematics
 from mugrpo.rewards.math.notation import RULES, normal
 from tests.cases import table
-from tests.runs import ROOT
 
 MATH = Mathematics()
 SECTIONS = tomllib.loads((Path(__file__).parent / "verification.toml").read_text())["section"]
@@ -44,9 +42,3 @@ def test_each_rule_rewrites_its_example_and_no_other_rule_does(rule, monkeypatch
 @table("rule", RULES)
 def test_what_is_in_the_one_notation_stays_as_it_is(rule):
     assert normal(rule.becomes) == rule.becomes
-
-
-def test_the_page_shows_the_table():
-    script = runpy.run_path(str(ROOT / "scripts" / "verification_page.py"))
-    text = script["PAGE"].read_text()
-    assert script["page"](text) == text, "run python scripts/verification_page.py"

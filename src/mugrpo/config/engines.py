@@ -80,7 +80,7 @@ class ContinuousOptions(OwnEngineOptions):
 def slots_for(max_new_tokens: int) -> int:
     """Return the sequences of up to `max_new_tokens` that an engine decodes together.
 
-    With more of them, weights are read less often (docs/cost_model.md), but each has a cache.
+    With more of them, weights are read less often (benchmarks/README.md), but each has a cache.
     """
     return min(512, max(128, 65_536 // max_new_tokens))
 

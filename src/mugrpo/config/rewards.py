@@ -192,7 +192,7 @@ class EnvironmentOptions(Options):
     """Where to find it, "module:name" or "path/to/file.py:name": a class with TRL's contract
     (`reset`, methods as tools, `get_reward`), or a function that is called with the messages
     (docs/environments.md). "KIND:NAME" is an environment of another package, such as
-    "verifiers:NAME" (docs/verifiers.md)."""
+    "verifiers:NAME" (extensions/verifiers/README.md)."""
     python: PathOrName | None = None
     """The interpreter of another environment, in which the package of "KIND:NAME" is installed."""
     kwargs: dict[str, Any] = Field(default_factory=dict)

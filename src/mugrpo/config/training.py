@@ -171,7 +171,7 @@ class SuiteUse(Options):
     """A benchmark suite that is measured during training."""
 
     name: str = Field(min_length=1, json_schema_extra=HARMLESS)
-    """A suite (docs/evaluation.md), or a suite file of your own, which ends in .toml."""
+    """A suite (extensions/evals/README.md), or a suite file of your own, which ends in .toml."""
     every: int = Field(0, ge=0, json_schema_extra=HARMLESS)
     """Measure every N updates, and before the first and after the last. 0: only these two."""
     data: PathOrName | None = Field(None, json_schema_extra=HARMLESS)

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+EXIT_STATUSES = {
+    0: "success",
+    2: "refused: one sentence says what is wrong and what to do",
+    3: "stopped, and can be resumed: the message says what to type",
+    4: "finished, but nothing was learned: no update had a gradient",
+    130: "a second Ctrl-C: quit at once; the run can still be resumed",
+}
+
 
 class UsageError(ValueError):
     """Invalid input. The message says where the fault is and how to fix it. Exit status 2."""

@@ -126,18 +126,18 @@ class Rollout:
     """
 
     problem_id: str
-    occurrence: int
+    occurrence: int  # the epoch in which the problem is drawn
     sample: int  # index within the group, 0..G-1
     seed: int  # unsigned 64 bits, see schedule.rollout_seed
     prompt_ids: NDArray[np.int32]  # [P]
     response_ids: NDArray[np.int32]  # [T], with the end-of-sequence token if it was sampled
     behavior_logprobs: NDArray[np.float32]  # [T], log_softmax(logits / temperature) at each id
-    finish_reason: FinishReason
+    finish_reason: FinishReason  # "stop" or "length"
     temperature: float
     policy_step: int  # updates that the behavior policy had received
-    loss_mask: NDArray[np.bool_] | None = None  # [T]
-    turns: NDArray[np.int32] | None = None  # ascending
-    environment: Outcome | None = None
+    loss_mask: NDArray[np.bool_] | None = None  # [T], whether the model sampled the token
+    turns: NDArray[np.int32] | None = None  # where the model's turns begin, ascending
+    environment: Outcome | None = None  # its reward, failure, logged values and messages
 
     @property
     def sampled(self) -> NDArray[np.bool_] | slice:

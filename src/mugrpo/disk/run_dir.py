@@ -4,7 +4,7 @@
       config.json                         the run's id, resolved config and provenance
       origin.json                         only if the run trains on another run's rollouts
       lock                                the process that holds the run
-      metrics.jsonl                       one flat object per event (see `metrics`)
+      metrics.jsonl                       one flat object per event
       stages/000/rollouts/shard-00000.parquet, manifest.json
       stages/000/scores/shard-00000.parquet, manifest.json
       stages/000/reference_logprobs/...   and other logprobs that an objective needs

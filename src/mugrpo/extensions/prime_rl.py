@@ -1,6 +1,6 @@
 """A method as a custom loss of prime-rl. 1 response (a sample of prime-rl's), T tokens with prompt.
 
-The classes are those of prime_rl/trainer/rl/loss.py at 559b447. The page is docs/prime_rl.md.
+The classes are those of prime_rl/trainer/rl/loss.py at 559b447. The page is prime_rl.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""TRL's GRPO trainer with this project's methods, in few large stages (docs/trl.md).
+"""TRL's GRPO trainer with this project's methods, in few large stages (trl.md).
 
     from mugrpo.extensions.trl import GRPOConfig, GRPOTrainer
     args = GRPOConfig(method="tapered-grpo", stages=4, max_steps=1000)

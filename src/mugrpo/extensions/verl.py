@@ -1,7 +1,7 @@
 """A method as a policy loss of verl. B responses, T response tokens.
 
 The signature is that of `verl.trainer.ppo.core_algos.compute_policy_loss_vanilla`, the same in
-verl 0.8 (b178a3c) and 0.10 (1dda039). The page is docs/verl.md.
+verl 0.8 (b178a3c) and 0.10 (1dda039). The page is verl.md.
 """
 
 from __future__ import annotations

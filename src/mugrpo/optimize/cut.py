@@ -143,7 +143,7 @@ def split_by_prompt(rollouts: Sequence[Rollout], budget: int) -> list[list[int]]
 #
 # Ranks gather the weights together, so a round of one micro-batch per rank takes as long as its
 # most expensive one. Micro-batches of equal work waste nothing. Work is counted as in
-# docs/cost_model.md. A micro-batch is limited by memory, which `Layout.cost` estimates.
+# benchmarks/README.md. A micro-batch is limited by memory, which `Layout.cost` estimates.
 
 
 # The responses to a prompt are divided into pieces of at most such a share of a mean micro-batch,
@@ -161,7 +161,7 @@ class Price:
 
     @classmethod
     def of(cls, model: Any) -> Price:
-        """Return a Hugging Face model's prices: E / W and 2 N h d / W (docs/cost_model.md).
+        """Return a Hugging Face model's prices: E / W and 2 N h d / W (benchmarks/README.md).
 
         W is the size of all matrices but embeddings and head. If the config does not tell the
         number of heads, pairs are free.

@@ -214,7 +214,7 @@ def interval(values_P: ArrayLike, samples: float) -> tuple[Floats, Floats]:
     P, and at most all responses. If p is 0 or 1, n is P. Franco, Little, Louis and Slud (2019)
     recommend this form among eight.
 
-    In the simulations of docs/evaluation.md it covers the mean in 93 to 97 % of the cases with 100
+    In simulations (tests/extensions/evals) it covers the mean in 93 to 97 % of the cases with 100
     problems or more. With 30 problems it covers less if p is near 0 or 1 because a few problems
     decide it (88 % in the worst case there), and up to 98 % with one response per problem. One
     problem says nothing about others: its interval is [0, 1].

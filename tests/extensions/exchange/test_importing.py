@@ -4,6 +4,7 @@ Each format has a file that its program's own code has written, or with the fiel
 
     TRL 1.16  trl/trainer/grpo_trainer.py, GRPOTrainer.log
     verl      b178a3c, verl/trainer/ppo/ray_trainer.py, RayPPOTrainer._dump_generations
+    open-instruct  00feb3a, open_instruct/rl_utils.py, RolloutRecord
 """
 
 from __future__ import annotations
@@ -308,13 +309,46 @@ def test_prompts_of_verl_are_found_among_the_configs_problems(take: Any, tmp_pat
     assert prompts == {(*around, *ids_of(prompt), *around) for prompt in RESPONSES}
 
 
-# ---- docs/exchange.md ----
+# ---- open-instruct ----
+
+
+def test_rollouts_of_open_instruct(take: Any, tmp_path: Path):
+    """Ids and logprobs without text, and a right response counts as 10."""
+    rows = [
+        {
+            "step": 3,
+            "sample_idx": number,
+            "prompt_idx": number // 2,
+            "prompt_tokens": ids_of(row["prompt"]),
+            "response_tokens": row["response_ids"],
+            "reward": 10 * row["reward"],
+            "finish_reason": "stop",
+            "ground_truth": [1, 2],
+            "logprobs": row["logprobs"],
+        }
+        for number, row in enumerate(table(**GIVEN))
+    ]
+    folder = tmp_path / "rollouts"
+    folder.mkdir()
+    (folder / "mine_rollouts_000000.jsonl").write_text(lines(rows))
+    (folder / "mine_metadata.jsonl").write_text('{"run_name": "mine"}\n')
+    data = [{"prompt": p, "answer": texts[0][-1]} for p, texts in RESPONSES.items()]
+    (tmp_path / "problems.jsonl").write_text(lines(data))
+    task = f'[task]\ndata = "{tmp_path / "problems.jsonl"}"\neval_share = 0.0'
+    options = ("--format", "open-instruct", "--columns", "reward=0.1*reward")
+    checked(take(folder, *options, config=CONFIG.replace("[task]", task)))
+    for row, rollout, score in given_rows(tmp_path / "run", **GIVEN):
+        assert rollout.finish_reason is FinishReason.STOP
+        assert score.reward == row["reward"]
+
+
+# ---- the page ----
 
 
 def test_the_commands_of_the_page_work(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ):
-    *files, example = blocks("docs/exchange.md")
+    *files, example = blocks("src/mugrpo/extensions/exchange/README.md")
     monkeypatch.chdir(tmp_path)
     assert [block.file for block in files] == ["rollouts.jsonl", "theirs.toml"]
     for block in files:
@@ -328,7 +362,7 @@ def test_the_commands_of_the_page_work(
 
 
 def test_the_page_names_every_format_field_and_option(capsys: pytest.CaptureFixture[str]):
-    page = (ROOT / "docs" / "exchange.md").read_text()
+    page = (ROOT / "src/mugrpo/extensions/exchange/README.md").read_text()
     for word in (*FORMATS, *FIELDS):
         assert f"`{word}`" in page
     with pytest.raises(SystemExit):

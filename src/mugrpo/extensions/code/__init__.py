@@ -1,4 +1,4 @@
-"""The reward "code": a response's program, run against tests in a sandbox (docs/code_rewards.md).
+"""The reward "code": a response's program, run against tests in a sandbox (README.md beside it).
 
 Expected results never enter a sandbox. What comes out of one is a claim, which is compared outside.
 """
@@ -17,7 +17,7 @@ from mugrpo.config.base import Extension, RewardOption
 class CodeOptions(RewardOption):
     """1 if a response's program passes the tests that the reference answer holds, else 0.
 
-    The program is the last fenced code block. It runs in a sandbox (docs/code_rewards.md); without
+    The program is the last fenced code block. It runs in a sandbox; without
     one, the run does not begin.
     """
 

@@ -9,7 +9,7 @@ from mugrpo.arguments import MOVE, Commands, add_target
 from mugrpo.config.load import read_toml
 from mugrpo.disk.errors import UsageError
 
-FORMATS = ("table", "trl", "verl")
+FORMATS = ("table", "trl", "verl", "open-instruct")
 
 
 def add_exchange(commands: Commands) -> None:

@@ -36,8 +36,8 @@ tags:
 # Rollouts
 
 {rows} scored responses in groups of {size}, sampled at temperature {temperature:g}. The model
-before the first update was {model}. Written by mugrpo {version}; its page docs/exchange.md explains
-the columns.
+before the first update was {model}. Written by mugrpo {version}; its page on rollouts from
+elsewhere explains the columns.
 
     from datasets import load_dataset
     rollouts = load_dataset("THIS_FOLDER", split="train")

@@ -1,7 +1,7 @@
 """Rollouts as other programs save them, read as plain rows.
 
-A format says which column holds which field. docs/exchange.md says what each format has and lacks,
-and which program's writer was read.
+A format says which column holds which field. README.md says what each format has and lacks, and
+which program's writer was read.
 """
 
 from __future__ import annotations
@@ -118,18 +118,26 @@ FORMATS = {
         ("step",),
         written=True,
     ),
+    "open-instruct": Format(  # RolloutRecord of open_instruct/rl_utils.py: ids and no text
+        "*_rollouts_*.jsonl",
+        {
+            **{name: name for name in ("reward", "finish_reason", "logprobs")},
+            **{"prompt_ids": "prompt_tokens", "response_ids": "response_tokens"},
+        },
+        ("step", "prompt_idx"),
+    ),
 }
 
 
 # What other programs call the fields of a table, in place of a column with the field's own name:
-# verl's and TRL's files, verifiers' results and the orchestrator of prime-rl.
+# files of verl, TRL and open-instruct, verifiers' results and the orchestrator of prime-rl.
 OTHER_NAMES = {
     "prompt": ("input", "question", "problem", "messages"),
     "response": ("completion", "output"),
     "reward": ("score",),
     "answer": ("gts", "ground_truth"),
-    "prompt_ids": ("prompt_token_ids",),
-    "response_ids": ("completion_ids", "completion_token_ids"),
+    "prompt_ids": ("prompt_token_ids", "prompt_tokens"),
+    "response_ids": ("completion_ids", "completion_token_ids", "response_tokens"),
     "logprobs": ("completion_logprobs",),
 }
 

@@ -1,4 +1,4 @@
-"""Environments of the package verifiers, in an interpreter of their own (docs/verifiers.md)."""
+"""Environments of the package verifiers, in an interpreter of their own (README.md)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class VerifiersKind(EnvironmentKind):
         if options.python is None:
             yield (
                 f"environment.name = {options.name!r} needs environment.python, an interpreter "
-                "that has verifiers installed (docs/verifiers.md)"
+                "that has verifiers installed (extensions/verifiers/README.md)"
             )
         if form != "chat":
             yield f"environment.name = {options.name!r} needs prompt.form = 'chat'"

@@ -1,6 +1,6 @@
 """Equality of mathematical answers: math-verify, with rules around it.
 
-An answer is read and taken apart as docs/verification.md says (`response`, `answers`). What text,
+An answer is read and taken apart as docs/rewards.md says (`response`, `answers`). What text,
 units and words do not settle, math-verify compares. Its match does not count (`_loose`) if
 
 - a side of a chain of equalities has another value: x=7=12 for 12, or 2x=12 (x is 6);

@@ -1,4 +1,4 @@
-"""Counts of the operations and bytes of a decoder, which docs/cost_model.md explains.
+"""Counts of the operations and bytes of a decoder, which benchmarks/README.md explains.
 
 A multiplication and an addition are two operations (FLOP). Norms, activations, rotary embeddings
 and softmax are left out because they are below 1 % of a real model's operations.
