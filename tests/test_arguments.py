@@ -35,7 +35,7 @@ def options_in(text: str) -> list[str]:
     return re.findall(r"^  --([a-z_.]+)  (?=\S)", text, re.MULTILINE)
 
 
-@table("command", TAKE_OPTIONS)
+@table("command", ["train", "demo"])
 @table("flag", ["-h", "--help"])
 def test_help_shows_the_options_to_know_first_and_says_how_to_see_all(
     capsys: pytest.CaptureFixture[str], command: str, flag: str
@@ -48,6 +48,14 @@ def test_help_shows_the_options_to_know_first_and_says_how_to_see_all(
     assert (
         "(default 16)\n      Batches of rollouts generated per refresh.\n" in text
     )  # the preset's
+
+
+@table("command", sorted({*TAKE_OPTIONS} - {"train", "demo"}))
+def test_help_of_other_commands_leads_to_the_options(
+    capsys: pytest.CaptureFixture[str], command: str
+):
+    text = help_of(capsys, command, "--help")
+    assert options_in(text) == [] and "`mugrpo train --help`" in text
 
 
 @table("command", TAKE_OPTIONS)

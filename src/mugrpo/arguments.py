@@ -51,7 +51,7 @@ FIRST = (
 
 
 # The groups of commands in `mugrpo --help`, in this order.
-BEGIN, LOOK, COMPARE, MOVE = "begin and run", "look", "compare methods", "move data and models"
+BEGIN, LOOK, COMPARE, MOVE = "begin and run", "look", "compare and plan", "keep and move"
 
 GREETING = """\
 mugrpo trains language models with verifiable rewards, in a few large stages. Begin with
@@ -63,11 +63,15 @@ mugrpo trains language models with verifiable rewards, in a few large stages. Be
 `mugrpo --help` lists all commands. The pages: {pages}"""
 
 
+_AS_TRAIN = "It takes the options of a run, as --group.option VALUE: `mugrpo train --help`."
+
+
 class _Help(argparse.Action):
-    """Print a command's help with FIRST of a run's options, with a table of them, or with all."""
+    """Print a command's help, that of `train` with FIRST of a run's options; or a table, or all."""
 
     def __call__(self, parser: argparse.ArgumentParser, _: Any, value: Any, *__: Any) -> None:
-        text = options_text(value)
+        first = value or parser.prog in ("mugrpo train", "mugrpo demo")
+        text = options_text(value) if first else _AS_TRAIN
         if value in (None, "all"):
             parser.epilog = text
             parser.print_help()
@@ -128,6 +132,7 @@ def parser() -> argparse.ArgumentParser:
     root.add_argument("--version", action="version", version=f"mugrpo {version('mugrpo')}")
     root.set_defaults(takes_overrides=False)
     commands = Commands(root)
+    _add_first(commands)
     _add_phases(commands)
     _add_others(commands)
     for place in (place for one in installed().values() for place in one.commands):
@@ -180,27 +185,39 @@ def add_target(command: argparse.ArgumentParser) -> None:
     command.add_argument("target", type=Path, help=text)
 
 
+def _add_first(commands: Commands) -> None:
+    """Add the commands that a new user needs first."""
+    text = "train the default method on an embedded task, in runs/demo"
+    run, example = "mugrpo.cli:run_train", "--optimizer.lr 4e-4 --run-dir runs/faster"
+    opening = [commands.opening]
+    demo = commands.add("demo", text, run=run, group=BEGIN, example=example, parents=opening)
+    demo.set_defaults(target=DEMO)
+    text = "write a config for a file of problems: guess its columns and the reward"
+    init = _of_cli(commands, "init", text, "--from problems.jsonl")
+    problems = "problems with their answers (.jsonl, .parquet, .csv), or a data set on the hub"
+    init.add_argument("--from", dest="data", required=True, metavar="FILE", help=problems)
+    config = "the config to write (default: %(default)s)"
+    init.add_argument("--out", type=Path, default=Path("mine.toml"), help=config)
+    model = "a model directory or a hub id (default: SmolLM2-135M-Instruct)"
+    init.add_argument("--model", metavar="PATH", help=model)
+
+
 def _add_phases(commands: Commands) -> None:
     """Add the commands that open a run."""
     opening = [commands.opening]
-    demo = "train the default method on an embedded task, in runs/demo"
-    run, example = "mugrpo.cli:run_train", "--optimizer.lr 4e-4 --run-dir runs/faster"
-    commands.add("demo", demo, run=run, group=BEGIN, example=example, parents=opening).set_defaults(
-        target=DEMO
-    )
     stage = "the stage, from 0 (default: the current one)"
     for name, text, run, example in (
         (
-            "train",
-            "run all stages, or those that remain",
-            "run_train",
-            "mine.toml --optimizer.lr 1e-5",
-        ),
-        (
             "check",
-            "try data, prompts, rewards and sinks, and estimate the time at most",
+            "try data, prompts, rewards and sinks; say how long training takes at most",
             "run_check",
             "mine.toml",
+        ),
+        (
+            "train",
+            "begin or resume a run: all stages, or those that remain",
+            "run_train",
+            "mine.toml --optimizer.lr 1e-5",
         ),
         *(
             (name, text, "run_phase", "runs/mine --stage 1")
@@ -233,16 +250,14 @@ def _add_phases(commands: Commands) -> None:
 def _add_others(commands: Commands) -> None:
     """Add the commands that open no run."""
     add = partial(_of_cli, commands)
-    text = "write a config for a file of problems: guess its columns and the reward"
-    init = add("init", text, "--from problems.jsonl")
-    problems = "problems with their answers (.jsonl, .parquet, .csv), or a data set on the hub"
-    init.add_argument("--from", dest="data", required=True, metavar="FILE", help=problems)
-    config = "the config to write (default: %(default)s)"
-    init.add_argument("--out", type=Path, default=Path("mine.toml"), help=config)
-    model = "a model directory or a hub id (default: SmolLM2-135M-Instruct)"
-    init.add_argument("--model", metavar="PATH", help=model)
-    repair = "verify checksums; set damaged files aside for `train` to replace"
-    add("repair", repair, "runs/mine").add_argument("target", type=Path, help="a run's directory")
+    add("doctor", "say what this machine can run, how to fix the rest, and what to do next")
+    repair = add(
+        "repair",
+        "verify checksums; set damaged files aside for `train` to make again",
+        "runs/mine",
+        MOVE,
+    )
+    repair.add_argument("target", type=Path, help="a run's directory")
     text = "write an HTML report on one or more runs"
     report = add("report", text, "runs/mine runs/other --out both.html", LOOK)
     several = "directories of runs; several runs share each chart"
@@ -252,9 +267,9 @@ def _add_others(commands: Commands) -> None:
     every = "write it again every N seconds until Ctrl-C; the open page follows"
     report.add_argument("--every", type=int, metavar="N", help=every)
     add("objectives", "list presets, objectives and their parts", group=COMPARE)
-    add("schema", "print the JSON schema of a config file, for editors", "> mugrpo.schema.json")
-    add("doctor", "tell what this machine can run, what will not work and why, and what to do next")
-    separate = add("vllm-env", "make an environment with vLLM, for engine.python", ".venv-vllm")
+    schema = "print the JSON schema of config files, for editors"
+    add("schema", schema, "> mugrpo.schema.json", MOVE)
+    separate = add("vllm-env", "make an environment with vLLM, for `engine.python`", ".venv-vllm")
     folder = f"the environment's folder (default: {vllm_env.FOLDER})"
     separate.add_argument(
         "target", type=Path, nargs="?", default=vllm_env.FOLDER, metavar="FOLDER", help=folder
@@ -267,7 +282,7 @@ def _add_others(commands: Commands) -> None:
     )
     card.add_argument("target", type=Path, help="a run's directory")
     card.add_argument("--out", type=Path, help="the file (default: model_card.md, in the run)")
-    text = "write a model with the adapter of a run merged into it (lora.rank)"
+    text = "merge a run's adapter (`lora.rank`) into its base model"
     merge = add("merge", text, "runs/adapter merged", MOVE)
     merge.add_argument("target", type=Path, help="a run's directory, or one of its checkpoints")
     merge.add_argument("out", type=Path, help="the model's directory, which must not exist yet")

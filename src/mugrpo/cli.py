@@ -32,7 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options, overrides = parser().parse_known_args(arguments)
         if options.command is None:
             if overrides:
-                raise UsageError(f"no command has {overrides[0]} alone; `mugrpo --help` lists them")
+                raise UsageError(
+                    f"{overrides[0]} needs a command before it; `mugrpo --help` lists them"
+                )
             print(GREETING.format(pages=pages()))
             return 0
         if overrides and not options.takes_overrides:
@@ -152,7 +154,7 @@ def run_report(options: argparse.Namespace) -> None:
 
     every, stop = options.every, options.stop
     if every is not None and every < 1:
-        raise UsageError(f"--every {every}: name at least one second")
+        raise UsageError(f"--every {every}: it must be 1 second or more")
     _say(write_report(options.targets, options.out, every))
     while every:
         end = time.monotonic() + every

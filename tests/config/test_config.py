@@ -195,7 +195,7 @@ def test_a_value_of_another_type_is_refused(refusal, override, sentence):
 
 def test_unreadable_files_are_refused_by_name(refusal, toml, tmp_path):
     assert refusal(file=tmp_path / "gone.toml").endswith(
-        "gone.toml: there is no such config file or run directory"
+        "gone.toml: there is no such config file or run directory; name one before any options"
     )
     assert "run.toml: " in refusal(file=toml("[schedule\n"))
     latin = tmp_path / "latin.toml"

@@ -33,7 +33,7 @@ def test_the_proximal_period_is_the_objectives_or_1(words, period):
         ("environment.name=game", 'write "module:name" or "path/to/file.py:name"'),
         (
             'task.name=dataset task.data=x.jsonl task.rewards=["environment"]',
-            "the reward environment is the one that an environment gives",
+            "the reward 'environment' comes from an environment",
         ),
     ],
 )

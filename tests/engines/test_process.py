@@ -255,7 +255,7 @@ def answer(ids: str = "[2, 1]", logprobs: str = "[-0.5, -0.5]", reason: str = "s
 @pytest.mark.parametrize(
     ("said", "error", "text"),
     [
-        (answer(ids="[2, 99]"), RunStopped, "what no model gives"),
+        (answer(ids="[2, 99]"), RunStopped, "impossible completion"),
         ('{"failed": "memory", "text": "out of memory"}', MemoryError, "out of memory"),
         ('{"failed": "refused", "text": "no such option"}', UsageError, "no such option"),
     ],

@@ -230,7 +230,7 @@ def logprob(value: Any) -> Callable[[dict[str, Any]], Any]:
 
 
 END = 1  # the embedded model's only id that ends a response
-FORM, WRONG = "answers of another form than vLLM", "what no model gives"
+FORM, WRONG = "does not answer as vLLM does", "impossible completion"
 
 
 @pytest.mark.parametrize(

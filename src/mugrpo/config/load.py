@@ -140,7 +140,9 @@ def read_toml(file: Path) -> dict[str, Any]:
     except UsageError:
         raise
     except FileNotFoundError:
-        raise UsageError(f"{file}: there is no such config file or run directory") from None
+        raise UsageError(
+            f"{file}: there is no such config file or run directory; name one before any options"
+        ) from None
     except UnicodeDecodeError as error:
         raise UsageError(f"{file}: byte {error.start} is not UTF-8; save it as UTF-8") from None
     except (ValueError, OSError, RecursionError) as error:  # a whole number may be too long

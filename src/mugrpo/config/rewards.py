@@ -227,8 +227,7 @@ class EnvironmentOptions(Options):
         """
         if own_reward and self.name is None:
             yield (
-                "the reward environment is the one that an environment gives; name one with "
-                "environment.name"
+                "the reward 'environment' comes from an environment; name one with environment.name"
             )
         if self.tools and form != "chat":
             yield (

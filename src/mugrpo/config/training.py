@@ -34,7 +34,7 @@ class ScheduleOptions(Options):
     @model_validator(mode="after")
     def _size_is_bounded(self) -> Self:
         if self.stages > _UPDATES or (self.stages - 1) * math.log(self.growth) > math.log(_UPDATES):
-            raise ValueError("the last stage would be endless; lower stages or growth")
+            raise ValueError("the last stage has too many batches to count; lower stages or growth")
         if self.total_updates > _UPDATES:
             raise ValueError(
                 f"it has {self.total_updates:,} updates, more than {_UPDATES:,}; lower stages, "

@@ -207,7 +207,7 @@ def without_sum(value: Any) -> dict[str, Any]:
         raise ValueError("it has no sha256")
     rest = {name: part for name, part in value.items() if name != "sha256"}
     if with_sum(rest)["sha256"] != value["sha256"]:
-        raise ValueError("its sha256 is not that of its content")
+        raise ValueError("its sha256 does not match its content")
     return rest
 
 

@@ -214,4 +214,4 @@ def outcome_from_text(text: str | None) -> Outcome | None:
     try:
         return None if text is None else Outcome(**json.loads(text))
     except TypeError as error:
-        raise ValueError(f"{text:.100} is no outcome of an environment ({error})") from None
+        raise ValueError(f"{text:.100} is not an outcome of an environment ({error})") from None

@@ -136,8 +136,8 @@ def checked(
     )
     if not sound:
         raise RunStopped(
-            f"the engine returned what no model gives: at most {longest} ids of a vocabulary of "
-            f"{vocab_size} are {_shown(ids)}, with logprobs {_shown(logprobs)}, and end by "
+            f"the engine returned an impossible completion: at most {longest} ids of a vocabulary "
+            f"of {vocab_size} are {_shown(ids)}, with logprobs {_shown(logprobs)}, and end by "
             f"{reason!r}; see {source}"
         )
     return Completion(

@@ -158,7 +158,7 @@ class ServerEngine(Engine):
             yield
         except (LookupError, TypeError, ValueError) as error:
             raise RunStopped(
-                f"{self._name} gives answers of another form than vLLM ({error!r}); see its log"
+                f"{self._name} does not answer as vLLM does ({error!r}); see its log"
             ) from None
 
     def _ask(self, route: str, body: Any = None, *, seconds: float = 0.0) -> Any:

@@ -67,7 +67,9 @@ class Weights:
             found = self._ranks.all(policy.nonfinite_parameter())
             if name := next(filter(None, found), None):
                 path = model_path(self._config.model)
-                raise UsageError(f"{name} of the model {path} contains NaN or inf; get it again")
+                raise UsageError(
+                    f"{name} of the model {path} contains NaN or inf; download it again"
+                )
             self.policy = policy
         return self.policy
 

@@ -39,7 +39,7 @@ def read_rows(
     if not is_local(data):
         rows = list(_hub_rows(data, split or "train", subset, revision))
     elif path.suffix.lower() not in _FORMATS:
-        raise UsageError(f"{data} is no file of problems; name one ({', '.join(_FORMATS)})")
+        raise UsageError(f"{data} is not a file of problems; name one ({', '.join(_FORMATS)})")
     elif options := [f"task.{name} = {value!r}" for name, value in named.items() if value]:
         raise UsageError(
             f"{data} is a local file, which has no split, subset or revision; leave out "

@@ -78,8 +78,8 @@ def test_a_filter_allows_what_fits_all_its_words(
     ("words", "sentence"),
     [
         ("status:wrongg", "there is no status 'wrongg'; choose among right, wrong, no_answer"),
-        ("reward:high", "reward:high is no filter; write stage:0"),
-        ("2+3", "2+3: is no filter"),
+        ("reward:high", "reward:high is not a filter; write stage:0"),
+        ("2+3", "2+3: is not a filter"),
     ],
 )
 def test_a_wrong_filter_is_refused_with_the_way_out(rollouts: Rollouts, words: str, sentence: str):

@@ -204,7 +204,8 @@ def _test(name: str, value: str) -> Callable[[Row], bool]:
         return lambda row: row.status in values
     if name != "reward" or not (bound := _REWARD.fullmatch(value)):
         raise UsageError(
-            f"{name}:{value} is no filter; write stage:0, problem:ID, status:wrong or reward:>=0.5"
+            f"{name}:{value} is not a filter; write stage:0, problem:ID, status:wrong or "
+            "reward:>=0.5"
         )
     compare, limit = _COMPARED[bound[1] or "="], float(bound[2])
     return lambda row: row.reward is not None and compare(row.reward, limit)

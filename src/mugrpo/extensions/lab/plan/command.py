@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mugrpo.arguments import BEGIN, Commands
+from mugrpo.arguments import COMPARE, Commands
 from mugrpo.disk.errors import UsageError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def add_plan(commands: Commands) -> None:
         "plan",
         text,
         run=run,
-        group=BEGIN,
+        group=COMPARE,
         example="mine.toml --machine 8xH100",
         parents=[commands.overriding],
     )
