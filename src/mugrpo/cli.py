@@ -75,7 +75,7 @@ def run_train(options: argparse.Namespace) -> int:
 
         train(run)
         lines = list(read_metrics(run.folder.metrics))
-        run.progress.say(summarize(lines, run.config.preset))
+        run.progress.say(summarize(lines))
         last = run.folder.checkpoint(run.config.schedule.total_updates)
         report = shlex.join(["mugrpo", "report", str(run.folder.root)])
         run.progress.say(f"checkpoint  {last}\nreport      {report}")

@@ -16,7 +16,6 @@ from mugrpo.cli import main
 from mugrpo.disk.errors import UsageError
 from mugrpo.report import write_report
 from mugrpo.report.readable import with_signs
-from tests.faults.harm import summed
 from tests.report.parsed import layer, report
 from tests.report.synthetic import (
     HOSTILE,
@@ -232,16 +231,6 @@ def test_intervals_of_accuracy_are_printed_and_drawn_if_they_are_known(tmp_path)
     write_metrics(tmp_path / "run", [evaluation(0, 0.25), evaluation(8, 0.75)])
     old = report(tmp_path / "run")
     assert "interval" not in old.text and old.rows()["accuracy after"] == ["0.750"]
-
-
-def test_the_refreshes_of_grpo_are_not_compared_with_grpos(tmp_path):
-    write_config(tmp_path / "run")
-    write_metrics(tmp_path / "run", [refresh(0, 0), update(1)])
-    assert "would have made" in report(tmp_path / "run").text
-    config = (tmp_path / "run" / "config.json").read_text()
-    (tmp_path / "run" / "config.json").write_text(config.replace("mu-grpo", "grpo"))
-    summed(tmp_path / "run" / "config.json")
-    assert "would have made" not in report(tmp_path / "run").text
 
 
 def test_a_page_that_is_written_again_is_loaded_again_until_ctrl_c(tmp_path: Path):

@@ -61,10 +61,11 @@ def test_closing_lines_have_greedy_accuracy_if_both_ends_have_it():
     assert "greedy" not in "".join(summarize([{**first, "greedy/accuracy": None}, last]))
 
 
-def test_grpo_is_not_compared_with_itself():
-    lines = [{"kind": "update", "update": 1}]
-    assert "GRPO with mu=4 would have made 1" in summarize(lines, "mu-grpo")
-    assert "GRPO" not in summarize(lines, "grpo")
+def test_refreshes_are_compared_with_those_of_grpo_if_it_makes_more():
+    lines = [{"kind": "update", "update": n} for n in range(1, 6)]
+    refreshes = [{"kind": "refresh", "update": n} for n in (0, 4)]
+    assert "1 made; GRPO with mu=4 would have made 2" in summarize([*refreshes[:1], *lines])
+    assert "GRPO" not in summarize([*refreshes, *lines])
 
 
 def test_of_two_lines_about_the_same_update_the_last_one_counts():

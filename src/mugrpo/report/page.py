@@ -24,11 +24,9 @@ from mugrpo.report.figures import (
     update_figure,
 )
 from mugrpo.report.read import (
-    GRPO_UPDATES_PER_REFRESH,
     RunData,
     accuracy_text,
     column,
-    grpo_refreshes,
     number,
     phase_seconds,
     refresh_parts,
@@ -178,7 +176,6 @@ def tiles(run: RunData) -> Markup:
             measured += f", {held_out:,.0f} held-out problems"
         measured += f"; 95 % interval ({around}" if around else ""
     made, planned = len(run.updates), run.planned_updates
-    of_grpo = f"GRPO with μ = {GRPO_UPDATES_PER_REFRESH} would have made {grpo_refreshes(made):,}"
     return part(
         "tiles",
         [
@@ -192,11 +189,7 @@ def tiles(run: RunData) -> Markup:
                 duration(training_seconds(run)),
                 f"and {duration(phase_seconds(run)['evaluate'])} of evaluation",
             ),
-            (
-                "refreshes",
-                f"{len(run.refreshes):,}",
-                None if run.options.get("preset") == "grpo" else of_grpo,
-            ),
+            ("refreshes", f"{len(run.refreshes):,}", "of the policy, each before a stage"),
             ("updates", f"{made:,}", f"of {planned:,} planned"),
         ],
     )

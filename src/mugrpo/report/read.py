@@ -22,7 +22,6 @@ from mugrpo.disk.seal import REPAIR
 
 Line = Mapping[str, Any]
 
-GRPO_UPDATES_PER_REFRESH = 4  # mu of the standard GRPO that Mu-GRPO is compared with
 
 _PART = "time/refresh/"
 _ORDER = ("update", "evaluation", "refresh")  # of the lines with the same number of updates
@@ -207,11 +206,6 @@ def training_clock(run: RunData) -> dict[tuple[str, int], float]:
         passed += sum(seconds_of(line, phase) for phase in PHASES if phase != "evaluate")
         clock[kind, update] = passed
     return clock
-
-
-def grpo_refreshes(updates: int) -> int:
-    """Return the number of refreshes that GRPO makes for these updates."""
-    return math.ceil(updates / GRPO_UPDATES_PER_REFRESH)
 
 
 def refresh_parts(lines: Iterable[Line]) -> dict[str, float]:

@@ -7,23 +7,18 @@ from typing import Any
 
 from mugrpo.disk.metrics import PHASES, seconds_of, truncation
 from mugrpo.report.read import (
-    GRPO_UPDATES_PER_REFRESH,
     accuracy_text,
-    grpo_refreshes,
     number,
     refresh_parts,
 )
 from mugrpo.report.readable import duration
 
 LEARNED_NOTHING = 4  # exit status of `mugrpo train`
+_MU = 4  # updates per refresh of the GRPO that the Mu-GRPO paper compares with
 
 
-def summarize(lines: list[dict[str, Any]], preset: str | None = None) -> str:
-    """Return lines of text: accuracy before and after, time by phase, refreshes against GRPO's.
-
-    The refreshes of a run of the preset "grpo" are compared with nothing.
-    """
-
+def summarize(lines: list[dict[str, Any]]) -> str:
+    """Return lines of text: accuracy before and after, time by phase, refreshes against GRPO's."""
     # Of lines about the same thing the last one counts (`score --again`).
     lines = list({(line["kind"], line["update"]): line for line in lines}.values())
 
@@ -50,9 +45,9 @@ def summarize(lines: list[dict[str, Any]], preset: str | None = None) -> str:
         + "  ".join(f"{phase} {duration(spent)}" for phase, spent in phases.items())
         + f"  training (without evaluation) {duration(sum(phases.values()) - phases['evaluate'])}"
     )
-    grpo = grpo_refreshes(len(updates))
-    of_grpo = f"; GRPO with mu={GRPO_UPDATES_PER_REFRESH} would have made {grpo}"
-    text.append(f"refreshes   {refreshes} made{'' if preset == 'grpo' else of_grpo}")
+    grpo = -(-len(updates) // _MU)
+    of_grpo = f"; GRPO with mu={_MU} would have made {grpo}" if grpo > refreshes else ""
+    text.append(f"refreshes   {refreshes} made{of_grpo}")
     parts = refresh_parts(of("refresh"))
     if len(parts) > 1:  # an engine in the trainer's process has nothing but the canary
         each = "  ".join(f"{part} {spent:.1f} s" for part, spent in parts.items())
