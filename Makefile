@@ -19,7 +19,7 @@ BENCH_OPTIONS ?=
 CHAOS_OPTIONS ?= --kills 1000
 
 .PHONY: demo help test lint types unit chaos smollm2 addition picture \
-  chain-model letters-model carry-model golden wheel release notebooks site clean benchmarks \
+  chain-model letters-model carry-model example-pictures golden wheel release notebooks site clean benchmarks \
   benchmark-picture bench-gpu vllm-env verifiers-env test-vllm test-verifiers test-ray \
   test-wheel test-all test-trl $(ROWS) $(GENERATION) $(WHOLE_RUN)
 
@@ -104,6 +104,13 @@ addition: smollm2  ## a real model learns one-digit addition (about ten minutes)
 picture: demo  ## docs/report.png, the report of the demo (needs Chromium)
 	$(BIN)/mugrpo report runs/demo --out build/report.html
 	$(BIN)/python scripts/report_screenshot.py build/report.html docs/report.png --height 840
+
+EXAMPLES := own_problems one_liners guessing
+example-pictures: smollm2 demo  ## docs/examples.svg: train the examples (a quarter of an hour) and draw their accuracy
+	$(foreach one,$(EXAMPLES),cd examples/$(one) && $(CURDIR)/$(BIN)/mugrpo train *.toml --run-dir $(CURDIR)/runs/$(one) && cd ../.. &&) true
+	$(BIN)/mugrpo train configs/smollm2_addition.toml --run-dir runs/addition
+	$(BIN)/mugrpo train configs/offline.toml --run-dir runs/offline
+	$(BIN)/python scripts/example_pictures.py runs/demo runs/own_problems runs/addition runs/one_liners runs/guessing runs/offline
 
 study-%: .venv/installed  ## studies/%.toml: `make study-dilemma` (about half an hour each)
 	$(BIN)/mugrpo study run studies/$*.toml
