@@ -110,6 +110,22 @@ def test_demo_goes_on_with_the_packaged_configs_run_and_can_be_stopped_and_resum
     refused(command("demo", *words, "--seed=1"), "runs/demo was started differently")
 
 
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("trian mine.toml", "there is no command 'trian'; try: mugrpo train"),
+        ("train", "required: CONFIG|RUN; write, for example: mugrpo train mine.toml"),
+        ("train --schedule.stages 2", "2: there is no such config file"),
+        ("generate runs/mine --stage two", "invalid int value: 'two'; write, for example: "),
+        ("--force", "--force needs a command before it"),
+    ],
+)
+def test_words_that_are_no_command_are_answered_with_one(
+    command: Command, words: str, sentence: str
+):
+    refused(command(*words.split()), sentence)
+
+
 def test_output_into_a_closed_pipe_ends_quietly():
     """`head -1` reads one line and goes."""
     script = f"{sys.executable} -m mugrpo train --help all | head -1"

@@ -8,11 +8,12 @@ import re
 import shlex
 import textwrap
 from collections.abc import Sequence
+from difflib import get_close_matches
 from functools import partial
 from importlib.metadata import metadata, version
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from mugrpo.config.base import imported, installed
 from mugrpo.config.describe import Option, Table, tables
@@ -80,10 +81,23 @@ class _Help(argparse.Action):
         parser.exit()
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are sentences with the way out."""
+
+    example = "--help"  # words after the command's name
+
+    def error(self, message: str) -> NoReturn:
+        """Raise UsageError: a near command for an unknown one, else the message with an example."""
+        if unknown := re.match(r"argument COMMAND: invalid choice: '(.+?)' \(", message):
+            near = get_close_matches(unknown[1], parsers_of(self), 1) or ["--help"]
+            raise UsageError(f"there is no command {unknown[1]!r}; try: mugrpo {near[0]}")
+        raise UsageError(f"{message}; write, for example: {self.prog} {self.example}".rstrip())
+
+
 class Commands:
     """What adds commands to the parser: the core's own first, then those of extensions."""
 
-    def __init__(self, root: argparse.ArgumentParser) -> None:
+    def __init__(self, root: _Parser) -> None:
         self._named = root.add_subparsers(
             prog="mugrpo", dest="command", metavar="COMMAND", help=argparse.SUPPRESS
         )
@@ -101,14 +115,14 @@ class Commands:
         run: str,
         group: str,
         example: str,
-        parents: Sequence[argparse.ArgumentParser] = (),
-    ) -> argparse.ArgumentParser:
+        parents: Sequence[_Parser] = (),
+    ) -> _Parser:
         """Add a command that calls `run`, "module:function", with its parsed arguments.
 
         The arguments also have `say` and `stop`; the function returns an exit status, or None for
         success. `example` has the words after `mugrpo NAME`.
         """
-        added: argparse.ArgumentParser = self._named.add_parser(
+        added = self._named.add_parser(
             name,
             description=f"{text[0].upper()}{text[1:]}.\n\n  mugrpo {name} {example}".rstrip(),
             formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -116,14 +130,15 @@ class Commands:
             add_help=not parents,  # they have it
             parents=parents,
         )
+        added.example = example
         added.set_defaults(run=run)
         self.groups[group].append((name, text))
         return added
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser for all commands."""
-    root = argparse.ArgumentParser(
+    """Return the parser for all commands. What it cannot parse raises UsageError."""
+    root = _Parser(
         prog="mugrpo",
         usage="mugrpo [-h] [--version] COMMAND ...",
         description="Reinforcement learning of language models in a few large stages.",
@@ -153,9 +168,9 @@ def pages() -> str:
     return named.get("Documentation", "docs in its repository")
 
 
-def _overriding_parent() -> argparse.ArgumentParser:
+def _overriding_parent() -> _Parser:
     """Return a parent for commands that take a run's options; it has their --help."""
-    parent = argparse.ArgumentParser(add_help=False)
+    parent = _Parser(add_help=False)
     parent.add_argument(
         *("-h", "--help"),
         action=_Help,
@@ -168,9 +183,9 @@ def _overriding_parent() -> argparse.ArgumentParser:
     return parent
 
 
-def _opening_parent(overriding: argparse.ArgumentParser) -> argparse.ArgumentParser:
+def _opening_parent(overriding: _Parser) -> _Parser:
     """Return a parent for commands that open a run."""
-    parent = argparse.ArgumentParser(add_help=False, parents=[overriding])
+    parent = _Parser(add_help=False, parents=[overriding])
     home = "the run's directory (default: runs/NAME for a config NAME.toml)"
     parent.add_argument("--run-dir", type=Path, help=home)
     force = "resume even if config, data, model or code changed"
@@ -182,7 +197,7 @@ def _opening_parent(overriding: argparse.ArgumentParser) -> argparse.ArgumentPar
 def add_target(command: argparse.ArgumentParser) -> None:
     """Add the argument of a command that opens a run."""
     text = "a config file (TOML) or the directory of a run"
-    command.add_argument("target", type=Path, help=text)
+    command.add_argument("target", type=Path, metavar="CONFIG|RUN", help=text)
 
 
 def _add_first(commands: Commands) -> None:
@@ -257,11 +272,11 @@ def _add_others(commands: Commands) -> None:
         "runs/mine",
         MOVE,
     )
-    repair.add_argument("target", type=Path, help="a run's directory")
+    repair.add_argument("target", type=Path, metavar="RUN", help="a run's directory")
     text = "write an HTML report on one or more runs"
     report = add("report", text, "runs/mine runs/other --out both.html", LOOK)
     several = "directories of runs; several runs share each chart"
-    report.add_argument("targets", type=Path, nargs="+", help=several)
+    report.add_argument("targets", type=Path, nargs="+", metavar="RUN", help=several)
     out = "the file (default: report.html, in the run's directory if there is only one)"
     report.add_argument("--out", type=Path, help=out)
     every = "write it again every N seconds until Ctrl-C; the open page follows"
@@ -280,19 +295,20 @@ def _add_others(commands: Commands) -> None:
         "runs/mine",
         MOVE,
     )
-    card.add_argument("target", type=Path, help="a run's directory")
+    card.add_argument("target", type=Path, metavar="RUN", help="a run's directory")
     card.add_argument("--out", type=Path, help="the file (default: model_card.md, in the run)")
     text = "merge a run's adapter (`lora.rank`) into its base model"
     merge = add("merge", text, "runs/adapter merged", MOVE)
-    merge.add_argument("target", type=Path, help="a run's directory, or one of its checkpoints")
-    merge.add_argument("out", type=Path, help="the model's directory, which must not exist yet")
+    source, folder = "a run's directory, or one of its checkpoints", "a new model directory"
+    merge.add_argument("target", type=Path, metavar="RUN", help=source)
+    merge.add_argument("out", type=Path, metavar="FOLDER", help=folder)
     merge.add_argument("--base", help="the model without it (default: the one it was trained on)")
     merge.add_argument("--force", action="store_true", help="accept a model with other files")
 
 
 def _of_cli(
     commands: Commands, name: str, text: str, example: str = "", group: str = BEGIN
-) -> argparse.ArgumentParser:
+) -> _Parser:
     run = f"mugrpo.cli:run_{name.replace('-', '_')}"
     return commands.add(name, text, run=run, group=group, example=example)
 

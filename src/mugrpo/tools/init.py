@@ -135,11 +135,12 @@ def write_config(data: str, out: Path, model: str | None, say: Callable[[str], N
         )
     )
     kept = not _stub_written(stub, reward, answer)
-    say(f"{data}: {len(rows)} rows; the problem is in {prompt!r}, its answer in {named!r}")
+    found = f"its answer in {named!r}" if named else "no column has answers that a reward compares"
+    say(f"{data}: {len(rows)} rows; the problem is in {prompt!r}, {found}")
     if reward:
         say(f"{count} of {len(references)} answers are {kind}, so the reward is {reward!r}")
     else:
-        say(f"no reward compares with such answers: write one in {stub}")
+        say(f"write a reward of your own in {stub}")
     written = f"{out} is written ({stub} is yours)" if kept else f"{out} and {stub} are written"
     say(f"{written}; look at it, then: mugrpo check {out}")
 

@@ -24,7 +24,7 @@ def add_exchange(commands: Commands) -> None:
         parents=[commands.opening],
     )
     add_target(export)
-    export.add_argument("out", type=Path, help="the folder, which must not exist yet")
+    export.add_argument("out", type=Path, metavar="FOLDER", help="a new folder")
     export.add_argument("--stage", type=int, help="the stage, from 0 (default: all stages)")
     text = "begin a run with the rollouts that another program has saved"
     run = "mugrpo.extensions.exchange.command:run_import"

@@ -19,7 +19,7 @@ def add_view(commands: Commands) -> None:
     command = commands.add(
         "view", text, run="mugrpo.extensions.view.viewer:view", group=LOOK, example="runs/mine"
     )
-    command.add_argument("target", type=Path, help="a run's directory")
+    command.add_argument("target", type=Path, metavar="RUN", help="a run's directory")
 
 
 extension = Extension(commands=("mugrpo.extensions.view:add_view",))

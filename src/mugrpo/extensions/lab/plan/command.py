@@ -31,7 +31,7 @@ def add_plan(commands: Commands) -> None:
         example="mine.toml --machine 8xH100",
         parents=[commands.overriding],
     )
-    plan.add_argument("target", type=Path, help="a config file (TOML)")
+    plan.add_argument("target", type=Path, metavar="CONFIG", help="a config file (TOML)")
     machine = "a machine to plan for: a name, or a TOML file"
     plan.add_argument("--machine", metavar="NAME", help=machine)
     schedules = f"updates after each refresh to compare (default: {_SCHEDULES})"
