@@ -82,7 +82,7 @@ class _Help(argparse.Action):
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are sentences with the way out."""
+    """A parser whose errors are UsageErrors with a remedy."""
 
     example = "--help"  # words after the command's name
 
