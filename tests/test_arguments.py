@@ -108,7 +108,10 @@ def test_help_of_a_table_has_its_options_alone(capsys: pytest.CaptureFixture[str
     assert options_in(text) == ["veto.name", "veto.threshold", "veto.scope"]
     assert options_in(options_text("task"))[0] == "task.name"
     assert main(["train", "--help", "vetos"]) == 2
-    assert "--help vetos: the tables are model, lora, task, " in capsys.readouterr().err
+    assert (
+        "--help vetos: did you mean veto? the tables are model, lora, task, "
+        in capsys.readouterr().err
+    )
 
 
 def test_help_lists_every_command_once_and_bare_mugrpo_names_three_that_exist(

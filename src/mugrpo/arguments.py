@@ -89,8 +89,9 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise UsageError: a near command for an unknown one, else the message with an example."""
         if unknown := re.match(r"argument COMMAND: invalid choice: '(.+?)' \(", message):
-            near = get_close_matches(unknown[1], parsers_of(self), 1) or ["--help"]
-            raise UsageError(f"there is no command {unknown[1]!r}; try: mugrpo {near[0]}")
+            near = get_close_matches(unknown[1], parsers_of(self), 1)
+            hint = f"try: mugrpo {near[0]}" if near else "it comes first; `mugrpo --help` lists all"
+            raise UsageError(f"there is no command {unknown[1]!r}; {hint}")
         raise UsageError(f"{message}; write, for example: {self.prog} {self.example}".rstrip())
 
 
@@ -302,8 +303,10 @@ def _add_others(commands: Commands) -> None:
     source, folder = "a run's directory, or one of its checkpoints", "a new model directory"
     merge.add_argument("target", type=Path, metavar="RUN", help=source)
     merge.add_argument("out", type=Path, metavar="FOLDER", help=folder)
-    merge.add_argument("--base", help="the model without it (default: the one it was trained on)")
-    merge.add_argument("--force", action="store_true", help="accept a model with other files")
+    merge.add_argument("--base", help="the base model (default: the one it was trained on)")
+    merge.add_argument(
+        "--force", action="store_true", help="accept a base model whose files differ"
+    )
 
 
 def _of_cli(
@@ -365,7 +368,9 @@ def options_text(of: str | None) -> str:
     else:
         described = [t for t in described if re.match(rf"{re.escape(of)}(?![^.[])", t.name)]
         if not described:
-            raise UsageError(f"--help {of}: the tables are {', '.join(names)}")
+            near = get_close_matches(of, names, 1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise UsageError(f"--help {of}: {hint}the tables are {', '.join(names)}")
     for table in described:
         listed = table.name.endswith("[]")
         heading = f"[[{table.name[:-2]}]]" if listed else f"[{table.name}]"

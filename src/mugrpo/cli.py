@@ -6,13 +6,15 @@ import argparse
 import json
 import os
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mugrpo.arguments import GREETING, pages, parser, resume_command
+from mugrpo.arguments import DEMO, GREETING, pages, parser, resume_command
 from mugrpo.config.base import imported
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.run_dir import RunDir
@@ -86,13 +88,25 @@ def run_train(options: argparse.Namespace) -> int:
 
 
 def run_check(options: argparse.Namespace) -> None:
-    with opened(options) as run:
+    root = options.run_dir or Path("runs") / options.target.stem
+    with _removed(root), opened(options) as run:
         from mugrpo import pipeline
 
         found = pipeline.check(run)
         place = ["--run-dir", str(options.run_dir)] if options.run_dir else []
         words = ["mugrpo", "train", str(options.target), *place, *options.overrides]
         run.progress.say(f"ready: {found}: {shlex.join(words)}")
+
+
+@contextmanager
+def _removed(root: Path) -> Iterator[None]:
+    """Remove the run's directory afterwards, unless it was there before: a check leaves nothing."""
+    left = root.exists()
+    try:
+        yield
+    finally:
+        if not left:
+            shutil.rmtree(root, ignore_errors=True)
 
 
 def run_phase(options: argparse.Namespace) -> None:
@@ -123,9 +137,9 @@ def run_evaluate(options: argparse.Namespace) -> None:
         updates = [0, *run.folder.checkpoint_updates()]
         if update not in updates:
             raise UsageError(f"--update {update} has no checkpoint; choose one of {updates}")
-        for name, value in evaluate(run, update).items():
-            text = f"{value:.4g}" if isinstance(value, float) else str(value)
-            run.progress.say(f"{name}: {text}")
+        from mugrpo.report.summary import measured
+
+        run.progress.say(measured(evaluate(run, update), update))
 
 
 def check_stage(run: OpenRun, stage: int | None) -> None:
@@ -214,7 +228,8 @@ def opened(options: argparse.Namespace) -> Iterator[OpenRun]:
     target = options.target
     if DRIVER not in os.environ:  # a rank's driver has asked and read
         target, wanted = read_target(target, **wanted), {}
-        _say(f"{options.target}: loading PyTorch, then the tokenizer")
+        name = "demo" if options.target == DEMO else options.target
+        _say(f"{name}: loading PyTorch, then the tokenizer")
     from mugrpo.processes.ranks import joined
     from mugrpo.run.opening import open_run
 

@@ -16,9 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from statistics import fmean
 from typing import Any, Self
 
+from mugrpo.config.run import RunConfig
 from mugrpo.config.training import SinkOptions
 from mugrpo.disk.errors import Interrupted
 from mugrpo.disk.metrics import MetricsLog, read_metrics
@@ -44,6 +46,11 @@ from mugrpo.stages.stage import Stage, plan_stage, require
 from mugrpo.stages.training import Training
 
 _PROMPTS = 64  # whose lengths say how long a prompt is
+_LONG = 3600.0  # seconds of a run from which `check` says how to shorten it
+_SHORTER = (
+    "to shorten: lower schedule.batches_per_stage, schedule.problems_per_update, "
+    "rollouts.max_new_tokens, or task.eval_problems"
+)
 
 OnMetrics = Callable[[str, int, dict[str, Any]], None]
 
@@ -57,7 +64,7 @@ def train(run: OpenRun, on_metrics: OnMetrics | None = None) -> None:
     """
     config = run.config
     run.progress.say(
-        f"{config.preset}, {config.task.name}, model {config.model.path}: "
+        f"{_method(config)}, {config.task.name}, model {config.model.path}: "
         f"{config.schedule.total_updates} updates, {config.optimizer.lr_schedule} learning rate "
         f"from {config.optimizer.lr:g}"
     )
@@ -94,6 +101,13 @@ def train(run: OpenRun, on_metrics: OnMetrics | None = None) -> None:
     weights_at(run.folder, config.model, config.schedule.total_updates)  # verifies it
 
 
+def _method(config: RunConfig) -> str:
+    """Return the preset, and the files of the user's that replace parts of it."""
+    files = (getattr(part, "path", "") for part in (config.advantage, config.objective))
+    own = " and ".join(Path(file).name for file in files if file)
+    return f"{config.preset} with {own}" if own else config.preset
+
+
 def _prepare(run: OpenRun) -> None:
     """Load what judging needs, and say what the user should know of it."""
     for sentence in run.task.prepare(run.folder.log("rewards")):
@@ -114,6 +128,8 @@ def check(run: OpenRun) -> str:
     rollouts = updates // schedule.passes_per_batch * schedule.rollouts_per_update
     prompts = [len(run.prompts(problem)) for problem in run.problems[:_PROMPTS]]
     seconds = longest_seconds(run.config, fmean(prompts), len(run.eval_problems))
+    if seconds > _LONG:
+        run.progress.say(_SHORTER)
     return f"{updates:,} updates, {rollouts:,} rollouts, at most about {rounded(seconds)}"
 
 
@@ -214,6 +230,7 @@ def evaluate(run: OpenRun, update: int, *, again: bool = True) -> dict[str, Any]
         if not again and work.metrics.has("evaluation", update):
             return {}
         _prepare(run)
+        run.progress.say(f"loading the model {run.config.model.path}")
         result = evaluate_policy(run, work.sampling, update)
         work.metrics.put("evaluation", update, **result)
     return result

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 
 import pytest
@@ -62,7 +61,7 @@ def test_a_judge_that_is_away_stops_a_run_with_rollouts_and_the_same_command_res
     case: Case, limit: float
 ):
     words = generated(case, SERVED, "--rewards.failure_limit", limit)
-    stopped(case.train(*words), "a made-up completion", "ConnectionError: the server is away")
+    stopped(case.train(*words), "the reference answer", "ConnectionError: the server is away")
     (case.folder / "up").touch()
     assert case.train(*words).status == LEARNED_NOTHING  # all rewards are 1
 
@@ -82,13 +81,8 @@ def test_check_shows_prompts_and_rewards_and_makes_nothing(case: Case):
     )
     assert ids == str(chain_tokenizer()(prompt)["input_ids"])
     assert f"prompt      '{first}" in ended.out
-    assert ended.out.count("reward      0 (no_answer) for a made-up completion") == 6
-    assert sorted(os.listdir(case.run_dir)) == [
-        "config.json",
-        "lock",
-        "logs",
-        "metrics.jsonl",
-    ]
+    assert ended.out.count("reward      0 (no_answer) for the reference answer") == 6
+    assert not case.run_dir.exists()
     pattern = ("--task.rewards", '{name = "regex", pattern = "([0-9])$"}')
     ended = case.command("check", *case.words(*pattern))
-    assert ended.out.count("reward      1 (right) for a made-up completion") == 3
+    assert ended.out.count("reward      1 (right) for the reference answer") == 3

@@ -64,7 +64,7 @@ def test_closing_lines_have_greedy_accuracy_if_both_ends_have_it():
 def test_refreshes_are_compared_with_those_of_grpo_if_it_makes_more():
     lines = [{"kind": "update", "update": n} for n in range(1, 6)]
     refreshes = [{"kind": "refresh", "update": n} for n in (0, 4)]
-    assert "1 made; GRPO with mu=4 would have made 2" in summarize([*refreshes[:1], *lines])
+    assert "1 made; GRPO with one every 4 updates makes 2" in summarize([*refreshes[:1], *lines])
     assert "GRPO" not in summarize([*refreshes, *lines])
 
 

@@ -30,7 +30,7 @@ def test_a_phase_is_paused_while_another_runs_beside_it(clock):
     """10 of 40 updates in 20 s, an evaluation of 100 s between, 10 more in 20 s."""
     out = io.StringIO()
     progress = Progress(Console(file=out, soft_wrap=True))
-    progress.begin("stage 1 (of 0 to 3)  optimize", "updates", 40)
+    progress.begin("stage 1 (last: 3)  optimize", "updates", 40)
     clock.now += 20
     progress.advance(10, tokens=1000)
     with progress.aside():
@@ -42,17 +42,17 @@ def test_a_phase_is_paused_while_another_runs_beside_it(clock):
     clock.now += 20
     progress.advance(10, tokens=1000)
     # 2000 tokens in 40 s; 20 updates left at 2 s each
-    assert progress.line() == "stage 1 (of 0 to 3)  optimize  20/40 updates  50 tokens/s  0:40 left"
+    assert progress.line() == "stage 1 (last: 3)  optimize  20/40 updates  50 tokens/s  0:40 left"
 
 
 @pytest.mark.parametrize(("done", "text"), [(1, "0:04"), (19, "0:04"), (20, "3:16 left")])
 def test_the_time_left_is_told_once_a_fiftieth_is_done(clock, done, text):
     """Of 1000 rollouts, 20 in 4 s: the other 980 take 196 s."""
     progress = Progress(Console(file=io.StringIO()))
-    progress.begin("stage 0 (of 0 to 3)  generate", "rollouts", 1000)
+    progress.begin("stage 0 (last: 3)  generate", "rollouts", 1000)
     clock.now += 4
     progress.advance(done)
-    assert progress.line() == f"stage 0 (of 0 to 3)  generate  {done}/1000 rollouts  {text}"
+    assert progress.line() == f"stage 0 (last: 3)  generate  {done}/1000 rollouts  {text}"
 
 
 def test_of_a_phase_that_goes_on_only_the_rest_counts(clock):
@@ -67,7 +67,7 @@ def test_of_a_phase_that_goes_on_only_the_rest_counts(clock):
 def test_without_a_terminal_a_line_is_printed_after_ten_seconds_and_at_the_end(clock):
     out = io.StringIO()
     progress = Progress(Console(file=out, soft_wrap=True))
-    progress.begin("stage 0 (of 0 to 3)  generate", "rollouts", 40)
+    progress.begin("stage 0 (last: 3)  generate", "rollouts", 40)
     for seconds, rollouts, tokens in ((11, 8, 110), (5, 8, 0), (6, 24, 0)):
         clock.now += seconds
         progress.advance(rollouts, tokens)
@@ -75,8 +75,8 @@ def test_without_a_terminal_a_line_is_printed_after_ten_seconds_and_at_the_end(c
     progress.end()
     progress.say("a sentence")
     assert out.getvalue().splitlines() == [
-        "stage 0 (of 0 to 3)  generate  8/40 rollouts  10 tokens/s  0:44 left",
-        "stage 0 (of 0 to 3)  generate  40/40 rollouts  5 tokens/s  0:22  accuracy 0.250",
+        "stage 0 (last: 3)  generate  8/40 rollouts  10 tokens/s  0:44 left",
+        "stage 0 (last: 3)  generate  40/40 rollouts  5 tokens/s  0:22  accuracy 0.250",
         "a sentence",
     ]
 
@@ -85,7 +85,7 @@ def test_a_terminal_has_a_bar_that_leaves_nothing(clock, monkeypatch):
     monkeypatch.delenv("CI", raising=False)
     out = io.StringIO()
     progress = Progress(Console(file=out, force_terminal=True, width=200, _environ={}))
-    progress.begin("stage 0 (of 0 to 3)  generate", "rollouts", 40)
+    progress.begin("stage 0 (last: 3)  generate", "rollouts", 40)
     progress.advance(8)
     assert progress._display is not None and "8/40 rollouts" in str(progress._display.tasks)
     progress.advance(32)
@@ -99,7 +99,7 @@ def test_where_nothing_can_be_redrawn_there_are_plain_lines(clock, monkeypatch, 
     monkeypatch.setenv("CI", environment.get("CI", ""))
     console = Console(file=io.StringIO(), force_terminal=True, _environ=environment)
     progress = Progress(console)
-    progress.begin("stage 0 (of 0 to 3)  generate", "rollouts", 40)
+    progress.begin("stage 0 (last: 3)  generate", "rollouts", 40)
     assert progress._display is None
 
 

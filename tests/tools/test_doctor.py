@@ -53,10 +53,10 @@ def test_a_small_machine_can_run_the_demo_and_each_lack_has_a_remedy(tmp_path: P
         *("packages", "GPUs", "CPU", "disk", "extras", "extensions", "vLLM", "sandbox", "next"),
     ]
     assert f"torch {torch.__version__}, transformers " in told["packages"]
-    assert told["GPUs"] == "none; choose small models, which run on the CPU"
+    assert told["GPUs"] == "none; use small models, on the CPU"
     assert told["CPU"].startswith(f"{len(cores())} cores, ")
     assert told["disk"].endswith(f" GiB free for {tmp_path}/runs")
-    assert told["extras"] == "ray; not here: hub, math"
+    assert told["extras"] == "ray; available: hub, math"
     assert told["vLLM"] == "none; `mugrpo vllm-env` adds it, for big models"
     assert told["next"] == "mugrpo demo"
     assert list(tmp_path.iterdir()) == []  # looking changes nothing

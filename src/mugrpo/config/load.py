@@ -143,10 +143,15 @@ def read_toml(file: Path) -> dict[str, Any]:
         raise UsageError(
             f"{file}: there is no such config file or run directory; name one before any options"
         ) from None
+    except IsADirectoryError:
+        raise UsageError(f"{file} is a directory; name a config file (TOML)") from None
     except UnicodeDecodeError as error:
         raise UsageError(f"{file}: byte {error.start} is not UTF-8; save it as UTF-8") from None
     except (ValueError, OSError, RecursionError) as error:  # a whole number may be too long
-        raise UsageError(f"{file}: {error}") from None
+        if file.suffix in (".jsonl", ".csv", ".parquet"):
+            text = f"{file} holds problems, not a config; `mugrpo init --from {file}` writes one"
+            raise UsageError(text) from None
+        raise UsageError(f"{file}: {error}; fix it (https://toml.io)") from None
 
 
 def leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

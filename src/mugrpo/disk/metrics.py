@@ -152,7 +152,7 @@ def _finite(line: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-_MOSTLY = 0.5  # share of truncated responses from which they are what is wrong
+MOSTLY = 0.5  # share of truncated responses from which they are what is wrong
 
 
 def truncation(refresh: Mapping[str, Any], longest: int) -> str | None:
@@ -163,7 +163,7 @@ def truncation(refresh: Mapping[str, Any], longest: int) -> str | None:
     share = refresh.get("status/truncated", 0) / max(1, refresh["rollouts"])
     if refresh.get("mean_length") == longest:  # all are, be they judged or not
         share = 1.0
-    if share < _MOSTLY:
+    if share < MOSTLY:
         return None
     return (
         f"{share:.0%} of the responses are truncated: raise rollouts.max_new_tokens = {longest}, "

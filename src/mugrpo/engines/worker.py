@@ -248,7 +248,9 @@ def main() -> None:
                 raise
             text = str(error).strip().split("\n")[0]
             if kind == "refused" and setup["backend"] == "vllm":
-                text = f"vLLM of {sys.executable}: {text}; see --engine.python, --engine.arguments"
+                absent = isinstance(error, ModuleNotFoundError)
+                remedy = "`mugrpo vllm-env` installs it" if absent else "see --engine.arguments"
+                text = f"vLLM of {sys.executable}: {text}; {remedy}, --engine.python names it"
             channel.send({"failed": kind, "text": text})
 
 

@@ -96,6 +96,8 @@ def stop_on_signals(*, patient: bool = False) -> Iterator[StopFlag]:
     def handle(number: int, _frame: FrameType | None) -> None:
         if flag.signal_name and not patient:
             os._exit(_SECOND_SIGNAL_STATUS)
+        if number == signal.SIGINT and not patient:  # os.write, as a handler may interrupt a print
+            os.write(2, b"\nstopping after this step; a second Ctrl-C quits at once\n")
         flag.signal_name = signal.Signals(number).name
 
     previous = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}

@@ -56,9 +56,9 @@ def _lines(run: RunData) -> Iterator[str]:
     updates = max(line["update"] for line in run.updates)
     yield f"\n# {name}, trained by reinforcement learning with verifiable rewards\n"
     yield (
-        f"{name} after {updates:,} updates of `{run.options['preset']}` on {_data(run)}, with "
-        f"mugrpo {run.provenance['mugrpo']}. Its rollouts came from {len(run.refreshes)} refreshes "
-        "of the policy."
+        f"{name} after {updates:,} of {run.planned_updates:,} updates of "
+        f"`{run.options['preset']}` on {_data(run)}, with mugrpo {run.provenance['mugrpo']}. The "
+        f"policy was refreshed {len(run.refreshes)} times for its rollouts."
     )
     if run.evaluations:
         yield from _accuracy(run)
@@ -90,6 +90,8 @@ def _data(run: RunData) -> str:
 
 def _accuracy(run: RunData) -> Iterator[str]:
     first, last = run.evaluations[0], run.evaluations[-1]
+    if max(line["update"] for line in run.updates) > last["update"]:
+        last = {**last, **dict.fromkeys(("accuracy", "greedy/accuracy"))}  # not measured
     yield "\n## Results\n"
     yield (
         f"{number(last, 'problems') or 0:.0f} held-out problems; 95 % intervals over problems, "

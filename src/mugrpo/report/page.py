@@ -189,7 +189,7 @@ def tiles(run: RunData) -> Markup:
                 duration(training_seconds(run)),
                 f"and {duration(phase_seconds(run)['evaluate'])} of evaluation",
             ),
-            ("refreshes", f"{len(run.refreshes):,}", "of the policy, each before a stage"),
+            ("refreshes", f"{len(run.refreshes):,}", None),
             ("updates", f"{made:,}", f"of {planned:,} planned"),
         ],
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -33,12 +34,14 @@ def summarize(lines: list[dict[str, Any]]) -> str:
     if evaluations:
         first, last = evaluations[0], evaluations[-1]
         sure = "; 95 % intervals" if number(last, "accuracy_low") is not None else ""
+        both = first["update"] == 0 < last["update"]
+        before = f"{accuracy_text(first)} before, " if both else ""
         text.append(
-            f"accuracy    {accuracy_text(first)} before, {accuracy_text(last)} after update "
+            f"accuracy    {before}{accuracy_text(last)} after update "
             f"{last['update']} ({number(last, 'problems') or 0:.0f} held-out problems{sure})"
         )
         greedy = [number(line, "greedy/accuracy") for line in (first, last)]
-        if greedy[0] is not None and greedy[1] is not None:
+        if both and greedy[0] is not None and greedy[1] is not None:
             text.append(f"greedy      {greedy[0]:.3f} before, {greedy[1]:.3f} after")
     text.append(
         "time        "
@@ -46,7 +49,7 @@ def summarize(lines: list[dict[str, Any]]) -> str:
         + f"  training (without evaluation) {duration(sum(phases.values()) - phases['evaluate'])}"
     )
     grpo = -(-len(updates) // _MU)
-    of_grpo = f"; GRPO with mu={_MU} would have made {grpo}" if grpo > refreshes else ""
+    of_grpo = f"; GRPO with one every {_MU} updates makes {grpo}" if grpo > refreshes else ""
     text.append(f"refreshes   {refreshes} made{of_grpo}")
     parts = refresh_parts(of("refresh"))
     if len(parts) > 1:  # an engine in the trainer's process has nothing but the canary
@@ -62,6 +65,17 @@ def summarize(lines: list[dict[str, Any]]) -> str:
             f"{min(lowered):.0f}"
         )
     return "\n".join(text)
+
+
+def measured(result: dict[str, Any], update: int) -> str:
+    """Return an evaluation's numbers as text: accuracy, reward, pass@k, statuses."""
+    shown = [f"accuracy    {accuracy_text(result)} after update {update}"]
+    shown += [
+        f"{k:<12}{v:.3f}" for k, v in result.items() if re.match(r"reward$|pass@|greedy/acc", k)
+    ]
+    counts = {k.removeprefix("status/"): v for k, v in result.items() if k.startswith("status/")}
+    shown.append("responses   " + ", ".join(f"{v} {k}" for k, v in counts.items() if v))
+    return "\n".join(shown)
 
 
 def standstill(lines: Iterable[dict[str, Any]], longest: int) -> str | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from mugrpo.disk.metrics import MOSTLY
+
 _RATIO, _FALL, _ENTROPY, _TRUNCATED = 100.0, 0.05, 0.005, 0.1
 
 
@@ -51,8 +53,10 @@ class Signs:
                 self._best, self._since = accuracy, update
             fall = self._best - accuracy
             text = f"accuracy fell by {fall:.2g} since update {self._since}; limit {_FALL:g}"
-            yield "fall", fall > _FALL, text
+            # above noise: the best accuracy is outside of the last one's interval
+            high = float(values.get("accuracy_high") or accuracy)
+            yield "fall", fall > _FALL and high < self._best, text
         elif kind == "refresh" and (rows := number("rollouts")):
             share = number("status/truncated") / rows
             text = f"{share:.0%} of the stage's responses are truncated; limit {_TRUNCATED:.0%}"
-            yield "truncated", share > _TRUNCATED, text
+            yield "truncated", _TRUNCATED < share < MOSTLY, text  # above, `truncation` says it

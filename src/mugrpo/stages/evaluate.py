@@ -57,7 +57,7 @@ def evaluate(run: OpenRun, sampling: Sampling, update: int) -> dict[str, Any]:
                 folder,
                 [(shard, draws)],
                 lambda: engines,
-                title=f"update {update}  evaluate",
+                title=f"update {update}  evaluate{' greedy' * shard}",
                 stage=_STAGE,
                 size=size,
                 update=update,

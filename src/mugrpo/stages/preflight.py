@@ -10,6 +10,7 @@ results: the same command may succeed later, when a judge's server is back.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from mugrpo.config.base import RewardOption
@@ -59,11 +60,14 @@ def _try_rewards(run: OpenRun, verbose: bool) -> None:
     problems = [*_first(run.problems, count), *_first(held_out, count)]
     for problem, score in zip(problems, _scores(run, problems), strict=True):
         made_up = _made_up(run, problem)
-        completion = f"a made-up completion, {made_up!r} to problem {problem.id!r}"
+        completion = f"the reference answer {made_up!r} as the response to problem {problem.id!r}"
         if verbose:
             run.progress.say(f"prompt      {run.prompts.text(problem)!r}")
+        if verbose and [*datasets_in(run.config.task)]:  # embedded tasks have no rewards of yours
             reward = "none" if score.reward is None else f"{score.reward:g}"
-            run.progress.say(f"reward      {reward} ({score.status}) for {completion}")
+            run.progress.say(
+                f"reward      {reward} ({score.status}{_each(score)}) for {completion}"
+            )
         if score.status is Status.WRONG and _verifier(run, problem):
             raise refusal(
                 f"the rewards find the reference answer wrong: {completion}; choose another "
@@ -81,6 +85,15 @@ def _try_rewards(run: OpenRun, verbose: bool) -> None:
                 f"warning: {completion} got no reward ({score.status}); the run stops if a larger "
                 f"share than rewards.failure_limit = {run.config.rewards.failure_limit:g} gets none"
             )
+
+
+def _each(score: Score) -> str:
+    """Return what each of several rewards gave, and what functions logged, as text."""
+    last = {name: values[-1] for name, values in score.logged.items() if values}
+    means = {n[8:-5]: v for n, v in last.items() if re.fullmatch("rewards/.*/mean", n)}
+    others = {n: v for n, v in last.items() if not n.startswith("rewards/")}
+    shown = {**(means if len(means) > 1 else {}), **others}
+    return "".join(f", {name} {value:g}" for name, value in shown.items())
 
 
 def _made_up(run: OpenRun, problem: Problem) -> str:
@@ -120,5 +133,5 @@ def _scores(run: OpenRun, problems: Sequence[Problem]) -> Iterator[Score]:
     try:
         yield from run.task.score(answers)
     except BrokenReward as error:
-        text = f"tried on a made-up completion, a reward fails: {error}"
+        text = f"tried on a reference answer, a reward fails: {error}"
         raise (UsageError if run.folder.is_untouched() else BrokenReward)(text) from None

@@ -70,7 +70,7 @@ class Stage:
 
     def heading(self, phase: str) -> str:
         """Return the heading of the progress line for a phase of the stage."""
-        return f"stage {self.number} (of 0 to {self.config.schedule.stages - 1})  {phase}"
+        return f"stage {self.number} (last: {self.config.schedule.stages - 1})  {phase}"
 
     def begun(self) -> bool:
         """Return whether a checkpoint holds any of its updates."""

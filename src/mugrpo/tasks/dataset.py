@@ -120,7 +120,8 @@ class Dataset(GradedTask):
             )
         if not train:
             raise UsageError(
-                f"{options.data}: no problem is left to train on; lower task.eval_share"
+                f"{options.data} has {len(held_out)} different problems, and all are held out; use "
+                "more, or lower task.eval_share"
             )
         return [problem for _, problem in train], [problem for _, problem in held_out]
 

@@ -68,7 +68,7 @@ def _gpus() -> Finding:
         return ", ".join(f"{gpu.name}, {gpu.total_memory / 2**30:.1f} GiB" for gpu in gpus), ""
     if shutil.which("nvidia-smi"):
         return "torch sees none, but nvidia-smi is here", "install a build for your driver"
-    return "none", "choose small models, which run on the CPU"
+    return "none", "use small models, on the CPU"
 
 
 def _cpu() -> Finding:
@@ -88,7 +88,7 @@ def _disk() -> Finding:
 def _extras() -> Finding:
     missing = [name for name in extras() if unmet(name)]
     here = ", ".join(name for name in extras() if name not in missing) or "none"
-    return f"{here}; not here: {', '.join(missing)}" if missing else here, ""
+    return f"{here}; available: {', '.join(missing)}" if missing else here, ""
 
 
 def _extensions() -> Finding:

@@ -142,7 +142,8 @@ def write_config(data: str, out: Path, model: str | None, say: Callable[[str], N
     else:
         say(f"write a reward of your own in {stub}")
     written = f"{out} is written ({stub} is yours)" if kept else f"{out} and {stub} are written"
-    say(f"{written}; look at it, then: mugrpo check {out}")
+    it = "it" if kept else "both" if not reward else f"it ({stub} has an example to add to rewards)"
+    say(f"{written}; look at {it}, then: mugrpo check {out}")
 
 
 def _stub_written(stub: Path, reward: str, answer: str | None) -> bool:

@@ -45,7 +45,7 @@ def add_benchmark(commands: Commands) -> None:
     command.add_argument("--max-new-tokens", type=int, metavar="N", help=tokens)
     temperature = "sampling temperature (default: the run's; of a model, the suite's)"
     command.add_argument("--temperature", type=float, help=temperature)
-    top_p = "sample from the most likely tokens with this probability (default: all of a run's)"
+    top_p = "sample from the most likely tokens with this probability (default: the run's)"
     command.add_argument("--top-p", type=float, help=top_p)
     out = (
         "the folder of the results (default: RUN/benchmarks, or runs/benchmarks/NAME for a model); "

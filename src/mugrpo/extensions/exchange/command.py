@@ -33,7 +33,7 @@ def add_exchange(commands: Commands) -> None:
         text,
         run=run,
         group=MOVE,
-        example="mine.toml completions --format trl --policy smollm2",
+        example="mine.toml completions --format trl --columns reward=right --policy smollm2",
         parents=[commands.overriding],
     )
     command.add_argument("target", type=Path, metavar="CONFIG", help="a config file (TOML)")

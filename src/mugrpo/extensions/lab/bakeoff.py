@@ -90,7 +90,7 @@ def table(methods: dict[str, list[Line]], first: int) -> str:
     """
     rows = sorted((_row(name, lines, first) for name, lines in methods.items()), key=_by_accuracy)
     head = ["method", "accuracy before", "after", "KL(β‖π) at the end", "tv_token at the end"]
-    head += ["largest ratio at A below 0", "tokens clipped or removed", "seconds per update"]
+    head += ["largest ratio at A below 0", "tokens that it marks", "seconds per update"]
     return markdown(head, [row[1:] for row in rows])
 
 

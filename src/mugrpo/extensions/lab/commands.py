@@ -39,7 +39,7 @@ def add_commands(commands: Commands) -> None:
     bakeoff.add_argument("--objectives", required=True, metavar="A,B,...", help=methods)
     methods += " (default: the run's own)"
     alignment.add_argument("--objectives", metavar="A,B,...", help=methods)
-    groups = "most groups of unused rollouts to compare (default: 128)"
+    groups = "compare at most this many groups of unused rollouts (default: 128)"
     alignment.add_argument("--groups", type=int, default=128, help=groups)
     text = "run every combination of options and seeds, or show the results"
     study = commands.add(

@@ -16,7 +16,7 @@ def add_problems(commands: Commands) -> None:
     """Add the command."""
     problems = commands.add(
         "problems",
-        "write the problems of a config's environment of verifiers",
+        "write the problems of a verifiers environment to a file",
         run="mugrpo.extensions.verifiers.problems:run_problems",
         group=MOVE,
         example="mine.toml",
