@@ -11,6 +11,7 @@ import yaml
 from mugrpo.cli import main
 from mugrpo.disk.errors import UsageError
 from mugrpo.report.card import write_card
+from tests.report.synthetic import evaluation, update, write_config, write_metrics
 from tests.runs import read_metrics
 
 pytest_plugins = ["tests.run_fixtures"]
@@ -26,6 +27,14 @@ def test_a_card_has_the_runs_numbers_and_a_header_that_the_hub_reads(
     for line in (evaluations[0], evaluations[-1]):
         assert f"{line['accuracy']:.3f} ({line['accuracy_low']:.3f} to " in text
     assert re.search(r"\| method \| \S+ \|", text) and "pipeline(" in text
+
+
+def test_an_accuracy_that_was_not_measured_is_not_in_the_card(tmp_path: Path):
+    write_config(tmp_path)
+    write_metrics(tmp_path, [evaluation(0, 0.25), update(1), update(2)])
+    text = write_card(tmp_path, None).read_text()
+    (row,) = [line for line in text.splitlines() if line.startswith("| accuracy")]
+    assert row.split(" | ")[1:] == ["0.250", "not measured |"] and "after 2 of " in text
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path):

@@ -112,6 +112,7 @@ def test_each_sign_is_said_once_by_the_line_that_goes_beyond_its_limit():
         ("update", 1, {"ratio/negative/max": 100.0, "entropy": 1.0}),
         ("evaluation", 2, {"accuracy": 0.45}),
         ("evaluation", 3, {"accuracy": None}),
+        ("evaluation", 3, {"accuracy": 0.4, "accuracy_high": 0.5}),  # within its interval
         ("update", 3, {"ratio/negative/max": None, "entropy": 0.005}),
     ]
     for kind, update, values in lines:

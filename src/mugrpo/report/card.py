@@ -66,7 +66,8 @@ def _lines(run: RunData) -> Iterator[str]:
     for option, meaning in _TRAINING.items():
         if (value := run.options.get(option)) not in (None, 0) or option == "seed":
             yield f"| {meaning} | {value} |"
-    packages = ", ".join(f"{p} {run.provenance[p]}" for p in ("torch", "transformers"))
+    known = [p for p in ("torch", "transformers") if p in run.provenance]
+    packages = ", ".join(f"{p} {run.provenance[p]}" for p in known)
     yield f"| packages | {packages} |"
     yield "\n## Use\n"
     yield "```python"
@@ -91,7 +92,7 @@ def _data(run: RunData) -> str:
 def _accuracy(run: RunData) -> Iterator[str]:
     first, last = run.evaluations[0], run.evaluations[-1]
     if max(line["update"] for line in run.updates) > last["update"]:
-        last = {**last, **dict.fromkeys(("accuracy", "greedy/accuracy"))}  # not measured
+        last = {key: last.get(key) for key in ("problems", "temperature")}  # not measured
     yield "\n## Results\n"
     yield (
         f"{number(last, 'problems') or 0:.0f} held-out problems; 95 % intervals over problems, "

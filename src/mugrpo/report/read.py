@@ -89,7 +89,7 @@ def accuracy_text(line: Line) -> str:
     """Return an evaluation's accuracy, with its 95 % interval if the line has one."""
     share, low, high = (number(line, f"accuracy{end}") for end in ("", "_low", "_high"))
     if share is None:
-        return "unknown"
+        return "not measured"
     around = f" ({low:.3f} to {high:.3f})" if low is not None and high is not None else ""
     return f"{share:.3f}{around}"
 
