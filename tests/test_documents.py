@@ -186,8 +186,7 @@ def test_a_page_does_what_it_says_from_top_to_bottom(
                 assert program != "mugrpo" or main(words) == 0, words
     said = "".join(capsys.readouterr())
     gains = re.findall(r"^accuracy +(\S+) .* before, (\S+) ", said, re.MULTILINE)
-    assert gains or re.search(r"^accuracy: 0\.\d+$", said, re.MULTILINE)
-    assert all(float(after) > float(before) + 0.05 for before, after in gains)
+    assert gains and all(float(after) > float(before) + 0.05 for before, after in gains)
 
 
 # The embedded model reads sums only: "What is 3+9? Answer with ..." becomes "3+9=".

@@ -216,7 +216,7 @@ def test_the_table_by_hand():
         f"| a | {before_} | {after_} | 0.125 | 0.25 | | 0.0% | 3 |",
         f"| z | {before_} | {after_} | 0.125 | 0.25 | | 0.0% | 3 |",
         f"| worse | {before_} | 0.200 (0.100 to 0.750) | 0.0123 | 0.02 | 3.5 | 20.0% | 2 |",
-        f"| unknown | {before_} | unknown | 0.125 | 0.25 | 2 | 0.0% | 3 |",
+        f"| unknown | {before_} | not measured | 0.125 | 0.25 | 2 | 0.0% | 3 |",
     ]
     (only,) = table({"none": none}, 4).splitlines()[2:]
     assert re.sub(" +", " ", only) == f"| none | {before_} | {before_} | | | | | |"
