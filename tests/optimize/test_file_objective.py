@@ -68,3 +68,20 @@ def test_advantages_that_cannot_be_used_are_refused(tmp_path: Path, body: str, w
     file.with_name("none.py").touch()
     with pytest.raises(UsageError, match="it must define advantages"):
         advantage_of(FileAdvantage(path=str(file.with_name("none.py"))))
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("return -(logprobs * advantages[:, None]).sum(), {}", "returned [] for [1, 2]"),
+        ("return -logprobs", "ValueError"),
+        ("return -logprobs, {}", "no metric 'share'"),
+        ("return -logprobs * far, {}", "NameError"),
+    ],
+)
+def test_an_objective_that_cannot_be_used_is_refused(tmp_path: Path, body: str, words: str):
+    file = tmp_path / "own.py"
+    head = "def loss(logprobs, behavior_logprobs, advantages, mask):"
+    file.write_text(f"METRICS = ('share',)\n{head}\n    {body}\n")
+    with pytest.raises(UsageError, match=re.escape(words)):
+        loss_of(file)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -151,12 +151,27 @@ def _objective(options: ObjectiveOptions) -> Objective:
         return load_objective(options.name, module, options.needs)
     try:
         file = Path(options.path)
-        return load_objective(options.name, load_file(f"objective_in_{file.stem}", file))
+        own = load_objective(options.name, load_file(f"objective_in_{file.stem}", file))
+        if own.prepass is None:
+            _try(own, options.knobs)
+        return own
     except Exception as error:
         raise UsageError(
             f"objective.path = {options.path!r} cannot be used ({type(error).__name__}: {error}); "
-            "it must define loss(logprobs, behavior_logprobs, advantages, mask, **options)"
+            "it must define loss(logprobs, behavior_logprobs, advantages, mask, **options), which "
+            "returns the loss of each token and a dictionary of METRICS"
         ) from None
+
+
+def _try(objective: Objective, knobs: Mapping[str, Any]) -> None:
+    """Raise ValueError unless the loss of a response of two tokens is a tensor [1, 2]."""
+    logprobs_BT = torch.full((1, 2), -1.0, requires_grad=True)
+    inputs = (logprobs_BT.detach(), torch.ones(1), torch.ones(1, 2, dtype=torch.bool))
+    loss_BT, metrics = objective.loss(logprobs_BT, *inputs, **knobs)
+    if loss_BT.shape != (1, 2):
+        raise ValueError(f"loss returned {[*loss_BT.shape]} for [1, 2]")
+    if missing := {*objective.metrics} - metrics.keys():
+        raise ValueError(f"loss returned no metric {min(missing)!r}")
 
 
 # Reduce token losses to one number, with the update's denominator.
