@@ -40,7 +40,7 @@ DATA: list[tuple[bytes, str, str, str]] = [
     (renamed("question", "answer"), "p.jsonl", "", "has no column 'prompt'"),
     (renamed("prompt", "answers"), "p.jsonl", "", "did you mean 'answers'?"),
     (b"\n\n", "p.jsonl", "", "has no rows"),
-    (lines(chains()[:1]), "p.jsonl", "", "left to train on; lower task.eval_share"),
+    (lines(chains()[:1]), "p.jsonl", "", "all are held out; use more, or lower task.eval_share"),
     (GOOD, "p.jsonl", "--task.eval_share 0.0 --evaluation.every 3", "no problem is held out"),
     (with_prompt(None), "p.jsonl", "", "line 28: the prompt is null"),
     (with_prompt(7), "p.jsonl", "", "line 28: the prompt is 7"),
