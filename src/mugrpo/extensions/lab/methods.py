@@ -48,7 +48,8 @@ def _with_method(run: OpenRun, method: str) -> RunConfig:
         source = build_config({"preset": method}, method)
     else:
         raise UsageError(
-            f"{method!r} is not a method: name presets ({', '.join(PRESETS)}), TOML files, or all"
+            f"{method!r} is not a method: name presets ({', '.join(PRESETS)}), TOML files that "
+            "choose parts (objective.name = 'file', objective.path = ...), or all"
         )
     parts = source.model_dump(mode="json", include=_UPDATE_PARTS)
     raw = run.config.model_dump(mode="json") | parts | {"preset": source.preset}
