@@ -33,11 +33,12 @@ def main(runs: list[str]) -> None:
     band = band.encode(
         x="update:Q", y=alt.Y("accuracy_low:Q", title="accuracy"), y2="accuracy_high:Q"
     )
+    head = alt.Header(title=None, labelColor=color("ink"))
     size = {"width": 210, "height": 110}
     panels = (
         alt.layer(band, line, data=inline(rows))
         .properties(**size)
-        .facet(alt.Facet("run:N", title=None, sort=[row["run"] for row in rows]), columns=3)
+        .facet(alt.Facet("run:N", header=head, sort=[row["run"] for row in rows]), columns=3)
     )
     PICTURE.write_text(svg_file(panels.resolve_scale(x="independent")))
 

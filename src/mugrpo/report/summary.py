@@ -69,7 +69,8 @@ def summarize(lines: list[dict[str, Any]]) -> str:
 
 def measured(result: dict[str, Any], update: int) -> str:
     """Return an evaluation's numbers as text: accuracy, reward, pass@k, statuses."""
-    shown = [f"accuracy    {accuracy_text(result)} after update {update}"]
+    held_out = f"{number(result, 'problems') or 0:.0f} held-out problems"
+    shown = [f"accuracy    {accuracy_text(result)} after update {update} ({held_out})"]
     shown += [
         f"{k:<12}{v:.3f}" for k, v in result.items() if re.match(r"reward$|pass@|greedy/acc", k)
     ]

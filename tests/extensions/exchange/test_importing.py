@@ -163,7 +163,7 @@ def test_problems_of_the_configs_own_data_give_answers_and_are_held_out(
         answers[name] = {row["prompt"]: row["answer"] for row in stored}
     assert answers == {"problems": {"3+2=": "5", "2-1=": "1"}, "held_out": {"1+1=": "2"}}
     checked(command("score", run_dir, "--stage", 0, "--again"))
-    assert "problems: 1\n" in checked(command("evaluate", run_dir)).out
+    assert "after update 0 (1 held-out problems)" in checked(command("evaluate", run_dir)).out
 
 
 # ---- TRL ----
