@@ -89,24 +89,18 @@ def run_train(options: argparse.Namespace) -> int:
 
 def run_check(options: argparse.Namespace) -> None:
     root = options.run_dir or Path("runs") / options.target.stem
-    with _removed(root), opened(options) as run:
+    begun = root.exists()
+    with opened(options) as run:
         from mugrpo import pipeline
 
-        found = pipeline.check(run)
+        try:
+            found = pipeline.check(run)
+        finally:
+            if not begun and run.folder.is_untouched():  # a check leaves nothing behind
+                shutil.rmtree(root, ignore_errors=True)
         place = ["--run-dir", str(options.run_dir)] if options.run_dir else []
         words = ["mugrpo", "train", str(options.target), *place, *options.overrides]
         run.progress.say(f"ready: {found}: {shlex.join(words)}")
-
-
-@contextmanager
-def _removed(root: Path) -> Iterator[None]:
-    """Remove the run's directory afterwards, unless it was there before: a check leaves nothing."""
-    left = root.exists()
-    try:
-        yield
-    finally:
-        if not left:
-            shutil.rmtree(root, ignore_errors=True)
 
 
 def run_phase(options: argparse.Namespace) -> None:

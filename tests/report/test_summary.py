@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from mugrpo.report.summary import standstill, summarize
+from mugrpo.report.summary import measured, standstill, summarize
 from mugrpo.rollouts.statistics import refresh_text
 from tests.cases import table
 
@@ -99,3 +99,26 @@ def test_truncated_responses_are_blamed_on_their_limit(refresh: dict[str, Any], 
     assert ("rollouts.max_new_tokens = 48" in refresh_text(line, 48)) is blamed
     assert ("too hard" in refresh_text(line, 48)) is not blamed
     assert ("max_new_tokens" in refresh_text({**line, "zero_variance_share": 0.5}, 48)) is blamed
+
+
+def test_an_evaluation_by_itself_is_told_in_a_few_lines():
+    line = {
+        "accuracy": 0.5,
+        "accuracy_low": 0.3,
+        "accuracy_high": 0.7,
+        "problems": 8,
+        "reward": 0.4,
+    }
+    more = {
+        "pass@4": 0.75,
+        "greedy/accuracy": 0.625,
+        "greedy/accuracy_low": 0.1,
+        "time/evaluate": 3,
+    }
+    assert measured({**line, **more, "status/right": 16, "status/error": 0}, 4).splitlines() == [
+        "accuracy    0.500 (0.300 to 0.700) after update 4 (8 held-out problems)",
+        "reward      0.400",
+        "pass@4      0.750",
+        "greedy      0.625",
+        "responses   16 right",
+    ]

@@ -71,9 +71,8 @@ def measured(result: dict[str, Any], update: int) -> str:
     """Return an evaluation's numbers as text: accuracy, reward, pass@k, statuses."""
     held_out = f"{number(result, 'problems') or 0:.0f} held-out problems"
     shown = [f"accuracy    {accuracy_text(result)} after update {update} ({held_out})"]
-    shown += [
-        f"{k:<12}{v:.3f}" for k, v in result.items() if re.match(r"reward$|pass@|greedy/acc", k)
-    ]
+    for key in (k for k in result if re.fullmatch(r"reward|pass@\d+|greedy/accuracy", k)):
+        shown.append(f"{key.removesuffix('/accuracy'):<12}{result[key]:.3f}")
     counts = {k.removeprefix("status/"): v for k, v in result.items() if k.startswith("status/")}
     shown.append("responses   " + ", ".join(f"{v} {k}" for k, v in counts.items() if v))
     return "\n".join(shown)

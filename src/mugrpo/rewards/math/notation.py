@@ -1,8 +1,8 @@
 r"""One notation for what LaTeX, unicode and plain text write in many ways.
 
 Both verifiers (`math`, `numeric`) read it. Signs that have several names get one (`SAME`), `RULES`
-are applied, and the result is written again without needless blanks and braces.
-docs/rewards.md shows both tables, and a test applies each rule to its example. A rule may
+are applied, and the result is written again without needless blanks and braces. The page of
+verdicts (`make site`) shows both tables, and a test applies each rule to its example. A rule may
 change how an answer looks, never its value.
 """
 
