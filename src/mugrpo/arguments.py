@@ -19,7 +19,7 @@ from mugrpo.config.base import imported, installed
 from mugrpo.config.describe import Option, Table, tables
 from mugrpo.config.load import leaves
 from mugrpo.config.run import PRESETS, RunConfig
-from mugrpo.disk.errors import UsageError
+from mugrpo.disk.errors import EXIT_STATUSES, UsageError
 from mugrpo.tools import vllm_env
 
 DEMO = Path(__file__).with_name("config") / "demo.toml"
@@ -157,8 +157,9 @@ def parser() -> argparse.ArgumentParser:
         "\n".join([f"{group}:", *(f"  {name:<12}{text}" for name, text in named)])
         for group, named in commands.groups.items()
     ]
+    statuses = "\n".join(f"    {n:<10}{text}" for n, text in EXIT_STATUSES.items())
     end = f"`mugrpo COMMAND --help` has an example. The pages:\n{pages()}"
-    root.epilog = "\n\n".join([*listed, end])
+    root.epilog = "\n\n".join([*listed, f"exit statuses:\n{statuses}", end])
     return root
 
 

@@ -23,7 +23,7 @@ def cdf(t: float, df: float) -> float:
 
 @cache
 def quantile(p: float, df: float) -> float:
-    """Return the t at which `cdf` is `p`, found by bisection; 0.5 <= p < 1."""
+    """Return the `p`-quantile for 0.5 <= p < 1: bisect `cdf`."""
     assert 0.5 <= p < 1 and df > 0
     low, high = 0.0, 1.0
     while cdf(high, df) < p:
