@@ -179,7 +179,7 @@ def test_values_out_of_bounds_are_refused_by_name_value_and_bound(refusal, overr
             "objective.ratio_clip=[0, inf]",
             "objective.ratio_clip.1 = inf: input should be a finite number",
         ),
-        ("objective.ratio_clip=5", "objective.ratio_clip = 5: input should be a valid tuple"),
+        ("objective.ratio_clip=5", "objective.ratio_clip = 5: it should be a list"),
         ("schedule.stages=true", "schedule.stages = True: input should be a valid integer"),
         ("schedule.stages='3'", "schedule.stages = '3': input should be a valid integer"),
         (

@@ -56,7 +56,7 @@ def test_a_source_is_a_table_of_a_task_with_a_name_and_a_weight(toml):
 @pytest.mark.parametrize(
     ("sources", "sentence"),
     [
-        ([], "task.sources = (): tuple should have at least 1 item"),
+        ([], "task.sources = (): it should not be empty"),
         ([CHAIN, {**DATA, "source": "a"}], "two of task.sources are called 'a'; rename one"),
         ([{**CHAIN, "weight": -1}], "a weight cannot be negative; 0 leaves a source out"),
         (

@@ -187,6 +187,15 @@ def _set(raw: dict[str, Any], name: str, value: Any) -> None:
     table[leaf] = value
 
 
+_IN_TOML = {
+    "model_type": "It should be a table of options",
+    "model_attributes_type": "It should be a table of options",
+    "dict_type": "It should be a table",
+    "tuple_type": "It should be a list",
+    "too_short": "It should not be empty",  # every limit of a length is 1
+}  # pydantic's type of error -> what it means to somebody who writes TOML
+
+
 def _sentence(error: Any, root: type[Options]) -> str:
     """Return a sentence that explains one of pydantic's errors on the options of `root`."""
     name, value = _dotted(error["loc"], root), error["input"]
@@ -201,8 +210,7 @@ def _sentence(error: Any, root: type[Options]) -> str:
     message = str(error["msg"]).removeprefix("Value error, ")
     if not name:  # the error is about the config as a whole
         return message
-    if error["type"] in ("model_type", "model_attributes_type"):
-        message = "It should be a table of options"
+    message = _IN_TOML.get(error["type"], message)
     return f"{name} = {value!r}: {message[0].lower()}{message[1:]}"
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 
+from mugrpo.config.load import build_config
 from mugrpo.config.run import PRESETS, RunConfig, beneath
 from mugrpo.optimize import advantages
 from mugrpo.optimize.experience import advantage_of
@@ -37,11 +37,7 @@ class Method:
         preset = name.replace("_", "-")
         alone = {"preset": "grpo", "objective": {"name": name}, "veto": {"name": "off"}}
         raw = {"preset": preset} if preset in PRESETS else alone
-        try:
-            config = RunConfig.model_validate(beneath(raw, options or {}))
-        except ValidationError as error:
-            faults = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-            raise ValueError(f"method {name!r}: {'; '.join(faults)}") from None
+        config = build_config(beneath(raw, options or {}), f"method {name!r}")
         loss = UpdateLoss(config)
         if loss.objective.prepass or loss.objective.needs:
             raise ValueError(

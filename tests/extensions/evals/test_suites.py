@@ -138,7 +138,7 @@ def test_groups_of_groups_and_files_beside_them_are_expanded_once(file):
             "task.eval_split divides the problems of a run, and a suite asks all of them",
         ),
         (MINE + "eval_problems = 3\n", "task.eval_problems divides the problems of a run"),
-        ("title = 'T'\nsuites = []\n", "suites = (): tuple should have at least 1 item"),
+        ("title = 'T'\nsuites = []\n", "suites = (): it should not be empty"),
         (
             "title = 'T'\nsuites = ['gsm8k']\nsamples = 3\n",
             "there is no option samples; choose among title, suites",

@@ -93,10 +93,10 @@ def test_folders_are_named_after_the_values_and_differ(file):
 @table(
     ("old", "new", "message"),
     [
-        ("seeds = [4, 5]", "seeds = []", r"seeds: .*at least 1"),
+        ("seeds = [4, 5]", "seeds = []", r"seeds = .* not be empty"),
         ("seeds = [4, 5]", "seeds = [4, 4]", r"seeds \[4, 4\] contain a duplicate"),
-        ('title = "T"', "", r"title: Field required"),
-        ('question = "Q"', 'question = "Q"\nsede = 1', r"sede: Extra inputs"),
+        ('title = "T"', "", r"title must be given"),
+        ('question = "Q"', 'question = "Q"\nsede = 1', r"no option sede; choose among title"),
         ("optimizer.lr = 1.0", "optimizer.lr = -1.0", r"high: optimizer\.lr = -1"),
         (
             "veto.threshold = 0.5",
@@ -106,6 +106,7 @@ def test_folders_are_named_after_the_values_and_differ(file):
         ('"GRPO!"', '"Veto?"', r"axes\.method has a value 'Veto\?' .* rename it"),
         ('"GRPO!"', '"!"', r"axes\.method has a value '!' .* rename it"),
         ('question = "Q"', 'question = "Q"\nbaseline = {method = "x"}', r"baseline\.method = 'x'"),
+        ('question = "Q"', 'question = "Q"\nbaseline = 3', r"baseline = 3: it should be a list"),
     ],
 )
 def test_a_bad_study_is_refused_in_one_sentence(file, old, new, message):

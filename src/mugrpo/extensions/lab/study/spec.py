@@ -23,10 +23,17 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field
 
 from mugrpo.config.base import Options
-from mugrpo.config.load import as_override, build_config, lay_over, leaves, read_toml
+from mugrpo.config.load import (
+    as_override,
+    build_config,
+    lay_over,
+    leaves,
+    read_toml,
+    validated,
+)
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 
@@ -100,7 +107,7 @@ Baseline = dict[str, str]
 
 
 def _several(value: Any) -> Any:
-    return (value,) if isinstance(value, dict) else tuple(value)
+    return (value,) if isinstance(value, dict) else value
 
 
 class Study(Options):
@@ -161,14 +168,9 @@ def load_study(file: Path) -> tuple[Study, list[Cell]]:
 
     Raises UsageError if the file is not a valid study, or if a cell's options are not valid.
     """
-    raw = read_toml(file)
-    try:
-        study = Study.model_validate(raw)
-    except ValidationError as error:
-        faults = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise UsageError(f"{file} is not a valid study: {'; '.join(faults)}") from None
+    study = validated(Study, read_toml(file), str(file))
     for fault in (*_faults(study), *_unknown_values(study), *_column_faults(study)):
-        raise UsageError(f"{file} is not a valid study: {fault}")
+        raise UsageError(f"{file}: {fault}")
     return study, list(_cells(study, file))
 
 
