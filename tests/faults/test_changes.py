@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.cases import some
+from tests.faults.case import Case
 from tests.faults.harm import accepted, contents, refused
 from tests.runs import (
+    MODEL,
     Command,
     assert_same,
     checkpoints,
@@ -48,6 +50,25 @@ def test_changed_problems_model_or_code_are_refused_unless_forced(
     assert command("train", run_dir, "--force").status == 0
     assert_same(run_dir, reference)
     assert command("train", run_dir).status == 0
+
+
+def test_data_and_a_model_that_have_moved_are_told_by_their_contents(
+    tmp_path: Path, command: Command
+):
+    case, model, data = Case(tmp_path, command, []), tmp_path / "model", tmp_path / "q.jsonl"
+    case.data()
+    shutil.copytree(MODEL, model)
+    assert command("generate", *case.words("--model.path", model)).status == 0
+    (tmp_path / "p.jsonl").rename(data)
+    refused(command("train", case.run_dir), "there is no data file")
+    words = ["train", case.run_dir, "--task.data", data]
+    words += ["--model.path", model.rename(tmp_path / "other")]
+    good = data.read_bytes()
+    data.write_bytes(good.replace(b"4", b"5", 1))
+    refused(command(*words), "the problems changed")
+    data.write_bytes(good)
+    assert command(*words).status == 0
+    assert len(checkpoints(case.run_dir)) == 1
 
 
 @pytest.mark.promise("threads")

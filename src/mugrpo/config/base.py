@@ -33,8 +33,8 @@ class Options(BaseModel):
     """A group of options: one typed field per option, with one description under it.
 
     Unknown keys are refused. When a run is resumed, a field marked `json_schema_extra=HARMLESS` may
-    have changed. One marked FIXED may not, because the shards on disk depend on it. Any other
-    change needs --force.
+    have changed: it decides no number, or is a place whose contents are compared instead. One
+    marked FIXED may not, because the shards on disk depend on it. Any other change needs --force.
     """
 
     model_config = ConfigDict(
@@ -176,7 +176,7 @@ class GeneratedOptions(TaskOptions):
 class TextOptions(TaskOptions):
     """A task whose problems are text, which a model reads in words of the user's."""
 
-    data: PathOrName
+    data: PathOrName = Field(json_schema_extra=HARMLESS)
     """A JSONL (.jsonl), parquet or CSV file, or the id of a data set on the hub; of reasoning-gym,
     the name of a data set, such as "chain_sum"."""
     # The same words in each class: help merges options that say the same.

@@ -62,7 +62,7 @@ PRETRAINED_LR, PRETRAINED_LONGEST = 1e-5, 512
 class ModelOptions(Options):
     """The policy's model and tokenizer."""
 
-    path: str = "chain"
+    path: str = Field("chain", json_schema_extra=HARMLESS)
     """A directory in Hugging Face form, a hub id, "chain", "letters" or "carry" for that task's
     embedded model, or "smollm2" once `make smollm2` has made it."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Union
 from pydantic import BeforeValidator, Field, create_model, field_validator, model_validator
 
 from mugrpo.config.base import (
+    HARMLESS,
     ByStage,
     GeneratedOptions,
     Options,
@@ -57,7 +58,7 @@ class DatasetOptions(TextOptions):
     """The configuration of a hub data set that has several."""
     revision: str | None = None
     """Commit, tag or branch of a data set on the hub. Only a commit always gives the same data."""
-    eval_data: PathOrName | None = None
+    eval_data: PathOrName | None = Field(None, json_schema_extra=HARMLESS)
     """The source of the held-out problems, in the same forms as `data`. If only eval_split is set,
     this is `data`."""
     eval_split: str | None = None
