@@ -78,6 +78,9 @@ group_size = 8
 [rollouts]
 max_new_tokens = {tokens}  # a response that does not end within it counts as wrong
 
+[engine]
+# slots = 1920  # sequences decoded together. On a GPU, give as many as its memory holds
+
 [optimizer]
 lr = {lr}  # falls to 0
 

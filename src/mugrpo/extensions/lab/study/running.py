@@ -65,11 +65,14 @@ class Cells:
         return [fault for fault in faults if fault]
 
     def _fault(self, cell: Cell) -> str | None:
-        """Run a cell. Return what failed, so that other cells can still run, or None."""
+        """Run a cell. Say and return what failed, so that other cells can still run, or None."""
         try:
-            return self._run(cell)
+            fault = self._run(cell)
         except (UsageError, RunStopped) as error:
-            return f"{cell}: {error}; to start it from scratch, remove its folder in {self.work}"
+            fault = f"{cell}: {error}; to start it from scratch, remove its folder in {self.work}"
+        if fault:
+            self.say(fault)  # the others may take hours
+        return fault
 
     def _run(self, cell: Cell) -> str | None:
         """Run a cell to its end and put its row into the table. Return what failed, or None."""
