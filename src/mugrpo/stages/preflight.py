@@ -58,6 +58,8 @@ def _try_rewards(run: OpenRun, verbose: bool) -> None:
     count = _SHOWN if verbose else 1
     refusal = UsageError if run.folder.is_untouched() else RunStopped
     problems = [*_first(run.problems, count), *_first(held_out, count)]
+    if verbose:  # a function that hangs takes a minute to be stopped
+        run.progress.say(f"rewards     are tried on {len(problems)} reference answers")
     for problem, score in zip(problems, _scores(run, problems), strict=True):
         made_up = _made_up(run, problem)
         completion = f"the reference answer {made_up!r} as the response to problem {problem.id!r}"
