@@ -58,14 +58,15 @@ def _try_rewards(run: OpenRun, verbose: bool) -> None:
     count = _SHOWN if verbose else 1
     refusal = UsageError if run.folder.is_untouched() else RunStopped
     problems = [*_first(run.problems, count), *_first(held_out, count)]
-    if verbose:  # a function that hangs takes a minute to be stopped
-        run.progress.say(f"rewards     are tried on {len(problems)} reference answers")
+    shown = verbose and any(datasets_in(run.config.task))  # embedded tasks have no rewards of yours
+    if shown:  # first, as a function that hangs is stopped only after a minute
+        run.progress.say(f"rewards     try {len(problems)} reference answers")
     for problem, score in zip(problems, _scores(run, problems), strict=True):
         made_up = _made_up(run, problem)
         completion = f"the reference answer {made_up!r} as the response to problem {problem.id!r}"
         if verbose:
             run.progress.say(f"prompt      {run.prompts.text(problem)!r}")
-        if verbose and [*datasets_in(run.config.task)]:  # embedded tasks have no rewards of yours
+        if shown:
             reward = "none" if score.reward is None else f"{score.reward:g}"
             run.progress.say(
                 f"reward      {reward} ({score.status}{_each(score)}) for {completion}"

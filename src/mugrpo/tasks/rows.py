@@ -64,7 +64,9 @@ def _file_rows(path: Path) -> Iterator[Row]:
     except UsageError:  # a ValueError, which names its line already
         raise
     except FileNotFoundError:
-        raise UsageError(f"there is no data file {path.absolute()}") from None
+        raise UsageError(
+            f"there is no data file {path.absolute()}; name the place where it is"
+        ) from None
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: byte {error.start} is not UTF-8; save it as UTF-8") from None
     except (OSError, ValueError, csv.Error, pa.ArrowException) as error:

@@ -96,5 +96,5 @@ def run_study(options: argparse.Namespace) -> int:
     )
     options.say(page)
     if failed:
-        print(f"cells that failed, as said above: {len(failed)}", file=sys.stderr)
+        print(f"failed cells, named above: {len(failed)}", file=sys.stderr)
     return 3 if failed else 0

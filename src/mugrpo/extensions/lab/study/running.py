@@ -65,13 +65,13 @@ class Cells:
         return [fault for fault in faults if fault]
 
     def _fault(self, cell: Cell) -> str | None:
-        """Run a cell. Say and return what failed, so that other cells can still run, or None."""
+        """Run a cell. Report a failure at once, as others may run for hours, and return it."""
         try:
             fault = self._run(cell)
         except (UsageError, RunStopped) as error:
             fault = f"{cell}: {error}; to start it from scratch, remove its folder in {self.work}"
         if fault:
-            self.say(fault)  # the others may take hours
+            self.say(fault)
         return fault
 
     def _run(self, cell: Cell) -> str | None:
