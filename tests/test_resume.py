@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from mugrpo.disk import metrics
 from mugrpo.disk.shards import ShardSet, read_logprobs, read_rollouts
 from tests.cases import some
 from tests.runs import (
@@ -203,6 +204,8 @@ STORED: list[tuple[str, str, list[dict[int, int]]]] = [
 def test_logprobs_of_other_policies_are_stored_and_change_the_weights(
     whole: dict[str, Path], kind: str, name: str, updates: list[dict[int, int]]
 ):
+    lines = metrics.read_metrics(whole[kind] / "metrics.jsonl")
+    timed = [line["time/logprobs"] for line in lines if line["kind"] == "update"]
     for stage, expected in enumerate(updates):
         folder = whole[kind] / f"stages/{stage:03d}"
         made, kept = (ShardSet(folder / which, which) for which in ("rollouts", name))
@@ -210,6 +213,9 @@ def test_logprobs_of_other_policies_are_stored_and_change_the_weights(
         lengths = [len(row) for n in kept.numbers() for row in read_logprobs(kept, n)]
         tokens = [len(r.response_ids) for n in made.numbers() for r in read_rollouts(made, n)]
         assert lengths == tokens  # the tiny run trains on its rollouts in their order
+        if name != "proximal_logprobs":  # those are computed while an update reads
+            spent = sum(entry["seconds"] for entry in kept.entries())
+            assert timed[3 * stage : 3 * stage + 3] == [spent, 0.0, 0.0] and spent > 0
     assert final_weights(whole[kind]) != final_weights(whole["plain"])
 
 

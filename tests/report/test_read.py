@@ -87,15 +87,16 @@ def test_options_are_flattened_by_dotted_names():
 def run(tmp_path: Path) -> RunData:
     """A run of two stages of two updates."""
 
-    def timed(number: int, checkpoint: float = 0.0) -> dict[str, object]:
+    def timed(number: int, checkpoint: float = 0.0, logprobs: float = 0.0) -> dict[str, object]:
         seconds = {"time/update": 3.0, "time/read": 0.5, "time/checkpoint": checkpoint}
+        seconds["time/logprobs"] = logprobs
         return update(number, **seconds)
 
     write_config(tmp_path, stages=2, batches_per_stage=2)
     lines = [
         evaluation(0, 0.25, **{"time/evaluate": 5.0}),
         refresh(0, 0, **{"time/refresh": 1.0, "time/generate": 10.0, "time/score": 2.0}),
-        timed(1),
+        timed(1, logprobs=2.0),  # of a reference, before the stage's first update
         timed(2),
         evaluation(2, 0.5, **{"time/evaluate": 6.0}),
         refresh(2, 1, **{"time/refresh": 3.0, "time/generate": 20.0, "time/score": 2.0}),
@@ -111,14 +112,14 @@ def test_the_training_clock_leaves_evaluation_out(run: RunData):
     clock = training_clock(run)
     assert {at: seconds for at, seconds in clock.items() if at[0] != "refresh"} == {
         ("evaluation", 0): 0.0,
-        ("update", 1): 16.5,
-        ("update", 2): 20.0,
-        ("evaluation", 2): 20.0,
-        ("update", 3): 52.5,  # with the checkpoint after update 2
-        ("update", 4): 56.0,
-        ("evaluation", 4): 56.0,
+        ("update", 1): 18.5,
+        ("update", 2): 22.0,
+        ("evaluation", 2): 22.0,
+        ("update", 3): 54.5,  # with the checkpoint after update 2
+        ("update", 4): 58.0,
+        ("evaluation", 4): 58.0,
     }
-    assert training_seconds(run) == 56.0
+    assert training_seconds(run) == 58.0
 
 
 def test_phases_add_up(run: RunData):
@@ -126,7 +127,7 @@ def test_phases_add_up(run: RunData):
         "refresh": 4.0,
         "generate": 30.0,
         "score": 4.0,
-        "optimize": 14.0,
+        "optimize": 16.0,
         "checkpoint": 4.0,
         "evaluate": 18.0,
     }

@@ -29,7 +29,7 @@ PHASES: dict[str, tuple[str, tuple[str, ...]]] = {
     "refresh": ("refresh", ("time/refresh",)),
     "generate": ("refresh", ("time/generate",)),
     "score": ("refresh", ("time/score",)),
-    "optimize": ("update", ("time/update", "time/read")),
+    "optimize": ("update", ("time/update", "time/read", "time/logprobs")),
     "checkpoint": ("update", ("time/checkpoint",)),
     "evaluate": ("evaluation", ("time/evaluate",)),
 }

@@ -9,6 +9,7 @@ proximal_logprobs           of the proximal policy: once every proximal_period u
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
@@ -51,9 +52,10 @@ def logprobs_stage(stage: Stage, compute: Compute, progress: Progress) -> None:
             continue
         progress.begin(stage.heading(name), "shards", len(missing))
         for shard in missing:
+            began = time.monotonic()
             logprobs = compute(update, list(read_rollouts(rollouts, shard)))
-            sha256 = rollouts.entry(shard)["sha256"]
-            write_logprobs(kept, shard, logprobs, rollouts_sha256=sha256, policy_step=update)
+            notes = {"rollouts_sha256": rollouts.entry(shard)["sha256"], "policy_step": update}
+            write_logprobs(kept, shard, logprobs, **notes, seconds=time.monotonic() - began)
             progress.advance(1)
         progress.end()
 
@@ -61,6 +63,12 @@ def logprobs_stage(stage: Stage, compute: Compute, progress: Progress) -> None:
 def needed_once(stage: Stage) -> list[str]:
     """Return the names of the logprobs that updates need once per stage."""
     return [name for name in stage.config.needs if name in ONCE_A_STAGE]
+
+
+def seconds_once(stage: Stage) -> float:
+    """Return the seconds that the stored logprobs of `needed_once` took."""
+    entries = (entry for name in needed_once(stage) for entry in stage.shards(name).entries())
+    return sum(entry.get("seconds", 0.0) for entry in entries)
 
 
 def _of_these(rollouts: ShardSet, kept: ShardSet, shard: int, update: int) -> bool:

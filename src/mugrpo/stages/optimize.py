@@ -14,7 +14,7 @@ from mugrpo.optimize.diagnostics import SampleCollector
 from mugrpo.optimize.experience import Experience
 from mugrpo.run.opening import OpenRun
 from mugrpo.stages.evaluate import SAMPLES
-from mugrpo.stages.logprobs import Compute, StageReader
+from mugrpo.stages.logprobs import Compute, StageReader, seconds_once
 from mugrpo.stages.stage import Stage
 from mugrpo.stages.training import Training
 
@@ -46,6 +46,7 @@ def optimize_stage(
     between(start)
     trainer = training.at(start)
     reader = StageReader(stage, compute)
+    spent = seconds_once(stage) if start == first else 0.0  # with overlap, `arrived` spends them
     run.progress.begin(stage.heading("optimize"), "updates", stage.end - first, start - first)
     end = stage.end if until is None else min(stage.end, until)
     while trainer.update < end:
@@ -55,6 +56,7 @@ def optimize_stage(
         experience = reader.of_update(trainer.update)
         line: Metrics = {"stage": stage.number, "staleness": trainer.update - first}
         line["time/read"] = time.monotonic() - began
+        line["time/logprobs"], spent = spent, 0.0
         line["time/checkpoint"] = training.take_checkpoint_seconds()
         watch = SampleCollector() if samples_due(stage, trainer.update + 1) else None
         line |= trainer.step(experience, watch)

@@ -210,12 +210,12 @@ def test_the_table_by_hand():
     head, rule, *rows = re.sub(" +", " ", table(lines, 4)).splitlines()
     assert head.count("|") == rule.count("|") == 9
     # The interval is that of the evaluation's line. Of the worse one: shares 0.05, 0.15 and 0.4 of
-    # three updates; the middle one of 1, 2 and 9 seconds.
+    # three updates; the mean of 1, 2 and 9 seconds.
     before_, after_ = "0.250 (0.100 to 0.750)", "0.500 (0.125 to 0.750)"
     assert rows == [
         f"| a | {before_} | {after_} | 0.125 | 0.25 | | 0.0% | 3 |",
         f"| z | {before_} | {after_} | 0.125 | 0.25 | | 0.0% | 3 |",
-        f"| worse | {before_} | 0.200 (0.100 to 0.750) | 0.0123 | 0.02 | 3.5 | 20.0% | 2 |",
+        f"| worse | {before_} | 0.200 (0.100 to 0.750) | 0.0123 | 0.02 | 3.5 | 20.0% | 4 |",
         f"| unknown | {before_} | not measured | 0.125 | 0.25 | 2 | 0.0% | 3 |",
     ]
     (only,) = table({"none": none}, 4).splitlines()[2:]

@@ -13,13 +13,13 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
+from statistics import fmean
 from typing import Any
 
 from mugrpo.config.load import build_config
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.metrics import encoded, read_metrics
+from mugrpo.disk.metrics import encoded, read_metrics, seconds_of
 from mugrpo.disk.publishing import (
     publish_file,
     publish_folder,
@@ -102,7 +102,7 @@ def _row(name: str, lines: list[Line], first: int) -> list[str]:
     after = evaluations.get(last.get("update", first), {})
     left_out = [sum(v for k, v in u.items() if k.endswith("_fraction")) for u in updates]
     ratios = [r for u in updates if (r := u.get("ratio/negative/max")) is not None]
-    seconds = [u["time/update"] + u["time/read"] for u in updates]
+    seconds = [seconds_of(update, "optimize") for update in updates]
     return [
         f"{after.get('accuracy') or 0:.9f}",
         name,
@@ -112,7 +112,7 @@ def _row(name: str, lines: list[Line], first: int) -> list[str]:
         _number(last.get("tv_token")),
         _number(max(ratios, default=None)),
         f"{sum(left_out) / len(left_out):.1%}" if left_out else "",
-        _number(median(seconds) if seconds else None),
+        _number(fmean(seconds) if seconds else None),
     ]
 
 

@@ -69,7 +69,10 @@ class Cells:
         try:
             fault = self._run(cell)
         except (UsageError, RunStopped) as error:
-            fault = f"{cell}: {error}; to start it from scratch, remove its folder in {self.work}"
+            fault = (
+                f"{cell}: {error}; `mugrpo train {self._folder(cell)}` takes such options and "
+                "resumes this cell alone; without that folder, it starts again"
+            )
         if fault:
             self.say(fault)
         return fault
@@ -78,7 +81,7 @@ class Cells:
         """Run a cell to its end and put its row into the table. Return what failed, or None."""
         if self._stopping():
             return None
-        folder = self.work / "cells" / cell.name
+        folder = self._folder(cell)
         quiet = Progress(Console(quiet=True))
         with (
             self._alone,  # it refuses a folder that holds another run
@@ -102,6 +105,9 @@ class Cells:
             seconds = f"{row['training_seconds']:.0f} s of training"
             self.say(f"[{finished}/{len(self.cells)}] {cell}:{accuracy} {seconds}")
         return None
+
+    def _folder(self, cell: Cell) -> Path:
+        return self.work / "cells" / cell.name
 
     def _stopping(self) -> bool:
         return self.stop.signal_name is not None
