@@ -1,7 +1,8 @@
-"""Whether the weights, gradients and moments of a run can fit this machine."""
+"""Whether a run can fit this machine: its weights, gradients and moments, and its checkpoints."""
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from transformers import AutoModelForCausalLM
 from mugrpo.config.cores import host_memory
 from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.disk.errors import UsageError
+from mugrpo.disk.run_dir import RunDir
 from mugrpo.model.hardware import device
 from mugrpo.model.loading import model_config
 
@@ -24,15 +26,31 @@ def parameters(options: ModelOptions) -> tuple[int, int]:
     return sum(p.numel() for p in model.parameters()), int(sizes.num_hidden_layers)
 
 
-def require_memory(config: RunConfig) -> None:
-    """Raise UsageError if what every update needs cannot fit this machine's memory.
+def require_room(config: RunConfig, folder: RunDir) -> str:
+    """Return a warning if the disk lacks room for the checkpoints that a run will keep, or "".
 
-    On a CPU the system would kill the process without a word. Activations are not counted: an
-    update that runs out of memory is computed again in smaller parts.
+    Raises UsageError if what every update needs cannot fit this machine's memory: on a CPU the
+    system would kill the process without a word. Activations are not counted: an update that runs
+    out of memory is computed again in smaller parts.
     """
-    if config.backend.clustered:
-        return  # its machines are others
     weights, _ = parameters(config.model)
+    if not config.backend.clustered:  # its machines are others
+        _require_memory(config, weights)
+    every, keep, schedule = config.checkpoint.every, config.checkpoint.keep, config.schedule
+    due = -(-schedule.total_updates // every) if every else schedule.stages
+    kept = min(due, keep + 1) if keep else due  # one is written before the oldest is removed
+    need = 12 * weights * (kept - len(folder.checkpoint_updates()))  # fp32, and two moments
+    free = shutil.disk_usage(folder.root).free
+    if config.lora.rank or need <= free:
+        return ""
+    return (
+        f"warning: {kept} checkpoints take {need / GIB:.0f} GiB more, and {free / GIB:.0f} are "
+        f"free in {folder.root}: keep fewer (--checkpoint.keep 2) or save less often "
+        "(--checkpoint.every)"
+    )
+
+
+def _require_memory(config: RunConfig, weights: int) -> None:
     trained = 0 if config.lora.rank else weights  # an adapter is a few percent
     copy = 0 if config.model.precision == "fp32" else 2
     need = (4 + copy) * weights + 12 * trained  # fp32, a copy in bf16; gradient and two moments
