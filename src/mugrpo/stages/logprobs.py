@@ -9,6 +9,7 @@ proximal_logprobs           of the proximal policy: once every proximal_period u
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Sequence
 
@@ -68,7 +69,7 @@ def needed_once(stage: Stage) -> list[str]:
 def seconds_once(stage: Stage) -> float:
     """Return the seconds that the stored logprobs of `needed_once` took."""
     entries = (entry for name in needed_once(stage) for entry in stage.shards(name).entries())
-    return sum(entry.get("seconds", 0.0) for entry in entries)
+    return math.fsum(entry["seconds"] for entry in entries)
 
 
 def _of_these(rollouts: ShardSet, kept: ShardSet, shard: int, update: int) -> bool:
