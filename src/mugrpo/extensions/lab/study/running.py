@@ -71,7 +71,7 @@ class Cells:
         except (UsageError, RunStopped) as error:
             fault = (
                 f"{cell}: {error}; `mugrpo train {self._folder(cell)}` takes such options and "
-                "resumes this cell alone; without that folder, it starts again"
+                "resumes this cell alone; remove that folder to start again"
             )
         if fault:
             self.say(fault)
