@@ -12,7 +12,7 @@ from mugrpo.config.load import build_config
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.shards import Place, read_plan, read_rollouts, write_rollouts
 from mugrpo.stages.logprobs import StageReader
-from mugrpo.stages.optimize import checkpoint_due, samples_due
+from mugrpo.stages.optimize import samples_due
 from mugrpo.stages.stage import (
     Stage,
     plan_stage,
@@ -182,7 +182,7 @@ def test_stored_proximal_logprobs_of_other_rollouts_are_computed_again(tmp_path:
 def due(updates: int, **checkpoint: object) -> list[int]:
     raw = {"schedule": {"stages": 2, "batches_per_stage": 4, "growth": 1}, "checkpoint": checkpoint}
     config = build_config(raw, "test")
-    return [u for u in range(1, updates + 1) if checkpoint_due(config, u)]
+    return [u for u in range(1, updates + 1) if config.checkpoint_due(u)]
 
 
 def test_checkpoints_are_due_every_so_often_at_stage_ends_and_at_the_end():

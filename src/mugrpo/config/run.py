@@ -241,6 +241,13 @@ class RunConfig(Options):
         if self.proximal_period > 1 and self.distributed.processes > 1:
             yield "objective.proximal_period > 1 needs distributed.processes = 1"
 
+    def checkpoint_due(self, update: int) -> bool:
+        """Return whether the policy after `update` updates is saved, however long they took."""
+        every, schedule = self.checkpoint.every, self.schedule
+        if every:
+            return update % every == 0 or update == schedule.total_updates
+        return update == schedule.first_update(schedule.stage_of(update))
+
     @property
     def needs(self) -> tuple[str, ...]:
         """Return the names of the logprobs that the parts of the loss need beside the rollouts."""

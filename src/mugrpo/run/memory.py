@@ -36,8 +36,8 @@ def require_room(config: RunConfig, folder: RunDir) -> str:
     weights, _ = parameters(config.model)
     if not config.backend.clustered:  # its machines are others
         _require_memory(config, weights)
-    every, keep, schedule = config.checkpoint.every, config.checkpoint.keep, config.schedule
-    due = -(-schedule.total_updates // every) if every else schedule.stages
+    due = sum(map(config.checkpoint_due, range(1, config.schedule.total_updates + 1)))
+    keep = config.checkpoint.keep
     kept = min(due, keep + 1) if keep else due  # one is written before the oldest is removed
     need = 12 * weights * (kept - len(folder.checkpoint_updates()))  # fp32, and two moments
     free = shutil.disk_usage(folder.root).free

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.metrics import MetricsLog
 from mugrpo.disk.publishing import publish_json, with_sum
@@ -68,21 +67,13 @@ def optimize_stage(
         if line["skipped"]:
             report_nonfinite(run, update, experience, line, trainer.nonfinite_in_a_row)
         training.unsaved_seconds += line["time/update"]
-        if checkpoint_due(config, update):
+        if config.checkpoint_due(update):
             training.save(rests=update == end)
         elif training.overdue():
             training.save(temporary=True, rests=update == end)
         run.progress.advance(1, line["tokens"])
         between(update)
     run.progress.end()
-
-
-def checkpoint_due(config: RunConfig, update: int) -> bool:
-    """Return whether the policy after `update` updates is saved, however long they took."""
-    every, schedule = config.checkpoint.every, config.schedule
-    if every:
-        return update % every == 0 or update == schedule.total_updates
-    return update == schedule.first_update(schedule.stage_of(update))
 
 
 def samples_due(stage: Stage, update: int) -> bool:
