@@ -9,7 +9,7 @@ import pytest
 from mugrpo.config.load import build_config, load_config
 from mugrpo.config.tasks import MixtureOptions, datasets_in
 from mugrpo.disk.errors import UsageError
-from mugrpo.run.target import named_by
+from mugrpo.run.trust import named_by
 
 CHAIN = {"source": "a", "name": "chain", "terms": 3}
 DATA = {"source": "b", "data": "none.jsonl"}
@@ -89,4 +89,5 @@ def test_code_that_a_source_names_is_known(tmp_path):
     (tmp_path / "judge.py").write_text("# a judge\n")
     raw = {**DATA, "rewards": [f"{tmp_path}/judge.py:f"]}
     config = build_config({"task": {"name": "mixture", "sources": [CHAIN, raw]}}, "test")
-    assert named_by(config) == [("task.rewards", f"{tmp_path}/judge.py:f")]
+    judge = tmp_path / "judge.py"
+    assert named_by(config) == [("task.rewards", f"{judge}:f", (judge,))]

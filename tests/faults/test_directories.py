@@ -71,6 +71,21 @@ def test_no_command_follows_a_link_out_of_a_run(
     assert precious.read_text() == "not the run's"
 
 
+@table("linked", ["logs", "samples", "stages/001", "checkpoints"])
+def test_no_folder_around_a_run_lets_it_link_out(
+    tmp_path: Path, command: Command, reference: Path, linked: str
+):
+    """The runs of a bakeoff stand in such folders. That proves nothing about what stands there."""
+    run_dir = Path(shutil.copytree(reference, tmp_path / "bakeoff" / "stage-000" / "run"))
+    own = Path(shutil.copytree(reference, tmp_path / "own"))
+    before = contents(own)
+    shutil.rmtree(run_dir / linked, ignore_errors=True)
+    (run_dir / linked).symlink_to(own / linked)
+    for words in (["train"], ["repair"], ["report"]):
+        refused(command(*words, run_dir), f"{run_dir / linked} is a link out of the run")
+    assert contents(own) == before
+
+
 @pytest.mark.long
 def test_the_lock_of_a_killed_process_is_free_and_reported(
     tmp_path: Path, command: Command, reference: Path

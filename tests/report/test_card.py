@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import yaml
 from mugrpo.cli import main
 from mugrpo.disk.errors import UsageError
 from mugrpo.report.card import write_card
+from tests.faults.harm import summed
 from tests.report.synthetic import evaluation, update, write_config, write_metrics
 from tests.runs import read_metrics
 
@@ -35,6 +37,22 @@ def test_an_accuracy_that_was_not_measured_is_not_in_the_card(tmp_path: Path):
     text = write_card(tmp_path, None).read_text()
     (row,) = [line for line in text.splitlines() if line.startswith("| accuracy")]
     assert row.split(" | ")[1:] == ["0.250", "not measured |"] and "after 2 of " in text
+
+
+def test_texts_of_a_run_are_text_in_its_card(tmp_path: Path):
+    bad = "\x1b[2J\x00</td><script>`|\n---"
+    write_config(tmp_path)
+    stored = json.loads((tmp_path / "config.json").read_text())
+    config = stored["config"]
+    config |= {"preset": bad, "seed": bad, "lora": {"rank": bad}, "model": {"path": f"a/{bad}"}}
+    config |= {"task": {"name": "dataset", "data": bad}, "prompt": {"form": "chat"}}
+    config["rollouts"]["max_new_tokens"] = config["optimizer"]["lr"] = bad
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    summed(tmp_path / "config.json")
+    write_metrics(tmp_path, [evaluation(0, 0.25), update(1)])
+    text = write_card(tmp_path, None).read_text()
+    assert not re.search(r"[\x00-\x09\x0b-\x1f]|<", text) and text.count("&lt;script>") >= 5
+    assert text.count("\n---\n") == 1 and "base_model" not in text
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path):

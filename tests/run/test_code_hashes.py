@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ def names(reward: str) -> dict[str, str]:
 def test_the_file_that_an_option_names_is_hashed_and_never_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Not what it imports. A module is looked for in the working directory first."""
+    """Not what it imports. A module is looked for in the working directory last, as workers do."""
     monkeypatch.chdir(tmp_path)
     for name in ("judge.py", "package/__init__.py", "package/inner.py", "json.py"):
         file = tmp_path / name
@@ -29,7 +30,10 @@ def test_the_file_that_an_option_names_is_hashed_and_never_imported(
     judge, inner = tmp_path / "judge.py", tmp_path / "package" / "inner.py"
     assert names("judge.py:f") == {str(judge): sha256_of(judge)}
     assert names("judge:f") == {"judge": sha256_of(judge)}
-    assert names("package.inner:f") == {"package.inner": sha256_of(inner)}
-    assert names("package:f") == {"package": sha256_of(tmp_path / "package" / "__init__.py")}
-    assert names("json:f") == {"json": sha256_of(tmp_path / "json.py")}
+    package = sha256_of(tmp_path / "package" / "__init__.py")
+    assert names("package.inner:f") == {"package.inner": f"{package} {sha256_of(inner)}"}
+    assert names("package:f") == {"package": package}
+    assert names("json:f") == {"json": sha256_of(Path(json.__file__))}
+    (tmp_path / "<judge.py").write_text("")
+    assert names("<judge.py:f") == {str(tmp_path / "<judge.py"): sha256_of(tmp_path / "<judge.py")}
     assert len(names("fractions:f")["fractions"]) == 64 and names("nowhere:f") == {}

@@ -14,7 +14,8 @@ import pytest
 import mugrpo
 from mugrpo.config.load import load_config
 from mugrpo.disk.errors import UsageError
-from mugrpo.run.target import named_by, read_target
+from mugrpo.run.target import read_target
+from mugrpo.run.trust import named_by
 from tests.faults.case import CONFIG, GOOD
 from tests.faults.harm import accepted, refused, summed
 from tests.runs import Command, write_config
@@ -45,11 +46,23 @@ KINDS: dict[str, dict[str, Any]] = {
     "task.rewards": {"task": {"rewards": ["FOLDER/their_code.py:judge"]}},
     "task.rewards = their_code:judge": {"task": {"rewards": ["their_code:judge"]}},
     "environment": {"environment": {"name": "FOLDER/their_code.py:Game"}},
+    "task.rewards = <their_code:judge": {"task": {"rewards": ["<their_code:judge"]}},
     "engine.python": {"engine": {"name": "vllm", "python": "FOLDER/their_code.sh"}},
     "prompt.chat_template": {
         "prompt": {"form": "chat", "chat_template": "FOLDER/their_code.jinja"}
     },
 }
+# Ways to write a suite's file, with code in it, that no other way of reading names may miss.
+SUITES = [
+    "s.toml",
+    "s.toml ",
+    "s.TOML",
+    "./s",
+    "s.suite",
+    "sub/s.toml",
+    "./s.toml,",
+    "group.toml",
+]
 COMMANDS = {
     "train": (),
     "generate": (),
@@ -127,6 +140,54 @@ def test_every_command_refuses_a_received_run_until_it_is_approved(folder: Path,
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_received_run_names_its_code(folder: Path, kind: str):
     names_what_it_runs(received(folder, kind), kind.partition(" ")[0])
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_a_suite_is_asked_about_however_its_file_is_written(folder: Path, name: str):
+    file, data = folder / name.strip(), folder / "p.jsonl"
+    file.parent.mkdir(exist_ok=True)
+    suite = f"""title = "theirs"
+max_new_tokens = 8
+[task]
+data = "{data}"
+rewards = ["their_code:judge"]
+"""
+    if name == "group.toml":
+        (folder / "one.toml").write_text(suite)
+        suite = 'title = "group"\nsuites = ["one.toml"]\n'
+    file.write_text(suite)
+    run_dir = received(folder, {"evaluation": {"suites": [{"name": name}]}})
+    inner = "one.toml" if name == "group.toml" else file.name
+    names_what_it_runs(
+        run_dir, f"evaluation.suites = {folder}/", f"{inner}: task.rewards = their_code:judge"
+    )
+
+
+def test_what_an_own_run_runs_may_not_change_without_a_yes(
+    folder: Path, command: Command, tmp_path: Path
+):
+    """Neither by another module behind the name, nor in a suite, nor with sums that fit."""
+    (folder / "rr.py").write_text((folder / "their_code.py").read_text())
+    (folder / "mine.toml").write_text(
+        f'title = "m"\nmax_new_tokens = 8\n[task]\ndata = "{folder}/p.jsonl"\n'
+        f'rewards = ["{folder}/their_code.py:judge"]\n'
+    )
+    words = ["--task.rewards=rr:judge", f"--evaluation.suites=[{{name = '{folder}/mine.toml'}}]"]
+    run_dir = folder / "mine"
+    assert command("generate", config_in(folder), *words, "--run-dir", run_dir).status == 0
+    read_target(run_dir)
+    for name in ("rr.py", "mine.toml", "their_code.py"):
+        (folder / "ran").unlink(missing_ok=True)
+        kept = (folder / name).read_text()
+        (folder / name).write_text(f"{kept}# changed\n")
+        ended = command("score", run_dir, "--force")
+        refused(ended, f"{run_dir} names what has changed since", str(folder / name), "--trust\n")
+        assert not (folder / "ran").exists()
+        (folder / name).write_text(kept)
+        read_target(run_dir)
+    (folder / "rr.py").write_text("# other\n" + (folder / "their_code.py").read_text())
+    read_target(run_dir, trust=True)
+    read_target(run_dir)
 
 
 @pytest.mark.parametrize(
@@ -227,7 +288,7 @@ def test_the_question_hides_nothing_and_commands_no_terminal(folder: Path, comma
 
 def test_every_option_that_runs_or_connects_to_something_is_named():
     def names(*overrides: str) -> list[str]:
-        return [" = ".join(one) for one in named_by(load_config(None, overrides))]
+        return [f"{one.option} = {one.text}" for one in named_by(load_config(None, overrides))]
 
     data = ["--task.name=dataset", "--task.data=none.jsonl"]
     assert names() == names(*data) == names("--engine.name=vllm") == []
@@ -248,8 +309,8 @@ def test_every_option_that_runs_or_connects_to_something_is_named():
         "environment = /game.py:Game",
         "task.rewards = judge.py:f",
         "task.rewards = module:h",
-        'environment.kwargs = {"server": "http://games"}',
         "engine.urls = http://localhost:8000",
+        'environment.kwargs = {"server": "http://games"}',
         "sinks.wandb = team/project",
     ]
     vllm = "--engine.name=vllm", "--engine.python=/python", "--engine.arguments={a = 'b.C'}"

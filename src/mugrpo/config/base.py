@@ -328,6 +328,7 @@ class Extension:
     backends: tuple[type[BackendOptions], ...] = ()
     environments: Mapping[str, EnvironmentKind] = of(default_factory=dict)
     measures: str = ""  # what measures evaluation.suites (`stages.evaluate.Measures`)
+    suites: str = ""  # what reads one of them: a function of SuiteUse -> `run.trust.Suite`s
     sections: tuple[str, ...] = ()  # of the report: functions of runs -> (title, figures)
     commands: tuple[str, ...] = ()  # functions of `arguments.Commands`, in light modules
     checks: Mapping[str, str] = of(default_factory=dict)  # subject -> a check of `doctor`

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
+import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from mugrpo.config.base import FIXED, HARMLESS, NamedOptions, Options, PathOrName, absolute
+from mugrpo.config.base import FIXED, HARMLESS, NamedOptions, Options, PathOrName
 
 _UPDATES = 10**6  # ten times what the largest runs have; each is visited to find what is due
 
@@ -167,11 +169,22 @@ class CheckpointOptions(Options):
     from, and a reference policy's. 0 keeps all that `every` asks for."""
 
 
+def suite_file(word: str, folder: Path | None = None) -> Path | None:
+    """Return the file that `word` names, seen from `folder`, or None: a suite of ours.
+
+    Only a bare name is one of ours. What asks whether a suite may run and what reads it go by this.
+    """
+    word = word.strip()
+    if re.fullmatch(r"[\w-]+", word):
+        return None
+    return Path(os.path.abspath((folder or Path()) / word))
+
+
 class SuiteUse(Options):
     """A benchmark suite that is measured during training."""
 
     name: str = Field(min_length=1, json_schema_extra=HARMLESS)
-    """A suite (extensions/evals/README.md), or a suite file of your own, which ends in .toml."""
+    """A suite (extensions/evals/README.md), or a suite file of your own, such as mine.toml."""
     every: int = Field(0, ge=0, json_schema_extra=HARMLESS)
     """Measure every N updates, and before the first and after the last. 0: only these two."""
     data: PathOrName | None = Field(None, json_schema_extra=HARMLESS)
@@ -182,7 +195,12 @@ class SuiteUse(Options):
     @field_validator("name")
     @classmethod
     def _file_is_absolute(cls, name: str) -> str:
-        return absolute(name) if name.endswith(".toml") else name
+        return str(suite_file(name) or name.strip())
+
+    @property
+    def file(self) -> Path | None:
+        """Return the suite's own file, or None if it comes with mugrpo."""
+        return suite_file(self.name)
 
     @property
     def label(self) -> str:

@@ -291,15 +291,11 @@ def _text(file: IO[bytes]) -> str:
 
 
 def refuse_links_out(run: Path) -> None:
-    """Raise UsageError if the folder `run` has a link out of it, which a command could write to.
-
-    The runs of a bakeoff may link to the run that they are part of.
-    """
+    """Raise UsageError if the folder `run` has a link out of it, which a command could write to."""
     root = run.resolve()
-    whole = root.parents[2] if root.parent.parent.name == "bakeoff" else root
     for folder, folders, files in os.walk(root):
         for path in (Path(folder, name) for name in (*folders, *files)):
-            if path.is_symlink() and not path.resolve().is_relative_to(whole):
+            if path.is_symlink() and not path.resolve().is_relative_to(root):
                 raise UsageError(
                     f"{path} is a link out of the run; put what it leads to in its place, or "
                     "remove it"

@@ -192,14 +192,14 @@ def _part(rank: int) -> str:
 def _remove_old(run_dir: RunDir, keep: int, needed: Collection[int]) -> None:
     """Remove all but the newest `keep` and the `needed`, and all temporary ones but the newest.
 
-    If `keep` is 0, remove only temporary ones. Links to another run's are left alone.
+    If `keep` is 0, remove only temporary ones.
     """
     *old, newest = run_dir.checkpoint_updates()
     lasting = [update for update in (*old, newest) if not run_dir.is_temporary(update)]
     kept = {newest, *needed, *lasting[-keep:]}  # lasting[-0:] is all of them
     for update in old:
         folder = run_dir.checkpoint(update)
-        if update not in kept and not folder.is_symlink():
+        if update not in kept:
             os.rename(folder, unfinished(folder))  # a kill leaves no partial one under its name
             passing("old checkpoint")
             shutil.rmtree(unfinished(folder))

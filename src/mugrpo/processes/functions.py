@@ -11,8 +11,10 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from hashlib import sha256
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +105,40 @@ def _module(place: str) -> Any:
     # a file named math.py must not replace the module math, nor another folder's math.py
     digest = sha256(str(file).encode()).hexdigest()[:8]
     return load_file(f"user_file_{file.stem}_{digest}", file)
+
+
+def files_of_code(code: str) -> list[Path]:
+    """Return the files that loading `code`, "module:name" or "file.py:name", runs, importing none.
+
+    Of a module, these are its packages' files and its own, as `_module` finds them. What they
+    import in turn is only known by running them.
+    """
+    place = code.rpartition(":")[0]
+    if place.endswith(".py"):
+        return [Path(place)] if Path(place).is_file() else []
+    here = os.getcwd()
+    searched = [*(one for one in sys.path if one not in ("", here)), here]
+    path: Sequence[str] | None = searched
+    files, name = list[Path](), ""
+    for part in place.split("."):
+        name = f"{name}.{part}" if name else part
+        spec = _spec(name, path) if path is not None else None
+        if spec is None:
+            return []
+        if spec.origin and Path(spec.origin).is_file():
+            files.append(Path(spec.origin))
+        locations = spec.submodule_search_locations
+        path = None if locations is None else [*locations]
+    return files
+
+
+def _spec(name: str, path: Sequence[str]) -> ModuleSpec | None:
+    """Return where a module would be imported from, without importing its packages."""
+    for finder in sys.meta_path:
+        with suppress(KeyError):  # a package without a file, in one that is not imported
+            if (found := finder.find_spec(name, path)) is not None:
+                return found
+    return None
 
 
 class RewardFunction:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import publish_file
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.report.read import Line, RunData, accuracy_text, number, read_runs
+from mugrpo.report.readable import in_markdown
 
 _TRAINING = {
     "preset": "method",
@@ -46,18 +48,19 @@ def _lines(run: RunData) -> Iterator[str]:
     base = str(run.options["model.path"])
     local = os.path.isabs(base) or base.count("/") != 1
     yield "---"
-    if not local:
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", base):
         yield f"base_model: {base}"
     yield "library_name: transformers"
     yield "pipeline_tag: text-generation"
     yield "tags: [reinforcement-learning, grpo, mugrpo]"
     yield "---"
-    name = Path(base).name if local else base
+    name = in_markdown(Path(base).name if local else base)
     updates = max(line["update"] for line in run.updates)
     yield f"\n# {name}, trained by reinforcement learning with verifiable rewards\n"
     yield (
         f"{name} after {updates:,} of {run.planned_updates:,} updates of "
-        f"`{run.options['preset']}` on {_data(run)}, with mugrpo {run.provenance['mugrpo']}. The "
+        f"{_text(run.options['preset'])} on {_data(run)}, with mugrpo "
+        f"{_text(run.provenance['mugrpo'])}. The "
         f"policy was refreshed {len(run.refreshes)} times for its rollouts."
     )
     if run.evaluations:
@@ -65,19 +68,20 @@ def _lines(run: RunData) -> Iterator[str]:
     yield "\n## Training\n\n| | |\n| --- | --- |"
     for option, meaning in _TRAINING.items():
         if (value := run.options.get(option)) not in (None, 0) or option == "seed":
-            yield f"| {meaning} | {value} |"
+            yield f"| {meaning} | {_text(value)} |"
     known = [p for p in ("torch", "transformers") if p in run.provenance]
-    packages = ", ".join(f"{p} {run.provenance[p]}" for p in known)
+    packages = ", ".join(f"{p} {_text(run.provenance[p])}" for p in known)
     yield f"| packages | {packages} |"
+    longest = _text(run.options["rollouts.max_new_tokens"])
     yield "\n## Use\n"
     yield "```python"
     yield "from transformers import pipeline"
     yield '\ngenerate = pipeline("text-generation", "THIS MODEL")'
     if run.options.get("prompt.form") == "chat":
         yield 'messages = [{"role": "user", "content": "..."}]'
-        yield f"generate(messages, max_new_tokens={run.options['rollouts.max_new_tokens']})"
+        yield f"generate(messages, max_new_tokens={longest})"
     else:
-        yield f'generate("...", max_new_tokens={run.options["rollouts.max_new_tokens"]})'
+        yield f'generate("...", max_new_tokens={longest})'
     yield "```"
     if run.options.get("lora.rank"):
         yield "\nThis is an adapter of peft on the base model."
@@ -86,7 +90,12 @@ def _lines(run: RunData) -> Iterator[str]:
 def _data(run: RunData) -> str:
     task = run.config["task"]
     data = task.get("data") if task.get("name") == "dataset" else task.get("name")
-    return f"`{Path(data).name if os.path.isabs(str(data)) else data}`" if data else "its task"
+    return _text(Path(data).name if os.path.isabs(str(data)) else data) if data else "its task"
+
+
+def _text(value: object) -> str:
+    """Return a value of the run, which may be a stranger's, as text in Markdown."""
+    return in_markdown(str(value))
 
 
 def _accuracy(run: RunData) -> Iterator[str]:
@@ -101,7 +110,7 @@ def _accuracy(run: RunData) -> Iterator[str]:
     yield "\n| | before | after |\n| --- | --- | --- |"
 
     def row(name: str, of: str) -> str:
-        return f"| {name} | {_text(first, of)} | {_text(last, of)} |"
+        return f"| {_text(name)} | {_measured(first, of)} | {_measured(last, of)} |"
 
     yield row(f"accuracy at temperature {number(last, 'temperature') or 1:g}", "accuracy")
     for key in ("greedy/accuracy", *run.keys("evaluation", "pass@")):
@@ -109,7 +118,7 @@ def _accuracy(run: RunData) -> Iterator[str]:
             yield row(key.replace("greedy/accuracy", "greedy accuracy"), key)
 
 
-def _text(line: Line, key: str) -> str:
+def _measured(line: Line, key: str) -> str:
     if key == "accuracy":
         return accuracy_text(line)
     return f"{number(line, key) or 0:.3f}"

@@ -14,7 +14,16 @@ _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 # What would end a cell or begin HTML, a link or an image.
 _SAFE = str.maketrans(
-    {"\\": "\\\\", "|": "\\|", "[": "\\[", "<": "&lt;", "&": "&amp;", "\n": "↵", "\t": " "}
+    {
+        "`": "'",
+        "\\": "\\\\",
+        "|": "\\|",
+        "[": "\\[",
+        "<": "&lt;",
+        "&": "&amp;",
+        "\n": "↵",
+        "\t": " ",
+    }
 )
 
 
@@ -91,13 +100,20 @@ def cut(value: str, limit: int) -> tuple[str, str | None]:
     return value[:limit], f"cut: {limit:,} of {len(value):,} characters shown"
 
 
+def in_markdown(text: str) -> str:
+    """Return a stranger's text as text in Markdown: it is no HTML, link or code, and ends no cell.
+
+    It moves no terminal's cursor either.
+    """
+    return with_signs(text).translate(_SAFE)
+
+
 def markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     """Return a table in Markdown, whose columns line up in plain text too.
 
-    Titles and names come from files, so their characters are text in it: none ends a cell, is
-    HTML, or moves a terminal's cursor.
+    Titles and names come from files, so their characters are text in it.
     """
-    cells = [[with_signs(text).translate(_SAFE) for text in row] for row in (head, *body)]
+    cells = [[in_markdown(text) for text in row] for row in (head, *body)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [" | ".join(t.ljust(w) for t, w in zip(row, widths, strict=True)) for row in cells]
     lines.insert(1, " | ".join("-" * width for width in widths))

@@ -32,7 +32,8 @@ from mugrpo.run.provenance import (
     provenance_of,
     settled_config,
 )
-from mugrpo.run.target import Target, read_target, remember
+from mugrpo.run.target import Target, read_target
+from mugrpo.run.trust import remember
 from mugrpo.tasks.base import Task
 
 
@@ -119,7 +120,7 @@ def open_run(
 
     Raises UsageError if the folder is not a run, is locked, or was started with another config,
     data, model or code (unless `force`), if a run's directory names code and was not begun here
-    (unless `trust`, see `run.target`), and as `load_config` and `imported_peft` do.
+    (unless `trust`, see `run.trust`), and as `load_config` and `imported_peft` do.
     """
     progress = progress or Progress(shown=ranks.first)
     if not isinstance(target, Target):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from collections.abc import Sequence
 from functools import cache
 from importlib import metadata
@@ -25,7 +24,9 @@ from mugrpo.disk.records import Problem
 from mugrpo.disk.run_dir import FORMAT, RunDir
 from mugrpo.model.hardware import arithmetic
 from mugrpo.model.pretrained import model_fingerprint
+from mugrpo.processes.functions import files_of_code
 from mugrpo.run.progress import Progress
+from mugrpo.run.trust import suites_of
 
 _MUST_AGREE = {
     "problems_sha256": "the problems",
@@ -34,8 +35,10 @@ _MUST_AGREE = {
     "rewards_sha256": "a reward function's file",
     "environment_sha256": "the environment's file",
     "objective_sha256": "the objective's file",
+    "advantage_sha256": "the advantages' file",
     "code_sha256": "mugrpo's code",
 }
+_SUITES = "suites_sha256"  # of each file, as evaluation.suites may change
 _PACKAGE = Path(__file__).parents[1]
 _SHOWS = {"report", "tools"}  # folders of code that decides no number
 
@@ -59,6 +62,9 @@ def settled_config(
     for name, words in _MUST_AGREE.items():
         if stored["provenance"].get(name) != provenance[name]:
             refused.append(f"{words} changed ({name} does not match)")
+    before, now = (p.get(_SUITES, {}) for p in (stored["provenance"], provenance))
+    changed = [file for file in now if before.get(file, now[file]) != now[file]]
+    refused += [f"a suite's file changed ({file})" for file in changed]  # others may come and go
     fixed = [name for name in texts if on_resume(name) == "fixed"]
     if fixed or (refused and not force):
         remedy = (
@@ -69,7 +75,7 @@ def settled_config(
         raise UsageError(f"{folder.root} was started differently: {'; '.join(refused)}. {remedy}")
     for text in texts.values():
         progress.say(f"changed since the run began: {text}")
-    for name in sorted(provenance.keys() - _MUST_AGREE.keys()):
+    for name in sorted(provenance.keys() - _MUST_AGREE.keys() - {_SUITES}):
         if (old := stored["provenance"].get(name)) != provenance[name]:
             progress.say(
                 f"{name} was {old}, is now {provenance[name]}: the resumed run may differ in the "
@@ -121,6 +127,7 @@ def provenance_of(config: RunConfig, *problem_sets: Sequence[Problem]) -> dict[s
         "environment_sha256": _sums(config.environment.code) or None,
         "objective_sha256": sums.get("objective.path"),
         "advantage_sha256": sums.get("advantage.path"),
+        _SUITES: _suites(config),
         "code_sha256": code_sha256(_PACKAGE),
         **{name: metadata.version(name) for name in packages},
         "threads": torch.get_num_threads(),
@@ -154,22 +161,29 @@ def _rewards(task: TaskOptions) -> list[str]:
 
 
 def _sums(code: Sequence[str]) -> dict[str, str]:
-    """Return name -> hash of its file, for code named as "file.py:name" or "module:name".
+    """Return name -> hash of its files, for code named as "file.py:name" or "module:name".
 
     A file that it imports is not covered: what a file's imports load is only known by running it.
     """
-    names = {one.rpartition(":")[0] for one in code if not one.startswith("<")}
-    return {name: sha256_of(file) for name in sorted(names) if (file := _file_of(name))}
+    files = {one.rpartition(":")[0]: files_of_code(one) for one in sorted(code)}
+    sums = {name: [sha256_of(file) for file in found] for name, found in files.items()}
+    return {name: " ".join(each) for name, each in sums.items() if each}
 
 
-def _file_of(name: str) -> Path | None:
-    """Return the file of a file's path or a module, which is not imported, or None."""
-    if name.endswith(".py"):
-        return Path(name) if Path(name).is_file() else None
-    # Workers look into the working directory first, too.
-    places = [Path(place, *name.split(".")) for place in (".", *sys.path)]
-    files = (f for place in places for f in (place.with_suffix(".py"), place / "__init__.py"))
-    return next((file for file in files if file.is_file()), None)
+def _suites(config: RunConfig) -> dict[str, str]:
+    """Return file -> hash of what decides the numbers of evaluation.suites: suites, data, judges.
+
+    A data set on the hub has no file. Raises UsageError if a suite cannot be read.
+    """
+    files: dict[str, Path] = {}
+    for use in config.evaluation.suites:
+        for suite in suites_of(use):
+            task, template = suite.options.task, suite.options.prompt.chat_template
+            code = [file for one in _rewards(task) for file in files_of_code(one)]
+            places = [suite.file, Path(use.data or task.data), *code]
+            places += [Path(template)] if template else []
+            files |= {str(place) if use.file else place.name: place for place in places}
+    return {name: sha256_of(file) for name, file in files.items() if file.is_file()}
 
 
 def judge_fingerprint(config: RunConfig, problems: Sequence[Problem]) -> str:

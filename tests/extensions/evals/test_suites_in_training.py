@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,29 @@ def test_a_run_that_is_killed_while_it_measures_ends_the_same(
     finished(run, *suites)
     for kind in ("suite/short", "suite/rare", "update"):
         assert lines_of(run, kind) == lines_of(measured, kind)
+
+
+@pytest.mark.parametrize("name", ["six.jsonl", "short.toml", "judge.py"])
+def test_a_suite_that_changed_in_the_middle_of_a_run_is_named(
+    name: str, suites: tuple[str, ...], tmp_path: Path, command: Command
+):
+    """Accuracy would change at the same weights. Another suite may be measured from now on."""
+    source = Path(suites[1].partition('"')[2].partition("/short.toml")[0])
+    folder = Path(shutil.copytree(source, tmp_path / "suites"))
+    (folder / "judge.py").write_text("def judge(completions, **_): return [0.0] * len(completions)")
+    (folder / "short.toml").write_text(
+        SUITE.format(data=folder / "six.jsonl").replace("[{", f"['{folder}/judge.py:judge', {{")
+    )
+    uses = suites[1].replace(str(source), str(folder))
+    config, run = write_config(tmp_path, CONFIG), tmp_path / "run"
+    words = ["generate", config, "--run-dir", run, "--evaluation.suites"]
+    assert command(*words, uses).status == 0
+    with open(folder / name, "a") as file:
+        file.write("\n")
+    ended = command(*words, uses)
+    assert ended.status == 2 and f"a suite's file changed ({folder / name})" in ended.err
+    assert "--force" in ended.err
+    assert command(*words, f'[{{name="{folder}/rare.toml"}}]').status == 0
 
 
 @pytest.mark.parametrize(

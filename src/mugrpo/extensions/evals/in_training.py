@@ -11,7 +11,7 @@ from mugrpo.config.training import SuiteUse
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.metrics import MetricsLog
 from mugrpo.disk.publishing import passing
-from mugrpo.extensions.evals.options import Suite, load_suites
+from mugrpo.extensions.evals.options import Suite, suites_in
 from mugrpo.extensions.evals.results import line_of
 from mugrpo.extensions.evals.stand_in import with_data
 from mugrpo.extensions.evals.suite import measure_suite, suite_config, suite_run
@@ -74,7 +74,7 @@ class Suites:
 
 def _used(config: RunConfig, use: SuiteUse) -> Suite:
     """Return the suite as the run uses it."""
-    suite, *others = load_suites(use.name)
+    suite, *others = suites_in(use)
     if others:
         names = ", ".join(each.name for each in (suite, *others))
         raise UsageError(f"evaluation.suites: {use.name} is a group; name its suites ({names})")

@@ -25,7 +25,7 @@ from mugrpo.pipeline import weights_of
 from mugrpo.processes.lifetime import StopFlag
 from mugrpo.run.opening import OpenRun
 from mugrpo.run.progress import Progress
-from mugrpo.run.target import require_known
+from mugrpo.run.trust import require_known
 from mugrpo.stages.refresh import refreshed
 from mugrpo.stages.sampling import Sampling
 
@@ -68,6 +68,8 @@ def measure(
     under other options; RunStopped if the engine cannot go on.
     """
     found = _target(target, out)
+    if found.stored:
+        require_known(*found.stored, target, trust=trust)
     raw = apply_overrides(found.raw, overrides)
     base = with_precision(build_config(raw, target))
     if base.lora.rank:
@@ -78,8 +80,6 @@ def measure(
     placed = [with_data(s, str(data[s.name])) if s.name in data else s for s in suites]
     mine = [suite.over(chosen) for suite in placed]
     configs = [_config(base, suite, overrides) for suite in mine]
-    if found.stored:
-        require_known(*found.stored, target, trust=trust)
     results = []
     with _locked(found, progress), ExitStack() as opened:
         runs = [

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -22,6 +21,7 @@ from mugrpo.config.base import Options
 from mugrpo.config.load import changes, read_toml, validated
 from mugrpo.config.run import PromptOptions
 from mugrpo.config.tasks import DatasetOptions
+from mugrpo.config.training import SuiteUse, suite_file
 from mugrpo.disk.errors import UsageError
 
 _FOLDER = Path(__file__).parent / "suites"
@@ -119,10 +119,22 @@ def packaged() -> list[str]:
 def load_suites(words: str) -> list[Suite]:
     """Return the suites that `words` names: names or files, with commas between them.
 
+    Raises as `named_suites`.
+    """
+    return named_suites([word for word in words.split(",") if word.strip()])
+
+
+def suites_in(use: SuiteUse) -> list[Suite]:
+    """Return the suites that an entry of evaluation.suites names. Raises as `named_suites`."""
+    return named_suites([use.name])
+
+
+def named_suites(named: Sequence[str]) -> list[Suite]:
+    """Return the suites that have these names, or are in these files.
+
     Groups are expanded. A suite that is named twice counts once. Raises UsageError if a name or
     file does not exist, if a file is not a valid suite, or if two files have the same name.
     """
-    named = [word.strip() for word in words.split(",") if word.strip()]
     if not named:
         raise UsageError(f"no suite is named; choose among {', '.join(packaged())}, or name a file")
     suites: dict[str, Suite] = {}
@@ -136,28 +148,31 @@ def load_suites(words: str) -> list[Suite]:
     return list(suites.values())
 
 
-def _found(word: str, folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+def _found(
+    word: str, folder: Path, within: tuple[Path, ...] = ()
+) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Yield the file and the raw values of each suite that `word` names, seen from `folder`."""
-    file = Path(os.path.abspath(_file(word, folder)))
+    file = suite_file(word, folder) or _packaged(word.strip())
+    if file in within:
+        raise UsageError(f"{file} is a group that holds itself; leave it out of its suites")
+    if not file.is_file():
+        raise UsageError(f"there is no suite file {file}")
     raw = read_toml(file)
     if "suites" not in raw:
         yield file, raw
         return
     for member in validated(GroupOptions, raw, str(file)).suites:
-        yield from _found(member, file.parent)
+        yield from _found(member, file.parent, (*within, file))
 
 
-def _file(word: str, folder: Path) -> Path:
-    if word.endswith(".toml") or os.sep in word:
-        if not (folder / word).is_file():
-            raise UsageError(f"there is no suite file {(folder / word).absolute()}")
-        return folder / word
+def _packaged(name: str) -> Path:
+    """Return the file of a suite that comes with mugrpo."""
     known = packaged()
-    if word not in known:
-        near = difflib.get_close_matches(word, known, n=1)
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]}? There are" if near else "choose among"
         raise UsageError(
-            f"there is no suite {word!r}; {hint} {', '.join(known)}, and a suite of your own is "
+            f"there is no suite {name!r}; {hint} {', '.join(known)}, and a suite of your own is "
             "named by its file, such as mine.toml"
         )
-    return _FOLDER / f"{word}.toml"
+    return _FOLDER / f"{name}.toml"

@@ -46,7 +46,7 @@ from mugrpo.rollouts.score import publish_scores
 from mugrpo.rollouts.statistics import refresh_metrics, refresh_text
 from mugrpo.run.opening import prompt_encoder
 from mugrpo.run.provenance import config_document, provenance_of
-from mugrpo.run.target import remember
+from mugrpo.run.trust import remember
 from mugrpo.stages.stage import Stage, stage_shards
 from mugrpo.tasks.cells import prompt_of
 from mugrpo.tasks.dataset import Dataset, canonical

@@ -1,9 +1,10 @@
 """A comparison of several methods, trained from one checkpoint on the same stored rollouts.
 
-RUN/bakeoff/stage-000/METHOD is a run like any other: it can be resumed, evaluated and reported. Its
-rollouts, scores, plan, and the checkpoints up to the stage's start, are links to those of RUN. Its
-updates use the same batches in the same order, with the same learning rates. It makes all the
-updates that were planned for the stage, even if the stage ended early in RUN.
+RUN/bakeoff/stage-000/METHOD is a run like any other: it can be moved, resumed, evaluated and
+reported. Its rollouts, scores, plan, and the checkpoints up to the stage's start, are the files of
+RUN under a second name (hard links). Its updates use the same batches in the same order, with the
+same learning rates. It makes all the updates that were planned for the stage, even if the stage
+ended early in RUN.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from mugrpo.report.readable import markdown
 from mugrpo.run.opening import OpenRun, open_run
 from mugrpo.run.progress import Progress
 from mugrpo.run.provenance import config_document, provenance_of
-from mugrpo.run.target import remember
+from mugrpo.run.trust import remember
 from mugrpo.run.weights import weights_at
 from mugrpo.stages.logprobs import ONCE_A_STAGE
 from mugrpo.stages.stage import Stage, plan_stage, require
@@ -73,6 +74,7 @@ def bakeoff(run: OpenRun, stage: int, methods: Sequence[str], *, force: bool = F
         _begin(run, stage, home / name, config)
         with open_run(home / name, force=force, progress=Progress(), stop=run.stop) as arm:
             optimize(arm, stage)
+            _give_back(arm, run, stage)
             if arm.eval_problems:
                 evaluate(arm, arm.config.schedule.first_update(stage + 1), again=False)
     lines = {name: list(read_metrics(RunDir(home / name).metrics)) for name in configs}
@@ -133,7 +135,7 @@ def _on_one_stage(run: OpenRun, config: RunConfig) -> RunConfig:
 
 
 def _begin(run: OpenRun, stage: int, folder: Path, config: RunConfig) -> None:
-    """Create the run in `folder`, with links to the files of `run` that it uses.
+    """Create the run in `folder`, which shares the files of `run` that it uses.
 
     Do nothing if it exists already. Raises UsageError if it exists with other rollouts, scores or
     options.
@@ -151,22 +153,12 @@ def _begin(run: OpenRun, stage: int, folder: Path, config: RunConfig) -> None:
     run_dir = run.folder
     with publish_folder(folder) as unfinished:
         new = RunDir(unfinished)
-
-        def link(source: Path, target: Path) -> None:
-            """Link `target` to `source` by a relative path, valid once `folder` is published."""
-            target.parent.mkdir(parents=True, exist_ok=True)
-            final = folder / target.relative_to(unfinished)
-            target.symlink_to(os.path.relpath(source, final.parent), target_is_directory=True)
-
         for past in range(stage):  # so that the new run never generates them
-            link(run_dir.stage(past), new.stage(past))
+            _share(run_dir.stage(past), new.stage(past))
         for name in (*_OF_THE_STAGE, *ONCE_A_STAGE):
-            run_dir.shards(stage, name).mkdir(exist_ok=True)
-            link(run_dir.shards(stage, name), new.shards(stage, name))
+            _share(run_dir.shards(stage, name), new.shards(stage, name))
         for update in _lasting(run_dir, first):
-            link(run_dir.checkpoint(update), new.checkpoint(update))
-        if run_dir.is_temporary(first):  # the run removes it later
-            shutil.copytree(run_dir.checkpoint(first), new.checkpoint(first))
+            _share(run_dir.checkpoint(update), new.checkpoint(update))
         provenance = provenance_of(config, run.problems, run.eval_problems)
         document = config_document(resolved, provenance, new)
         if kept := run_dir.sealed_config(first):  # of the checkpoint that it begins with
@@ -178,10 +170,37 @@ def _begin(run: OpenRun, stage: int, folder: Path, config: RunConfig) -> None:
     remember(document, build_config(resolved, "bakeoff"))  # as it is stored
 
 
-def _lasting(run_dir: RunDir, last: int) -> list[int]:
-    """Return the updates up to `last` that have a checkpoint which is not temporary."""
+def _share(source: Path, target: Path) -> None:
+    """Make `target` a folder of the same files as `source`, if that exists.
+
+    Files are replaced as a whole when they change, so neither side sees what the other does.
+    """
+    if source.is_dir():
+        unfinished = shutil.ignore_patterns("*.tmp.*", "*.bad*")
+        shutil.copytree(source, target, ignore=unfinished, copy_function=_link_or_copy)
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # the file system has no hard links
+        shutil.copyfile(source, target)
+
+
+def _give_back(arm: OpenRun, run: OpenRun, stage: int) -> None:
+    """Let the next arms have the logprobs of the behavior or reference policy that `arm` needed."""
+    for name in ONCE_A_STAGE:
+        made, kept = (one.folder.shards(stage, name) for one in (arm, run))
+        if made.is_dir() and not kept.exists():
+            with publish_folder(kept) as unfinished:
+                unfinished.rmdir()
+                _share(made, unfinished)
+
+
+def _lasting(run_dir: RunDir, first: int) -> list[int]:
+    """Return the updates whose checkpoints an arm has: lasting ones, and `first`, its beginning."""
     updates = run_dir.checkpoint_updates()
-    return [u for u in updates if u <= last and not run_dir.is_temporary(u)]
+    return [u for u in updates if u == first or (u < first and not run_dir.is_temporary(u))]
 
 
 def _origin(run: OpenRun, stage: int) -> str:
