@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import shlex
@@ -10,7 +11,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise UsageError(
                     f"{overrides[0]} needs a command before it; `mugrpo --help` lists them"
                 )
-            print(GREETING.format(pages=pages()))
+            print(GREETING.format(pages=pages()), flush=True)
             return 0
         if overrides and not options.takes_overrides:
             raise UsageError(f"{options.command} takes no option {overrides[0]}")
@@ -57,6 +58,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         _complain(f"{error.filename} cannot be used ({error.strerror}); fix it and retry")
         return 2
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        _complain(
+            f"the output cannot be written ({error.strerror}); make room, and type the same "
+            "command again. Nothing published is lost"
+        )
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left to write is tried at the end
+        return 3
 
 
 def _say(text: object) -> None:
@@ -66,7 +76,8 @@ def _say(text: object) -> None:
 
 
 def _complain(error: object) -> None:
-    print(visible(f"mugrpo: {error}"), file=sys.stderr)
+    with suppress(OSError):  # standard error may be full, too
+        print(visible(f"mugrpo: {error}"), file=sys.stderr, flush=True)
 
 
 def run_train(options: argparse.Namespace) -> int:

@@ -173,6 +173,13 @@ def test_a_folder_or_file_that_is_no_run_is_refused_and_left(tmp_path: Path, com
     [
         ("config.json", None, "cannot be loaded ("),
         ("config.json", {"model_type": "nonesuch"}, "cannot be loaded ("),
+        ("config.json", {"hidden_act": "nonesuch"}, "cannot be loaded (there is no 'nonesuch')"),
+        ("config.json", {"hidden_act": 3}, "cannot be loaded (Validation error for field 'hidden"),
+        ("config.json", {"attn_implementation": "their/kernel"}, "a kernel of the hub, their/kern"),
+        ("config.json", {"experts_implementation": "a/b"}, "remove experts_implementation from"),
+        ("config.json", {"attn_implementation": "nonesuch"}, "cannot be loaded (Specified `attn_"),
+        ("config.json", {"rope_parameters": {"rope_type": "nonesuch"}}, "there is no 'nonesuch'"),
+        ("config.json", {"num_hidden_layers": 0}, "has 0 layers; fix its config.json"),
         ("model.safetensors", None, "cannot be loaded ("),
         ("tokenizer_config.json", {"eos_token": None}, "name one with --model.eos_token"),
     ],

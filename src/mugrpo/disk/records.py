@@ -6,6 +6,7 @@ P prompt tokens, T response tokens.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -212,6 +213,23 @@ def text_of(ids: Iterable[int], tokenizer: Any) -> str:
 def outcome_from_text(text: str | None) -> Outcome | None:
     """Return the outcome that a shard holds as JSON. Raises ValueError if it is none."""
     try:
-        return None if text is None else Outcome(**json.loads(text))
-    except TypeError as error:
-        raise ValueError(f"{text:.100} is not an outcome of an environment ({error})") from None
+        outcome = None if text is None else Outcome(**json.loads(text))
+        if outcome is None or _is_outcome(outcome):
+            return outcome
+        error = "a value of another type, or no finite number"
+    except (TypeError, RecursionError, OverflowError) as other:
+        error = str(other)
+    raise ValueError(f"{text:.100} is not an outcome of an environment ({error})") from None
+
+
+def _is_outcome(outcome: Outcome) -> bool:
+    """Return whether the fields have their types, which another program may not have known."""
+    numbers = [0 if outcome.reward is None else outcome.reward, *dict(outcome.logged).values()]
+    messages = [{}] if outcome.messages is None else outcome.messages
+    return (
+        all(isinstance(number, int | float) and math.isfinite(number) for number in numbers)
+        and isinstance(outcome.failure, str | None)
+        and isinstance(outcome.unfinished, bool)
+        and isinstance(messages, list)
+        and all(isinstance(message, dict) for message in messages)
+    )

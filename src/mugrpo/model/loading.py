@@ -111,10 +111,35 @@ def vocabulary_of(
 
 def model_config(options: ModelOptions) -> Any:
     """Return transformers' config of the model. Raises UsageError if it cannot be read."""
-    path = model_path(options)
+    return _config_at(model_path(options))
+
+
+def sketched(options: ModelOptions) -> Any:
+    """Return the language model of `options` without its weights, on the meta device.
+
+    Raises UsageError if transformers cannot build it.
+    """
+    config = model_config(options).get_text_config()
+    with _loading(f"the model {options.path}"), torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+
+
+def _config_at(path: str) -> Any:
+    """Return the config of the model at `path`. Raises UsageError if it names code of its own."""
     _refuse_no_model(path)
     with _loading(f"the model {path}"):
-        return AutoConfig.from_pretrained(path, trust_remote_code=False)
+        config: Any = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        parts = [config, *(getattr(config, name, None) for name in config.sub_configs)]
+    for kind in ("attn_implementation", "experts_implementation"):
+        for name in (getattr(part, f"_{kind}", None) for part in parts):
+            if isinstance(name, str) and "/" in name:  # transformers would fetch and run it
+                raise UsageError(
+                    f"the model {path} names a kernel of the hub, {first_line(name)}, which is "
+                    f"code of its own; remove {kind} from its config.json"
+                )
+    if (layers := getattr(config.get_text_config(), "num_hidden_layers", 1)) < 1:
+        raise UsageError(f"the model {path} has {layers} layers; fix its config.json")
+    return config
 
 
 def load_model(path: str | Path) -> Any:
@@ -123,7 +148,7 @@ def load_model(path: str | Path) -> Any:
     Raises UsageError if it cannot be loaded or lacks weights, or if they are quantized already.
     """
     text = str(path)
-    _refuse_no_model(text)
+    _config_at(text)
     model: Any
     info: dict[str, Any]
     with _loading(f"the model {text}"):
@@ -144,8 +169,8 @@ def empty_model(path: str, names: set[str]) -> Any:
 
     Its weights are allocated but not written to.
     """
+    config = _config_at(path)
     with _loading(f"the model {path}"), torch.device("meta"):
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
         model = AutoModelForCausalLM.from_config(
             config, dtype=torch.float32, trust_remote_code=False
         )
@@ -169,7 +194,8 @@ def _loading(description: str) -> Iterator[None]:
                 "has the code of"
             )
         else:
-            reason = f"cannot be loaded ({first_line(error)}); {_REMEDY}"
+            said = f"there is no {error}" if isinstance(error, KeyError) else first_line(error)
+            reason = f"cannot be loaded ({said}); {_REMEDY}"
         raise UsageError(f"{description} {reason}") from None
 
 

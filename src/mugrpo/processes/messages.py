@@ -68,9 +68,14 @@ def printable(text: str, longest: int = 300) -> str:
     return "".join(map(_escaped, cut))
 
 
-def first_line(error: Exception) -> str:
-    """Return the first line of a library's error message, or the error's name."""
-    return printable((str(error).strip() or type(error).__name__).split("\n")[0], 1000)
+def first_line(error: Exception | str) -> str:
+    """Return the first line of a library's error message, or the error's name.
+
+    What follows a line that ends in a colon belongs to it.
+    """
+    lines = (str(error).strip() or type(error).__name__).split("\n")
+    count = next((n for n, line in enumerate(lines, 1) if not line.rstrip().endswith(":")), None)
+    return printable(" ".join(line.strip() for line in lines[:count]), 1000)
 
 
 def visible(text: str) -> str:

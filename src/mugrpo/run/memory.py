@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import shutil
-from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
 from mugrpo.config.cores import host_memory
 from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.model.hardware import device
-from mugrpo.model.loading import model_config
+from mugrpo.model.loading import sketched
 
 GIB = 1 << 30
 
 
 def parameters(options: ModelOptions) -> tuple[int, int]:
     """Return the numbers of a model's parameters and layers. No weight is read."""
-    sizes: Any = model_config(options).get_text_config()
-    with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(sizes, trust_remote_code=False)
-    return sum(p.numel() for p in model.parameters()), int(sizes.num_hidden_layers)
+    model = sketched(options)
+    return sum(p.numel() for p in model.parameters()), int(model.config.num_hidden_layers)
 
 
 def require_room(config: RunConfig, folder: RunDir) -> str:

@@ -66,6 +66,30 @@ BAD: dict[str, tuple[list[Row], tuple[str, ...]]] = {
 }
 
 
+DEEP = "[" * 5000  # deeper than Python's parser goes
+ODD: list[tuple[str, Any, str]] = [
+    ("reward", 10**400, "too large"),
+    ("reward", "9" * 400, "reward = inf"),
+    *((name, DEEP, "line 2: maximum recursion depth") for name in ("logprobs", "parts", "turns")),
+    *(
+        ("environment", text, "is not an outcome of an environment")
+        for text in (
+            *('{"reward": "x"}', '{"reward": NaN}', f'{{"reward": {10**400}}}', '{"reward": [1]}'),
+            *('{"failure": 5}', '{"logged": {"a": "x"}}', '{"score": 1}', "[]", "5", "null", DEEP),
+        )
+    ),
+    ("environment", "x", "Expecting value"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "said"), ODD)
+def test_values_of_odd_kinds_are_named(take: Any, name: str, value: Any, said: str):
+    turns = {"loss_mask": [1] * 6, "turns": [0]} if name == "environment" else {}
+    if name == "environment" and value == DEEP:
+        said = "maximum recursion depth"
+    refused(take(changed(1, **turns, **{name: value})), "line 2", said)
+
+
 @pytest.mark.parametrize("case", BAD)
 def test_what_cannot_be_used_is_named_and_nothing_is_written(take: Any, tmp_path: Path, case: str):
     rows, parts = BAD[case]

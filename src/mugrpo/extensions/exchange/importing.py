@@ -40,6 +40,7 @@ from mugrpo.model.loading import Vocabulary, load_vocabulary
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.model.pretrained import model_fingerprint
 from mugrpo.optimize.forward import rollout_logprobs
+from mugrpo.processes.messages import first_line
 from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.schedule import Schedule
 from mugrpo.rollouts.score import publish_scores
@@ -314,7 +315,10 @@ def _turns(row: Row) -> Raw:
     mask = np.array(row.loss_mask, np.bool_)
     begins = np.flatnonzero(mask & ~np.append(False, mask[:-1]))
     turns = begins if row.turns is None else np.array(row.turns)
-    outcome = outcome_from_text(row.environment)
+    try:
+        outcome = outcome_from_text(row.environment)
+    except ValueError as error:
+        raise UsageError(f"{row.where}: {first_line(error)}") from None
     return {"loss_mask": mask, "turns": turns.astype(np.int32), "environment": outcome}
 
 

@@ -24,6 +24,7 @@ from pydantic import (
 
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Status
+from mugrpo.processes.messages import first_line
 from mugrpo.tasks.cells import number_text
 from mugrpo.tasks.rows import read_rows
 
@@ -193,8 +194,8 @@ def _row(where: str, cells: Cells, form: Format, named: Cells) -> Row:
         name = ".".join(map(str, first["loc"]))
         said = f"{name} = {first['input']!s:.60}: {text}" if name else text
         raise UsageError(f"{where}: {said}") from None
-    except (ValueError, TypeError, KeyError) as error:
-        raise UsageError(f"{where}: {error}") from None
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+        raise UsageError(f"{where}: {first_line(error)}") from None
 
 
 def _terms(name: str, column: str) -> list[tuple[float, str]]:
