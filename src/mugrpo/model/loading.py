@@ -17,8 +17,8 @@ from transformers import (
     GenerationConfig,
     PreTrainedTokenizerFast,
 )
-from transformers.utils import cached_file
 from transformers.utils import logging as transformers_logging
+from transformers.utils.hub import cached_file
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from mugrpo.config.run import ModelOptions

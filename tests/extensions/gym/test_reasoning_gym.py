@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from mugrpo.disk.records import Answer, FinishReason, Score, Status
 from mugrpo.extensions.gym import ReasoningGymOptions
 from mugrpo.extensions.gym.task import ReasoningGym
 from mugrpo.tasks.embedded import held_out
-from tests.cases import table
+from tests.cases import some, table
 
 STAND_IN = Path(__file__).with_name("reasoning_gym_stand_in.py")
 
@@ -70,6 +71,46 @@ def test_problems_are_distinct_and_split_by_a_hash():
     assert int(problem.answer) == a + b and problem.columns["entry"]["metadata"]["terms"] == [a, b]
 
 
+PROMPTS = """
+import json
+from mugrpo.config.base import WorkerOptions
+from mugrpo.extensions.gym import ReasoningGymOptions
+from mugrpo.extensions.gym.task import ReasoningGym
+options = ReasoningGymOptions(data="{data}", train_problems=8, eval_problems=2)
+of = ReasoningGym(options, WorkerOptions(count=1))
+print(json.dumps([[p.prompt, p.answer] for p in (*of.train_problems(), *of.eval_problems())]))
+"""
+
+
+def generated_with_hashes(data: str, seed: int) -> str:
+    """Return the problems of `data` that a process with this hash seed has."""
+    environment = {**os.environ, "PYTHONHASHSEED": str(seed)}
+    command = [sys.executable, "-c", PROMPTS.format(data=data)]
+    return subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_problems_do_not_depend_on_the_order_of_a_set():
+    first, second = (generated_with_hashes("shuffled", seed) for seed in (1, 2))
+    assert first == second and first.count("word") == 2 * 3 * (8 + 2)
+
+
+@pytest.mark.usefixtures("stand_in")
+@table(
+    ("data", "fault"),
+    [
+        ("drifting", "drifting of reasoning-gym generates other problems in each process"),
+        ("failing", r"failing of reasoning-gym fails on its problem 3 \(RuntimeError: no such sum"),
+        ("smus", "no data set 'smus'; did you mean sums"),
+    ],
+)
+def test_a_data_set_that_cannot_be_used_is_refused(data, fault):
+    with pytest.raises(UsageError, match=fault):
+        task(data=data).train_problems()
+
+
 @pytest.mark.usefixtures("stand_in")
 def test_prompts_get_template_and_system_message():
     asked = task(system_prompt="Be brief.", prompt_template="Add: {prompt}")
@@ -119,6 +160,12 @@ def test_seed_and_size_are_not_for_the_config(name):
     raw = {"name": "reasoning-gym", "data": "sums", "config": {name: 1}}
     with pytest.raises(UsageError, match=f"{name} is not for the config"):
         build_config({"task": raw}, "test")
+
+
+# Each draws from a set of texts, in its own process, so in an order of its own.
+@pytest.mark.parametrize("data", some(1, ["ransom_note", "isomorphic_strings", "word_ladder"]))
+def test_the_real_packages_problems_do_not_depend_on_the_order_of_a_set(gym, data):
+    assert generated_with_hashes(data, 1) == generated_with_hashes(data, 2)
 
 
 def test_the_real_package_scores_its_own_references_as_right(gym, tmp_path):
