@@ -71,7 +71,9 @@ class PromptEncoder:
 
     def ids_of(self, response: str) -> list[int]:
         """Return the ids of a response, without those that the tokenizer adds to a text."""
-        ids: list[int] = self.tokenizer(response, add_special_tokens=False)["input_ids"]
+        ids: list[int] = self.tokenizer(response, add_special_tokens=False, verbose=False)[
+            "input_ids"
+        ]
         return ids
 
     def fitting(self, problems: Sequence[Problem]) -> list[Problem]:

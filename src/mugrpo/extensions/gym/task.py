@@ -61,6 +61,9 @@ class ReasoningGym(GradedTask):
         train, held_out = ([self._problem(*one) for one in side] for side in first)
         return train, held_out
 
+    def written(self, problem: Problem, answer: str) -> str:
+        return f"<answer>{answer}</answer>" if self.options.answer == "tags" else answer
+
     def _problem(self, index: int, entry: dict[str, Any]) -> Problem:
         options = self.options
         prompt = with_template(entry["question"], options.prompt_template, options.system_prompt)
