@@ -1,7 +1,8 @@
 """A module of the shape of reasoning_gym 0.1.25.
 
 `sums` is as it should be. `shuffled` draws from a set of texts, whose order follows Python's hash
-seed, `drifting` by the process. `failing` has no problem 3.
+seed, `drifting` by the process. `failing` has no problem 3. `loose` pays for any text. `open` names
+no answers.
 """
 
 from __future__ import annotations
@@ -67,7 +68,27 @@ class Failing(Sums):
         return super().__getitem__(index)
 
 
-KINDS = {"sums": Sums, "shuffled": Shuffled, "drifting": Drifting, "failing": Failing}
+class Loose(Sums):
+    def score_answer(self, answer: str | None, entry: dict[str, Any]) -> float:
+        return float(bool(answer))
+
+
+class Open(Sums):
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {**super().__getitem__(index), "answer": None}
+
+    def score_answer(self, answer: str | None, entry: dict[str, Any]) -> float:
+        return 0.0 if answer is None else 0.01
+
+
+KINDS = {
+    "sums": Sums,
+    "loose": Loose,
+    "open": Open,
+    "shuffled": Shuffled,
+    "drifting": Drifting,
+    "failing": Failing,
+}
 factory = types.SimpleNamespace(DATASETS={**dict.fromkeys(KINDS), "composite": None})
 
 

@@ -20,6 +20,7 @@ from mugrpo.extensions.gym import ReasoningGymOptions
 from mugrpo.extensions.gym.task import ReasoningGym
 from mugrpo.tasks.embedded import held_out
 from tests.cases import some, table
+from tests.stages.test_for_nothing import tried
 
 STAND_IN = Path(__file__).with_name("reasoning_gym_stand_in.py")
 
@@ -109,6 +110,56 @@ def test_problems_do_not_depend_on_the_order_of_a_set():
 def test_a_data_set_that_cannot_be_used_is_refused(data, fault):
     with pytest.raises(UsageError, match=fault):
         task(data=data).train_problems()
+
+
+def gym_config(data: str, **options: Any) -> dict[str, Any]:
+    few = {"train_problems": 8, "eval_problems": 1}
+    return {"task": {"name": "reasoning-gym", "data": data, **few, **options}}
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_check_pays_answers_in_the_form_that_is_judged():
+    """Of `sums`, a number that is not the sum gets 0.25, and what is no number has no verdict."""
+    said = tried(gym_config("sums"))
+    assert said[0] == "paid        1 on average for the right answer to 8 problems"
+    assert said[1:3] == [  # a response without tags has a verdict, 0
+        "paid        0 on average for an empty answer to 8 problems",
+        "paid        0 on average for the question itself to 8 problems",
+    ]
+    assert [line.split()[:3] for line in said[3:]] == 2 * [["warning:", "paid", "0.25"]]
+
+
+@pytest.mark.usefixtures("stand_in")
+@table("answer", ["tags", "all"])
+def test_a_data_set_that_pays_for_any_text_is_refused(answer):
+    with pytest.raises(UsageError, match="pay as much for the question itself as for the right"):
+        tried(gym_config("loose", answer=answer))
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_data_set_without_answers_is_said_to_have_none():
+    said = tried(gym_config("open"))
+    assert "nothing is known of the right answer: the data name none" in said[0]
+    assert [line.split()[1] for line in said[1:]] == ["0.01", "0.01", "0.01"]
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    some(
+        1,
+        [
+            ("game_of_life_halting", "the question itself"),  # it compares bool(answer)
+            ("puzzle24", "the constant"),  # it asks for any four numbers that make 24
+        ],
+    ),
+)
+def test_data_sets_of_the_real_package_that_pay_for_nothing_are_refused(gym, data, what):
+    with pytest.raises(UsageError, match=f"pay as much for {what}"):
+        tried(gym_config(data))
+
+
+def test_the_real_packages_answers_that_are_none_are_said_to_be(gym):
+    assert "the data name none" in tried(gym_config("rubiks_cube"))[0]
 
 
 @pytest.mark.usefixtures("stand_in")
