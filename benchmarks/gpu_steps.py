@@ -24,6 +24,7 @@ from gpu_work import (
     update_flop,
 )
 from mugrpo.model.attention import Kernel
+from mugrpo.model.hardware import precision_of
 from mugrpo.model.policy import Policy
 from mugrpo.optimize.experience import Experience, TokenBudget
 from mugrpo.optimize.trainer import Trainer
@@ -107,7 +108,7 @@ class Updates:
             "adapter_rank": self.model.rank,
             "groups": self.sizes.groups(self.model),
             "lengths": self.sizes.lengths,
-            "precision": self.config.model.precision,
+            "precision": precision_of(self.config.model),
         }
         return Row(name, title, "useful tokens/s", results, known, details, options.tiny)
 

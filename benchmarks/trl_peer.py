@@ -19,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.records import Answer, FinishReason, Problem, Status
+from mugrpo.model.hardware import precision_of
 from mugrpo.model.policy import Policy
 from mugrpo.optimize import advantages
 from mugrpo.tasks.base import Task
@@ -45,7 +46,7 @@ def grpo_config(config: RunConfig, *, batch: int, updates: int, folder: str, **m
     arguments = {
         "output_dir": folder,
         "use_cpu": True,
-        "bf16": config.model.precision == "bf16",  # autocast, with weights in fp32
+        "bf16": precision_of(config.model) == "bf16",  # autocast, with weights in fp32
         "gradient_checkpointing": False,
         "per_device_train_batch_size": batch,
         "gradient_accumulation_steps": accumulation,

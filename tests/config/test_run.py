@@ -94,17 +94,6 @@ def test_vllm_samples_with_the_weights_it_gets(words, fault):
         config_of(f"engine.name=vllm engine.arguments={{{words}}}")
 
 
-@table(
-    ("words", "tolerance"),
-    [
-        ("engine.name=vllm model.precision=fp32", 1e-3),
-        ("engine.name=vllm model.precision=bf16", 0.1),
-    ],
-)
-def test_the_canary_accepts_what_rounding_explains(words, tolerance):
-    assert config_of(words).canary_tolerance == tolerance
-
-
 def test_a_table_without_a_name_has_its_groups_default():
     config = RunConfig.model_validate({"engine": {"slots": 3}, "correction": {}, "task": {}})
     assert (config.engine.name, config.correction.name, config.task.name) == (

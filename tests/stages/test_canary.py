@@ -16,7 +16,7 @@ from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.records import FinishReason, Rollout
 from mugrpo.model.policy import load_policy
 from mugrpo.optimize.forward import rollout_logprobs
-from mugrpo.stages.refresh import canary_warning, logprob_gap
+from mugrpo.stages.refresh import CANARY_TOLERANCE, canary_warning, logprob_gap
 from mugrpo.stages.sampling import Sampling
 from tests.cases import table
 from tests.updates import config_of
@@ -50,6 +50,10 @@ def test_a_gap_within_half_of_the_tolerance_passes_and_above_that_it_is_reported
 def test_a_gap_above_the_tolerance_stops_the_run(gap):
     with pytest.raises(RunStopped, match=rf"differ by {gap} in logprob \(tolerance 0.2\)"):
         canary_warning(gap, "fp32", 0.2)
+
+
+def test_it_accepts_what_rounding_explains():
+    assert CANARY_TOLERANCE == {"fp32": 1e-3, "bf16": 0.1}
 
 
 def test_engines_rest_at_once():

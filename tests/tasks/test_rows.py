@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mugrpo.disk.errors import UsageError
+from mugrpo.tasks.cells import answer_of
 from mugrpo.tasks.rows import read_rows
 from tests.cases import table
 
@@ -87,6 +89,69 @@ def test_parquet_rows_are_numbered_from_one_across_row_groups(tmp_path):
     rows = read_rows(data)
     assert [place for place, _ in rows] == [f"{data}, row {i}" for i in (1, 2, 3, 4, 5)]
     assert rows[2][1] == {"prompt": [{"role": "user", "content": "2"}], "n": None}
+
+
+def mixed(tmp_path: Path, rows: list[dict[str, Any]]) -> tuple[list[Any], datasets.Dataset, str]:
+    """Return the rows as they are read from lines, as datasets reads these, and its parquet file.
+
+    It reads lines whose columns mix kinds as its type Json.
+    """
+    lines = tmp_path / "rows.jsonl"
+    lines.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    kept = datasets.load_dataset(
+        "json", data_files=str(lines), split="train", cache_dir=str(tmp_path)
+    )
+    kept.to_parquet(tmp_path / "rows.parquet")
+    return [row for _, row in read_rows(str(lines))], kept, str(tmp_path / "rows.parquet")
+
+
+NUMBERS_AND_TEXTS = [5, "five", "007", 1.5, "1.50", "1e3", "1/2", "[1, 2]", "", None, 2**60]
+
+
+def test_json_of_datasets_is_what_the_lines_were(tmp_path, monkeypatch):
+    """Answers of several kinds, and messages with different keys: from lines, parquet, the hub."""
+    ask = {"role": "user", "content": "1+1"}
+    rows = [
+        {"prompt": [ask], "answer": answer, "other": {"a": [n, "x", {"b": None}]} if n else 3}
+        for n, answer in enumerate(NUMBERS_AND_TEXTS)
+    ]
+    rows[1]["prompt"] = [{"role": "system", "content": "Add.", "name": "tutor"}, ask]
+    lines, kept, parquet = mixed(tmp_path, rows)
+    assert lines == rows and "arrow.json" in str(pq.read_schema(parquet).field("prompt").type)
+    assert [row for _, row in read_rows(parquet)] == rows
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: kept)
+    assert [row for _, row in read_rows("a/b")] == rows
+
+
+def test_what_datasets_has_lost_of_a_text_is_what_its_json_says(tmp_path):
+    """Its own reader says so, too, but for "007", which is 7 there."""
+    texts = ["null", "true", "[1,2]", '"quoted"', "007"]
+    _, kept, parquet = mixed(tmp_path, [{"answer": answer} for answer in (5, "five", *texts)])
+    read = [row["answer"] for _, row in read_rows(parquet)]
+    assert read == [5, "five", None, True, [1, 2], "quoted", "007"]
+    assert kept["answer"][:] == [*read[:-1], 7]
+
+
+def test_an_integer_above_64_bits_in_parquet_is_refused_and_in_lines_kept(tmp_path):
+    """datasets makes a float of it: 2^70 = 1180591620717411303424 has lost its last six digits."""
+    lines, _, parquet = mixed(tmp_path, [{"answer": 2**70}, {"answer": 3}])
+    assert answer_of(lines[0]["answer"], "row 1", "answer") == "1180591620717411303424"
+    (_, large), (_, small) = read_rows(parquet)
+    assert answer_of(small["answer"], "row 2", "answer") == "3"
+    with pytest.raises(UsageError, match=r"may have lost digits.* store it as text"):
+        answer_of(large["answer"], "row 1", "answer")
+
+
+@table(
+    ("number", "text"),
+    [
+        (1e20, "1" + 20 * "0"),  # 15 digits are certain
+        (6.02214076e23, "602214076000000000000000"),
+        (2.0**53 - 1, "9007199254740991"),
+    ],
+)
+def test_a_float_that_keeps_its_digits_is_a_reference(number, text):
+    assert answer_of(number, "row 1", "answer") == text
 
 
 # ---- the hub ----

@@ -179,6 +179,10 @@ class RewardOptions(Options):
     """Stop if a larger share of a shard's responses has no verdict: errors, unfinished ones, and
     those that no reward function gave a number."""
 
+    pays_for_nothing: bool = Field(False, json_schema_extra=HARMLESS)
+    """Let `mugrpo check` accept rewards that give an answer which says nothing, such as an empty
+    one or the question itself, as much as the right one."""
+
     def counts(self, status: Status) -> bool:
         """Return whether a response counts in its group's statistics and in the loss."""
         masked = status is Status.TRUNCATED and self.truncated == "masked"

@@ -257,15 +257,6 @@ class RunConfig(Options):
         return (*objective, *self.correction.needs, *self.reference.needs)
 
     @property
-    def canary_tolerance(self) -> float:
-        """Return the largest gap in logprob that rounding explains, which the canary accepts.
-
-        In fp32 it is a single token's. In bf16, which keeps 8 bits of a logit, rounding moves
-        single logprobs by tenths, so it is the mean over tokens.
-        """
-        return 1e-3 if self.model.precision == "fp32" else 0.1
-
-    @property
     def engine_in_process(self) -> bool:
         """Return whether the engine runs in the trainer's process, with the trainer's model."""
         own = isinstance(self.engine, engines.OwnEngineOptions) and self.engine.processes == 0

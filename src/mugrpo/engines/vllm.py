@@ -10,6 +10,7 @@ from mugrpo.config.engines import VLLMOptions
 from mugrpo.config.run import ModelOptions
 from mugrpo.config.training import LoRAOptions
 from mugrpo.engines.process import Host
+from mugrpo.model.hardware import precision_of
 from mugrpo.model.loading import Vocabulary
 from mugrpo.model.pretrained import model_path
 
@@ -33,7 +34,7 @@ def vllm_host(
     """
     room = next(rank for rank in _LORA_RANKS if rank >= lora.rank)
     arguments = {
-        "dtype": "float32" if model.precision == "fp32" else "bfloat16",
+        "dtype": "float32" if precision_of(model) == "fp32" else "bfloat16",
         "tensor_parallel_size": options.tensor_parallel,
         "max_num_seqs": options.slots,
         "gpu_memory_utilization": options.gpu_memory_utilization,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,8 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedTokenizerFast,
+)
 from transformers.utils import logging as transformers_logging
+from transformers.utils.hub import cached_file
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from mugrpo.config.run import ModelOptions
@@ -60,10 +68,34 @@ def load_tokenizer(options: ModelOptions) -> Any:
 def tokenizer_at(path: str) -> Any:
     """Return the tokenizer in a folder, or of a hub id. Raises UsageError if it cannot be loaded.
 
-    Its folder may be that of an adapter.
+    Its folder may be that of an adapter. For some kinds of models, AutoTokenizer takes only the
+    vocabulary of tokenizer.json and splits text by rules of its own. Where these are not those of
+    the file, the file's tokenizer is returned: the model was trained with it. Its attribute
+    `in_place_of` is AutoTokenizer's.
     """
     with _loading(f"the tokenizer of {path}"):
-        return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        tokenizer: Any = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        own_rules = type(tokenizer) is not PreTrainedTokenizerFast
+        if not own_rules or not hasattr(tokenizer, "backend_tokenizer"):
+            return tokenizer
+        if cached_file(path, "tokenizer.json", _raise_exceptions_for_missing_entries=False) is None:
+            return tokenizer
+        of_file: Any = PreTrainedTokenizerFast.from_pretrained(path)
+        if _splitting(of_file) == _splitting(tokenizer):
+            return tokenizer
+        of_file.in_place_of = tokenizer
+        return of_file
+
+
+def _splitting(tokenizer: Any) -> dict[str, Any]:
+    """Return what decides which ids of its vocabulary a tokenizer gives a text."""
+    state = json.loads(tokenizer.backend_tokenizer.to_str(), object_hook=_telling)
+    return {part: state[part] for part in ("normalizer", "pre_tokenizer", "model")}
+
+
+def _telling(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a part of a tokenizer without what decides no id: where a token is in the text."""
+    return {key: one or None for key, one in state.items() if key != "trim_offsets"}
 
 
 def model_sizes(options: ModelOptions) -> tuple[int, int | None]:

@@ -71,7 +71,9 @@ class PromptEncoder:
 
     def ids_of(self, response: str) -> list[int]:
         """Return the ids of a response, without those that the tokenizer adds to a text."""
-        ids: list[int] = self.tokenizer(response, add_special_tokens=False)["input_ids"]
+        ids: list[int] = self.tokenizer(response, add_special_tokens=False, verbose=False)[
+            "input_ids"
+        ]
         return ids
 
     def fitting(self, problems: Sequence[Problem]) -> list[Problem]:
@@ -248,11 +250,14 @@ def notices(
 ) -> Iterator[str]:
     """Yield sentences on prompts that no model was trained on, and on turns without an end.
 
+    Also on prompts that other programs read otherwise.
+
     A response ends at one of `stop_ids`. Raises UsageError if the template ends turns with a token
     outside the model's vocabulary.
     """
     if problems:
         yield from _ends(encode(problems[0]).tolist(), encode, stop_ids)
+        yield from _read_otherwise(encode, problems)
     if encode.options.form == "chat":
         yield from _turns(encode, stop_ids)
 
@@ -269,6 +274,21 @@ def _ends(ids: list[int], encode: PromptEncoder, stop_ids: Collection[int]) -> I
         yield (
             f"warning: prompts end with {token(ids[-1])!r}, at which a response ends; leave it out "
             f"of {source}"
+        )
+
+
+def _read_otherwise(encode: PromptEncoder, problems: Sequence[Problem]) -> Iterator[str]:
+    """Yield how many prompts have other ids in the tokenizer that `tokenizer_at` has replaced."""
+    if (other := getattr(encode.tokenizer, "in_place_of", None)) is None:
+        return
+    texts = [encode.text(problem) for problem in problems]
+    bare = (other(text, add_special_tokens=False)["input_ids"] for text in texts)
+    if differ := sum(ids != encode.ids_of(text) for ids, text in zip(bare, texts, strict=True)):
+        yield (
+            f"warning: {differ} of {len(texts)} prompts have other ids in transformers' "
+            f"{type(other).__name__}, which AutoTokenizer takes for this model, than in its "
+            "tokenizer.json; the run uses tokenizer.json; load its checkpoints with "
+            "PreTrainedTokenizerFast, too"
         )
 
 

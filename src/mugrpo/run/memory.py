@@ -10,7 +10,7 @@ from mugrpo.config.cores import host_memory
 from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.model.hardware import device
+from mugrpo.model.hardware import device, precision_of
 from mugrpo.model.loading import sketched
 
 GIB = 1 << 30
@@ -48,7 +48,7 @@ def require_room(config: RunConfig, folder: RunDir) -> str:
 
 def _require_memory(config: RunConfig, weights: int) -> None:
     trained = 0 if config.lora.rank else weights  # an adapter is a few percent
-    copy = 0 if config.model.precision == "fp32" else 2
+    copy = 0 if precision_of(config.model) == "fp32" else 2
     need = (4 + copy) * weights + 12 * trained  # fp32, a copy in bf16; gradient and two moments
     if device() == "cpu":
         share, what, room = need, "memory", host_memory()

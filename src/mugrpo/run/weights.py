@@ -16,7 +16,7 @@ from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.publishing import fleeting, publish_folder, sealed_folder_fault
 from mugrpo.disk.records import Rollout
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.model.hardware import give_back_memory
+from mugrpo.model.hardware import give_back_memory, precision_of
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.model.pretrained import model_path
 from mugrpo.optimize.experience import TokenBudget
@@ -197,7 +197,7 @@ def handover_dtype(config: RunConfig) -> torch.dtype | None:
 
     A vLLM process computes in the model's precision, so in bf16 it needs half the bytes.
     """
-    rounded = config.engine.name == "vllm" and config.model.precision == "bf16"
+    rounded = config.engine.name == "vllm" and precision_of(config.model) == "bf16"
     return torch.bfloat16 if rounded else None
 
 

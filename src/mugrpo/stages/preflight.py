@@ -2,7 +2,7 @@
 
 The data is read, with the held-out problems, when the run is opened, and its sinks are opened with
 `Work`. The rewards judge a made-up completion here: the reference answer, in a box if that is what
-the first of them reads.
+the first of them reads. `mugrpo check` also tries what says nothing (`_try_for_nothing`).
 
 A run that is resumed tries all of it again. What keeps a run from beginning only stops one that has
 results: the same command may succeed later, when a judge's server is back.
@@ -12,18 +12,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from statistics import fmean
 
 from mugrpo.config.base import RewardOption
+from mugrpo.config.rewards import EnvironmentReward
 from mugrpo.config.tasks import asks_environment, datasets_in
 from mugrpo.disk.errors import BrokenReward, RunStopped, UsageError
 from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
 from mugrpo.optimize.loss import UpdateLoss
+from mugrpo.processes.messages import printable
 from mugrpo.rollouts.prompts import notices
 from mugrpo.run.opening import OpenRun
 from mugrpo.stages.evaluate import Measures
 from mugrpo.stages.ranks import require_gpus
 
 _SHOWN = 3  # problems to train on, and as many held-out ones, that `mugrpo check` shows
+_TRIED = 8  # problems of each source that are answered with what says nothing
+_LITTLE = 0.05  # mean reward that such an answer may have without a warning
 _IDS = 40  # of a prompt's beginning, and as many of its end
 
 
@@ -31,14 +36,16 @@ def preflight(run: OpenRun, measures: Measures | None, *, verbose: bool = False)
     """Try what the rest of the run needs. Say what may go wrong, and with `verbose` what was tried.
 
     Raises UsageError for more ranks than GPUs, a file without an objective, and a reward that
-    fails, breaks its contract or finds the reference answer wrong. For these rewards it is
-    RunStopped if the run has results already.
+    fails, breaks its contract or finds the reference answer wrong, with `verbose` also if it pays
+    as much for nothing. For rewards that fail it is RunStopped if the run has results already.
     """
     _try_prompts(run, verbose)
     if run.config.distributed.processes > 1 and not run.config.backend.clustered:
         require_gpus(run.config.distributed)
     UpdateLoss(run.config)  # a file of the user's own may not be one
     _try_rewards(run, verbose)
+    if verbose:
+        _try_for_nothing(run)
     for sentence in measures.preflight() if measures else ():
         if verbose:
             run.progress.say(sentence)
@@ -57,13 +64,15 @@ def _try_rewards(run: OpenRun, verbose: bool) -> None:
     held_out = run.eval_problems if run.config.evaluation.every else ()
     count = _SHOWN if verbose else 1
     refusal = UsageError if run.folder.is_untouched() else RunStopped
-    problems = [*_first(run.problems, count), *_first(held_out, count)]
+    sides = (run.problems, held_out)
+    problems = [p for side in sides for some in _by_source(side, count) for p in some]
     shown = verbose and any(datasets_in(run.config.task))  # embedded tasks have no rewards of yours
     if shown:  # first, as a function that hangs is stopped only after a minute
         run.progress.say(f"rewards     try {len(problems)} reference answers")
-    for problem, score in zip(problems, _scores(run, problems), strict=True):
-        made_up = _made_up(run, problem)
-        completion = f"the reference answer {made_up!r} as the response to problem {problem.id!r}"
+    responses = [(p, _right(run, p)) for p in problems]
+    for (problem, text), score in zip(responses, _scores(run, responses), strict=True):
+        made_up = f"the reference answer {text!r}" if problem.answer else "an empty answer"
+        completion = f"{made_up} as the response to problem {problem.id!r}"
         if verbose:
             run.progress.say(f"prompt      {run.prompts.text(problem)!r}")
         if shown:
@@ -99,29 +108,33 @@ def _each(score: Score) -> str:
     return "".join(f", {name} {value:g}" for name, value in shown.items())
 
 
-def _made_up(run: OpenRun, problem: Problem) -> str:
-    verifier = _verifier(run, problem)
-    return verifier.written(problem.answer) if verifier else problem.answer
+def _right(run: OpenRun, problem: Problem) -> str:
+    """Return the reference answer as a response, "" if the data have none."""
+    return run.task.written(problem, problem.answer) if problem.answer else ""
 
 
 def _verifier(run: OpenRun, problem: Problem) -> RewardOption | None:
     """Return the reward that decides whether a response is right, or None if functions do."""
-    task = run.config.task
-    sources = {getattr(one, "source", None): one for one in datasets_in(task)}
+    return next((reward for reward in _rewards(run, problem) if reward.verifies), None)
+
+
+def _rewards(run: OpenRun, problem: Problem) -> tuple[RewardOption, ...]:
+    """Return the rewards that the config names for a problem, none for a task with its own."""
+    sources = {getattr(one, "source", None): one for one in datasets_in(run.config.task)}
     options = sources.get(problem.source)
-    return next((one for one in options.rewards if one.verifies), None) if options else None
+    return options.rewards if options else ()
 
 
-def _first(problems: Sequence[Problem], count: int) -> list[Problem]:
+def _by_source(problems: Sequence[Problem], count: int) -> list[list[Problem]]:
     """Return the first `count` problems of each source."""
     by_source: dict[str | None, list[Problem]] = {}
     for problem in problems:
         by_source.setdefault(problem.source, []).append(problem)
-    return [problem for some in by_source.values() for problem in some[:count]]
+    return [some[:count] for some in by_source.values()]
 
 
-def _scores(run: OpenRun, problems: Sequence[Problem]) -> Iterator[Score]:
-    """Yield the score of the reference answer to each problem.
+def _scores(run: OpenRun, responses: Sequence[tuple[Problem, str]]) -> Iterator[Score]:
+    """Yield the score of each response.
 
     Raises BrokenReward if a reward breaks its contract, or UsageError in its place if the run has
     no results yet.
@@ -131,10 +144,95 @@ def _scores(run: OpenRun, problems: Sequence[Problem]) -> Iterator[Score]:
     own = 1.0 if asks_environment(run.config.task) else None
     answers = (
         Answer(p, text, run.prompts.ids_of(text), FinishReason.STOP, state, own)
-        for p, text in ((p, _made_up(run, p)) for p in problems)
+        for p, text in responses
     )
     try:
         yield from run.task.score(answers)
     except BrokenReward as error:
-        text = f"tried on a reference answer, a reward fails: {error}"
+        text = f"tried before the first rollout, a reward fails: {error}"
         raise (UsageError if run.folder.is_untouched() else BrokenReward)(text) from None
+
+
+_Offer = list[tuple[Problem, str]]  # problems with an answer to each
+_RIGHT = "the right answer"
+
+
+def _try_for_nothing(run: OpenRun) -> None:
+    """Say what the rewards pay for the right answer, and for answers that say nothing.
+
+    Training finds what is paid without work. Raises UsageError if it is as much as for the right
+    answer, unless an option says that this is known.
+    """
+    faults = []
+    for problems in _by_source(run.problems, _TRIED):
+        if any(isinstance(reward, EnvironmentReward) for reward in _rewards(run, problems[0])):
+            continue  # what an environment pays is not for a text
+        place = f" in the source {problems[0].source!r}" if problems[0].source else ""
+        if not all(problem.answer for problem in problems):
+            run.progress.say(
+                f"paid        nothing is known of {_RIGHT}{place}: the data name none, and the "
+                "rewards alone say what is right"
+            )
+        full = None  # what the right answer gets, if it is known
+        for what, offer in _offers(problems):
+            scores = _best(run, offer)
+            rewards = [s.reward for s in scores if s.reward is not None and not s.status.failed]
+            mean = fmean(rewards) if rewards else 0.0
+            warned = what != _RIGHT and mean > _LITTLE
+            figure = f"{mean:.3g} on average" if rewards else "nothing"
+            lacking = len(offer) - len(rewards)
+            run.progress.say(
+                f"{'warning: paid' if warned else 'paid       '} {figure} for {what}{place} to "
+                f"{len(offer)} problems{f', {lacking} without a verdict' if lacking else ''}"
+            )
+            right = [score.status is Status.RIGHT for score in scores]
+            if what == _RIGHT:
+                full = mean if any(right) else None
+            elif warned and (all(right) if full is None else mean >= full):
+                faults.append(f"{what}{place}")
+    if faults and not run.config.rewards.pays_for_nothing:
+        raise UsageError(
+            f"the rewards pay as much for {faults[0]} as for {_RIGHT}, so a model would learn to "
+            "say that; choose another reward or other data, or accept it with "
+            "--rewards.pays_for_nothing true"
+        )
+
+
+def _offers(problems: Sequence[Problem]) -> Iterator[tuple[str, _Offer]]:
+    """Yield what is tried, with the answers to some of `problems`: the right one first.
+
+    Another's answer is tried where it is not the problem's own.
+    """
+    known = [problem for problem in problems if problem.answer.strip()]
+    constant = known[0].answer if known else "0"
+    turned = zip(known, [other.answer for other in (*known[1:], *known[:1])], strict=True)
+    offers: dict[str, _Offer] = {
+        _RIGHT: [(problem, problem.answer) for problem in known],
+        "an empty answer": [(problem, "") for problem in problems],
+        "the question itself": [(problem, _question(problem)) for problem in problems],
+        f"the constant {printable(repr(constant), 40)}": [(p, constant) for p in problems],
+        "another problem's answer": list(turned),
+    }
+    for what, offer in offers.items():
+        others = [(p, one) for p, one in offer if not p.answer or one.strip() != p.answer.strip()]
+        if offer := offer if what == _RIGHT else others:
+            yield what, offer
+
+
+def _question(problem: Problem) -> str:
+    turns = problem.prompt
+    return turns if isinstance(turns, str) else str(turns[-1].get("content", ""))
+
+
+def _best(run: OpenRun, offer: _Offer) -> list[Score]:
+    """Return the score of each answer, as it is or in the form that is judged: the higher one.
+
+    One that has no verdict in one form has that in the other.
+    """
+    bare = list(_scores(run, offer))
+    formed = list(_scores(run, [(p, run.task.written(p, said)) for p, said in offer]))
+    both = ([s for s in pair if not s.status.failed] for pair in zip(bare, formed, strict=True))
+    return [
+        max(some, key=lambda score: score.reward or 0.0) if some else first
+        for some, first in zip(both, bare, strict=True)
+    ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,14 @@ from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.publishing import passing
 from mugrpo.disk.records import Rollout
 from mugrpo.engines.base import Engine
-from mugrpo.model.hardware import out_of_memory_explained
+from mugrpo.model.hardware import Precision, out_of_memory_explained, precision_of
 from mugrpo.rollouts.sampler import Draw
 from mugrpo.run.opening import OpenRun
 from mugrpo.stages.sampling import Background, Sampling, at_once, samplers_of
 
+# The largest gap that rounding explains. In fp32 it is a single token's. In bf16, which keeps 8
+# bits of a logit, rounding moves single logprobs by tenths, so it is the mean over tokens.
+CANARY_TOLERANCE: Mapping[Precision, float] = {"fp32": 1e-3, "bf16": 0.1}
 _WARNING = 0.5  # of the tolerance
 _LONGEST = 16  # most tokens of a response that are compared: a refresh waits for them
 
@@ -95,16 +98,15 @@ class Refresh:
         return [rollout for rollouts in sampled for rollout in rollouts]
 
     def _compare(self, rollouts: Sequence[Rollout]) -> None:
-        config = self._run.config
+        precision = precision_of(self._run.config.model)
         passing("canary")
         logprobs = self._sampling.trainer_logprobs(self._update, rollouts)
-        self._gap = logprob_gap(logprobs, rollouts, config.model.precision)
-        notice = canary_warning(self._gap, config.model.precision, config.canary_tolerance)
-        if notice:
+        self._gap = logprob_gap(logprobs, rollouts, precision)
+        if notice := canary_warning(self._gap, precision, CANARY_TOLERANCE[precision]):
             self._run.progress.say(notice)
 
 
-def canary_warning(gap: float, precision: str, tolerance: float) -> str | None:
+def canary_warning(gap: float, precision: Precision, tolerance: float) -> str | None:
     """Return a warning if the gap between engine and trainer is above half of the tolerance.
 
     Raises RunStopped if it is above the tolerance, or NaN: importance ratios would be wrong.
@@ -125,7 +127,7 @@ def canary_warning(gap: float, precision: str, tolerance: float) -> str | None:
 def logprob_gap(
     logprobs: Sequence[NDArray[np.float32]],
     rollouts: Sequence[Rollout],
-    precision: str,
+    precision: Precision,
 ) -> float:
     """Return |trainer logprob - behavior logprob| over the tokens of `rollouts`.
 

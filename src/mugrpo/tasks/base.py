@@ -36,6 +36,10 @@ class Task(Protocol):
         """
         ...
 
+    def written(self, problem: Problem, answer: str) -> str:
+        """Return a response to `problem` whose answer is `answer`, in the form that is judged."""
+        ...
+
     def close(self) -> None:
         """End the processes that the task started, if any."""
         ...

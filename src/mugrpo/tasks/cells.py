@@ -79,6 +79,11 @@ def answer_of(value: Any, where: str, column: str) -> str:
     if isinstance(value, str) and value.strip():
         solved = "####" in value and literal(value) is None  # JSON holds tests, which may print it
         return value.rpartition("####")[2].strip() if solved else value
+    if isinstance(value, float) and _lost_digits(value):
+        raise UsageError(
+            f"{where}: column {column!r} is {value!r}, which may have lost digits: an integer "
+            "above 64 bits becomes a float in parquet; store it as text"
+        )
     if (text := number_text(value)) is not None:
         return text
     raise UsageError(
@@ -107,6 +112,16 @@ def require_one_answer(text: str, where: str, column: str) -> None:
             f"{where}: column {column!r} is {shown(text)}; it must hold the answer alone"
             + _inside(value, column)
         )
+
+
+def _lost_digits(value: float) -> bool:
+    """Return whether a float can be an integer that was rounded: large, with over 15 digits.
+
+    A float keeps any 15 digits, so that 6.02214076e23 is what was written.
+    """
+    if not math.isfinite(value) or abs(value) < 2**53:
+        return False
+    return len(Decimal(repr(value)).normalize().as_tuple().digits) > 15
 
 
 def number_text(value: Any) -> str | None:

@@ -28,6 +28,7 @@ class GradedTask(ABC):
 
     def __init__(self, rewards: tuple[RewardOption, ...], workers: WorkerOptions) -> None:
         self.grader = Grader(rewards, workers)
+        self._verifier = next((reward for reward in rewards if reward.verifies), None)
 
     @property
     @abstractmethod
@@ -45,6 +46,9 @@ class GradedTask(ABC):
 
     def score(self, answers: Iterable[Answer]) -> Iterator[Score]:
         return self.grader.scores(answers)
+
+    def written(self, problem: Problem, answer: str) -> str:
+        return self._verifier.written(answer) if self._verifier else answer
 
     def close(self) -> None:
         self.grader.close()

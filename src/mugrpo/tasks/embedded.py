@@ -75,6 +75,9 @@ class EmbeddedTask(ABC):
                 status = Status.RIGHT if right else Status.WRONG
                 yield Score(status, float(right), {"answer": found})
 
+    def written(self, problem: Problem, answer: str) -> str:
+        return answer
+
     def close(self) -> None:
         return
 
@@ -132,6 +135,9 @@ class Chain(EmbeddedTask):
     def read(self, text: str) -> str | None:
         match = _LAST_STATE.search(text)
         return match[1] if match else None
+
+    def written(self, problem: Problem, answer: str) -> str:
+        return f"={answer}"
 
     def draw(self, rng: random.Random) -> str:
         digits = [str(rng.randint(1, _LARGEST_DIGIT)) for _ in range(self.options.terms)]

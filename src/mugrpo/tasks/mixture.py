@@ -64,6 +64,10 @@ class Mixture:
         for name in order:
             yield next(scores[name])
 
+    def written(self, problem: Problem, answer: str) -> str:
+        assert problem.source is not None, f"{problem.id!r} is not a problem of a mixture"
+        return self._sources[problem.source].written(problem, answer)
+
     def close(self) -> None:
         with ExitStack() as stack:  # close all, even if one fails
             for task in self._sources.values():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from mugrpo.processes.messages import first_line
 Row = tuple[str, dict[str, Any]]  # (place such as "problems.jsonl, line 3", column -> value)
 
 _FORMATS = (".jsonl", ".parquet", ".csv")
+_BATCH = 1000  # rows of a hub data set that are held at once
 
 
 def read_rows(
@@ -105,13 +107,10 @@ def _csv_rows(path: Path) -> Iterator[Row]:
 
 
 def _parquet_rows(path: Path) -> Iterator[Row]:
-    number = 0
     with pq.ParquetFile(path) as file:
-        narrow = _narrow(file.schema_arrow)
-        for batch in file.iter_batches():
-            for row in batch.to_pylist():
-                number += 1
-                yield f"{path}, row {number}", _with_short(row, narrow)
+        rows = _arrow_rows(file.iter_batches(), _restored(file.schema_arrow))
+        for number, row in enumerate(rows, start=1):
+            yield f"{path}, row {number}", row
 
 
 def _hub_rows(data: str, split: str, subset: str | None, revision: str | None) -> Iterator[Row]:
@@ -132,31 +131,64 @@ def _hub_rows(data: str, split: str, subset: str | None, revision: str | None) -
             "with --task.data; a gated data set needs `hf auth login` first"
         ) from None
     features = getattr(table, "features", None)
-    narrow = _narrow(features.arrow_schema) if features else {}
-    for number, row in enumerate(table, start=1):
-        yield f"{data} [{split}], row {number}", _with_short(row, narrow)
+    kinds = _restored(features.arrow_schema) if features else {}
+    if any("arrow.json" in str(kind) for kind in kinds.values()):
+        # as in a file: datasets would read the text "007" as 7 and "null" as nothing
+        rows = _arrow_rows(table.with_format("arrow").iter(_BATCH), kinds)
+    else:
+        rows = (_as_written(row, kinds) for row in table)
+    for number, row in enumerate(rows, start=1):
+        yield f"{data} [{split}], row {number}", row
 
 
-def _narrow(schema: pa.Schema) -> dict[str, pa.DataType]:
-    """Return the columns whose cells are or hold floats of fewer than 64 bits."""
-    return {field.name: field.type for field in schema if "float" in str(field.type)}
+def _arrow_rows(batches: Iterable[Any], kinds: dict[str, pa.DataType]) -> Iterator[dict[str, Any]]:
+    for batch in batches:
+        yield from (_as_written(row, kinds) for row in batch.to_pylist())
 
 
-def _with_short(row: dict[str, Any], narrow: dict[str, pa.DataType]) -> dict[str, Any]:
-    return {**row, **{name: _short(row[name], kind) for name, kind in narrow.items()}}
+def _restored(schema: pa.Schema) -> dict[str, pa.DataType]:
+    """Return the columns whose cells are or hold floats of fewer than 64 bits, or JSON."""
+    kinds = {field.name: field.type for field in schema}
+    return {n: kind for n, kind in kinds.items() if re.search("float|arrow.json", str(kind))}
 
 
-def _short(value: Any, kind: pa.DataType) -> Any:
-    """Return a value with the shortest decimal number for each narrow float in it.
+def _as_written(row: dict[str, Any], kinds: dict[str, pa.DataType]) -> dict[str, Any]:
+    return {**row, **{name: _original(row[name], kind) for name, kind in kinds.items()}}
+
+
+def _original(value: Any, kind: pa.DataType) -> Any:
+    """Return a value with what JSON in it says, and the shortest decimal number of narrow floats.
 
     The float32 of 5.1 is 5.099999904632568 as a Python float, which no response would match.
     """
     if value is None:
         return None
+    if getattr(kind, "extension_name", None) == "arrow.json":
+        return _of_json(value)
     if pa.types.is_float16(kind) or pa.types.is_float32(kind):
         return float(str((np.float16 if pa.types.is_float16(kind) else np.float32)(value)))
     if pa.types.is_struct(kind):
-        return {**value, **{field.name: _short(value[field.name], field.type) for field in kind}}
+        return {**value, **{field.name: _original(value[field.name], field.type) for field in kind}}
     if hasattr(kind, "value_type") and isinstance(value, list):
-        return [_short(inner, kind.value_type) for inner in value]
+        return [_original(inner, kind.value_type) for inner in value]
     return value
+
+
+def _of_json(text: str) -> Any:
+    """Return what JSON says, which datasets makes of columns that mix kinds, or a text itself.
+
+    It writes a text without quotes if it takes it for JSON: 007, 1.50 and [1, 2]. The first is
+    none, and numbers would be written as 1.5 and [1,2].
+    """
+    try:
+        value = json.loads(text, parse_constant=_no_number)
+    except (ValueError, RecursionError):
+        return text
+    numbers = value if isinstance(value, list) else [value]
+    if any(type(one) not in (int, float) for one in numbers):
+        return value
+    return value if json.dumps(value, separators=(",", ":")) == text else text
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")

@@ -1,7 +1,13 @@
-"""A module of the shape of reasoning_gym 0.1.25, with one data set: `sums`."""
+"""A module of the shape of reasoning_gym 0.1.25.
+
+`sums` is as it should be. `shuffled` draws from a set of texts, whose order follows Python's hash
+seed, `drifting` by the process. `failing` has no problem 3. `loose` pays for any text. `open` names
+no answers.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import types
 from dataclasses import dataclass
@@ -36,11 +42,58 @@ class Sums:
         return 1.0 if right else 0.25 + self.config.bonus
 
 
-factory = types.SimpleNamespace(DATASETS={"sums": (Sums, SumsConfig), "composite": (None, None)})
+WORDS = {f"word{n}" for n in range(50)}
+
+
+class Shuffled(Sums):
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        rng = Random(self.config.seed + index)
+        question = " ".join(rng.sample(list(WORDS), 3))
+        return {"question": question, "answer": question, "metadata": {}}
+
+    def score_answer(self, answer: str | None, entry: dict[str, Any]) -> float:
+        return float(answer == entry["answer"])
+
+
+class Drifting(Sums):
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        entry = super().__getitem__(index)
+        return {**entry, "metadata": {**entry["metadata"], "made_by": os.getpid()}}
+
+
+class Failing(Sums):
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index == 3:
+            raise RuntimeError("no such sum")
+        return super().__getitem__(index)
+
+
+class Loose(Sums):
+    def score_answer(self, answer: str | None, entry: dict[str, Any]) -> float:
+        return float(bool(answer))
+
+
+class Open(Sums):
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {**super().__getitem__(index), "answer": None}
+
+    def score_answer(self, answer: str | None, entry: dict[str, Any]) -> float:
+        return 0.0 if answer is None else 0.01
+
+
+KINDS = {
+    "sums": Sums,
+    "loose": Loose,
+    "open": Open,
+    "shuffled": Shuffled,
+    "drifting": Drifting,
+    "failing": Failing,
+}
+factory = types.SimpleNamespace(DATASETS={**dict.fromkeys(KINDS), "composite": None})
 
 
 def create_dataset(name: str, **config: Any) -> Sums:
-    return Sums(SumsConfig(**config))
+    return KINDS[name](SumsConfig(**config))
 
 
 def _extract_answer(completion: str) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,8 @@ from mugrpo.disk.records import Answer, FinishReason, Score, Status
 from mugrpo.extensions.gym import ReasoningGymOptions
 from mugrpo.extensions.gym.task import ReasoningGym
 from mugrpo.tasks.embedded import held_out
-from tests.cases import table
+from tests.cases import some, table
+from tests.stages.test_for_nothing import tried
 
 STAND_IN = Path(__file__).with_name("reasoning_gym_stand_in.py")
 
@@ -70,6 +72,96 @@ def test_problems_are_distinct_and_split_by_a_hash():
     assert int(problem.answer) == a + b and problem.columns["entry"]["metadata"]["terms"] == [a, b]
 
 
+PROMPTS = """
+import json
+from mugrpo.config.base import WorkerOptions
+from mugrpo.extensions.gym import ReasoningGymOptions
+from mugrpo.extensions.gym.task import ReasoningGym
+options = ReasoningGymOptions(data="{data}", train_problems=8, eval_problems=2)
+of = ReasoningGym(options, WorkerOptions(count=1))
+print(json.dumps([[p.prompt, p.answer] for p in (*of.train_problems(), *of.eval_problems())]))
+"""
+
+
+def generated_with_hashes(data: str, seed: int) -> str:
+    """Return the problems of `data` that a process with this hash seed has."""
+    environment = {**os.environ, "PYTHONHASHSEED": str(seed)}
+    command = [sys.executable, "-c", PROMPTS.format(data=data)]
+    return subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_problems_do_not_depend_on_the_order_of_a_set():
+    first, second = (generated_with_hashes("shuffled", seed) for seed in (1, 2))
+    assert first == second and first.count("word") == 2 * 3 * (8 + 2)
+
+
+@pytest.mark.usefixtures("stand_in")
+@table(
+    ("data", "fault"),
+    [
+        ("drifting", "drifting of reasoning-gym generates other problems in each process"),
+        ("failing", r"failing of reasoning-gym fails on its problem 3 \(RuntimeError: no such sum"),
+        ("smus", "no data set 'smus'; did you mean sums"),
+    ],
+)
+def test_a_data_set_that_cannot_be_used_is_refused(data, fault):
+    with pytest.raises(UsageError, match=fault):
+        task(data=data).train_problems()
+
+
+def gym_config(data: str, **options: Any) -> dict[str, Any]:
+    few = {"train_problems": 8, "eval_problems": 1}
+    return {"task": {"name": "reasoning-gym", "data": data, **few, **options}}
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_check_pays_answers_in_the_form_that_is_judged():
+    """Of `sums`, a number that is not the sum gets 0.25, and what is no number has no verdict."""
+    said = tried(gym_config("sums"))
+    assert said[0] == "paid        1 on average for the right answer to 8 problems"
+    assert said[1:3] == [  # a response without tags has a verdict, 0
+        "paid        0 on average for an empty answer to 8 problems",
+        "paid        0 on average for the question itself to 8 problems",
+    ]
+    assert [line.split()[:3] for line in said[3:]] == 2 * [["warning:", "paid", "0.25"]]
+
+
+@pytest.mark.usefixtures("stand_in")
+@table("answer", ["tags", "all"])
+def test_a_data_set_that_pays_for_any_text_is_refused(answer):
+    with pytest.raises(UsageError, match="pay as much for the question itself as for the right"):
+        tried(gym_config("loose", answer=answer))
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_data_set_without_answers_is_said_to_have_none():
+    said = tried(gym_config("open"))
+    assert "nothing is known of the right answer: the data name none" in said[0]
+    assert [line.split()[1] for line in said[1:]] == ["0.01", "0.01", "0.01"]
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    some(
+        1,
+        [
+            ("game_of_life_halting", "the question itself"),  # it compares bool(answer)
+            ("puzzle24", "the constant"),  # it asks for any four numbers that make 24
+        ],
+    ),
+)
+def test_data_sets_of_the_real_package_that_pay_for_nothing_are_refused(gym, data, what):
+    with pytest.raises(UsageError, match=f"pay as much for {what}"):
+        tried(gym_config(data))
+
+
+def test_the_real_packages_answers_that_are_none_are_said_to_be(gym):
+    assert "the data name none" in tried(gym_config("rubiks_cube"))[0]
+
+
 @pytest.mark.usefixtures("stand_in")
 def test_prompts_get_template_and_system_message():
     asked = task(system_prompt="Be brief.", prompt_template="Add: {prompt}")
@@ -119,6 +211,12 @@ def test_seed_and_size_are_not_for_the_config(name):
     raw = {"name": "reasoning-gym", "data": "sums", "config": {name: 1}}
     with pytest.raises(UsageError, match=f"{name} is not for the config"):
         build_config({"task": raw}, "test")
+
+
+# Each draws from a set of texts, in its own process, so in an order of its own.
+@pytest.mark.parametrize("data", some(1, ["ransom_note", "isomorphic_strings", "word_ladder"]))
+def test_the_real_packages_problems_do_not_depend_on_the_order_of_a_set(gym, data):
+    assert generated_with_hashes(data, 1) == generated_with_hashes(data, 2)
 
 
 def test_the_real_package_scores_its_own_references_as_right(gym, tmp_path):

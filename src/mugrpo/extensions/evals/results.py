@@ -17,6 +17,7 @@ from mugrpo.disk.records import FinishReason, Score, Status
 from mugrpo.disk.shards import ShardSet, score_from_row
 from mugrpo.extensions.evals.measures import ProblemResult, measured
 from mugrpo.extensions.evals.options import Suite
+from mugrpo.model.hardware import precision_of
 from mugrpo.run.opening import OpenRun
 
 
@@ -56,7 +57,7 @@ def result_of(
         "split": task.split,
         "revision": task.revision,
         "engine": config.engine.name,
-        "precision": config.model.precision,
+        "precision": precision_of(config.model),
         "samples": suite.options.samples,
         "temperature": config.rollouts.temperature,
         "top_p": suite.options.top_p,

@@ -27,6 +27,7 @@ from mugrpo.disk.shards import ShardSet
 from mugrpo.engines.base import Engine
 from mugrpo.extensions.evals.options import Suite
 from mugrpo.extensions.evals.results import result_of
+from mugrpo.model.hardware import precision_of
 from mugrpo.model.loading import load_tokenizer, load_vocabulary, model_sizes
 from mugrpo.model.pretrained import model_fingerprint
 from mugrpo.processes.lifetime import StopFlag
@@ -201,7 +202,7 @@ def _identity(run: OpenRun, suite: Suite, update: int) -> dict[str, Any]:
         "suite": suite.name,
         "update": update,
         "weights": _weights(run, update),
-        "precision": config.model.precision,
+        "precision": precision_of(config.model),
         "engine": config.engine.name,
         "seed": config.seed,
         "samples": suite.options.samples,
