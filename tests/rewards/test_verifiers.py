@@ -55,7 +55,7 @@ def test_a_reference_that_says_its_answer_is_read_as_a_response_is(reference):
 
 
 @table("swallowed", [MemoryError, RecursionError])
-@table("place", [(math_verify_grader, "simplify"), (math_verify_parser, "latex2sympy")])
+@table("place", [(math_verify_grader, "simplify"), (math_verify_parser, "parse_latex_cached")])
 def test_an_error_that_math_verify_swallows_is_raised(place, swallowed, monkeypatch):
     """It says nothing about the answer. Nothing is left of it for the next one."""
 
