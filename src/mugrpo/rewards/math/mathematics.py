@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -26,18 +27,20 @@ import sympy
 from latex2sympy2_extended import NormalizationConfig
 from math_verify import LatexExtractionConfig, grader, parse, parser, verify
 from sympy.core.random import seed
+from sympy.core.relational import Relational
 from sympy.functions.combinatorial.factorials import CombinatorialFunction
 
 from mugrpo.disk.records import Status
 from mugrpo.rewards.math.answers import (
     MathAnswer,
     agree,
-    elements,
     exact_number,
     last,
     read,
     targets,
 )
+from mugrpo.rewards.math.names import elements, named_otherwise
+from mugrpo.rewards.math.points import apart, difference
 from mugrpo.rewards.math.response import find, last_said
 from mugrpo.rewards.verdict import Verdict, verdict
 
@@ -97,15 +100,35 @@ def _read_whole(mathematics: str) -> Reading | None:
         return None
     if mathematics.count(r"\pm") == 1 and not re.search(r"[,;]|\\\{", mathematics):
         mathematics = ",".join(mathematics.replace(r"\pm", sign) for sign in "+-")
-    boxed = rf"\boxed{{{mathematics}}}"
+    # A comma of the one notation separates: math-verify would take 1,200 for a number.
+    boxed = rf"\boxed{{{mathematics.replace(',', ', ')}}}"
     values = parse(boxed, [_CONFIG], extraction_mode="first_match", parsing_timeout=None)
-    return Reading(values, mathematics) if values else None
+    return Reading([_evaluated(values[0]), *values[1:]], mathematics) if values else None
+
+
+def _evaluated(value: Any) -> Any:
+    """Return a value with i as the imaginary unit, each other letter as one symbol, and remainders.
+
+    math-verify has a symbol i, and two symbols of each name: real ones, and others beside some i.
+    An i that has a value or counts terms is left as it is.
+    """
+    if not isinstance(value, sympy.Basic) or _huge(value):
+        return value
+    names = value.atoms(sympy.Symbol)
+    counts = value.has(sympy.Sum, sympy.Product, sympy.Integral)
+    counts |= any(str(relation.lhs) == "i" for relation in value.atoms(Relational))
+    new = {name: sympy.Symbol(name.name, real=True) for name in names if name.is_real is False}
+    new |= {name: sympy.I for name in names if name.name == "i" and not counts}
+    new |= {mod: sympy.Mod(*mod.args) for mod in value.atoms(sympy.Mod)}
+    return value.xreplace(new)
 
 
 def _equal(target: list[Any], answer: list[Any]) -> bool:
     """Return whether math-verify finds values equal. Huge ones are compared as written."""
     if _huge(target[0]) or _huge(answer[0]):
         return bool(target[0] == answer[0])
+    if apart(target[0], answer[0]):
+        return False
     return bool(verify(target, answer, timeout_seconds=None))
 
 
@@ -154,7 +177,7 @@ def _loose(target: Reading, reading: Reading) -> bool:
         return True
     if not _consistent(gold, answer, elements(reading.text, "=")):
         return True
-    zeros = [_zero(gold), _zero(answer)]
+    zeros = [difference(gold), difference(answer)]
     if None not in zeros:
         same = _equal(zeros[:1], zeros[1:]) or _equal(zeros[:1], [-zeros[1]])
         return not same and not sympy.solve(gold, gold.free_symbols)
@@ -195,13 +218,6 @@ def _unknown(side: str) -> bool:
     return not re.search(r"[-0-9^]|\\(?:frac|sqrt|pi)(?![a-z])", bare)
 
 
-def _zero(value: Any) -> Any:
-    """Return lhs - rhs of an equation between expressions, or None if `value` is not one."""
-    if isinstance(value, sympy.Eq) and all(isinstance(side, sympy.Expr) for side in value.args):
-        return value.lhs - value.rhs
-    return None
-
-
 def _shape(value: Any) -> tuple[int, int]:
     """Return the number of sets of several elements, and of tuples and intervals, in `value`."""
     if not isinstance(value, sympy.Basic):
@@ -219,8 +235,9 @@ def _far(gold: Any, answer: Any) -> bool:
         if not getattr(value, "is_number", False) or value.has(sympy.UnevaluatedExpr):
             return False
     # As sympy's floats, whose exponents have no limit: 10^-400 is no 0.0
-    difference, size = (sympy.N(abs(value)) for value in (answer - gold, gold))
-    return bool(difference > _FAR * size)
+    # As numbers first: sympy takes seconds to find the sign of nested roots
+    apart_by, size = (abs(sympy.N(value)) for value in (answer - gold, gold))
+    return bool(apart_by > _FAR * size)
 
 
 _RELATION = re.compile(r"[<>]|\\(?:[lg]e|ne)(?![a-z])")
@@ -248,14 +265,28 @@ class Mathematics:
             return Verdict(Status.NO_ANSWER)
         pieces = last(found, len(expected))
         right = len(pieces) == len(expected) and all(
-            agree(target, read(piece), _same_values)
+            agree(target, read(piece), _comparable)
             for target, piece in zip(expected, pieces, strict=True)
         )
         return verdict(right, ", ".join(pieces).strip())
 
 
+def _comparable(target: MathAnswer, answer: MathAnswer) -> bool:
+    """Return whether two answers have equal values. Those that cannot be compared have not."""
+    try:
+        return _same_values(target, answer)
+    except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError, AssertionError):
+        return False
+    except NotImplementedError:  # the only RuntimeError that is no failure
+        return False
+
+
 def _same_values(target: MathAnswer, answer: MathAnswer) -> bool:
     """Return whether two answers have equal values."""
+    values = target.value, answer.value
+    named = target.name and answer.name and not named_otherwise(target.name, answer.name, "")
+    if named and not any(target.name[0] in value for value in values):
+        target, answer = (replace(one, core=one.value, name="") for one in (target, answer))
     if (alike := _same_solutions(target.core, answer.core)) is not None:
         return alike
     ratios = [one.core.rpartition("=")[2].split(":") for one in (target, answer)]
@@ -281,9 +312,11 @@ def _same_values(target: MathAnswer, answer: MathAnswer) -> bool:
 
 def _same_solutions(target: str, answer: str) -> bool | None:
     """Return whether two sets of real numbers are the same, or None if one of them is none."""
-    ours, theirs = _solution_set(target), _solution_set(answer)
+    (ours, name), (theirs, other) = _solution_set(target), _solution_set(answer)
     if ours is None or theirs is None:
         return None
+    if named_otherwise(name, other, ""):
+        return False
     if ours == theirs:
         return True
     if not (isinstance(ours, sympy.Interval) and isinstance(theirs, sympy.Interval)):
@@ -291,8 +324,8 @@ def _same_solutions(target: str, answer: str) -> bool | None:
     return _same(Reading([ours], target), Reading([theirs], answer))
 
 
-def _solution_set(core: str) -> Any:
-    r"""Return the set that an interval or inequalities describe, or None.
+def _solution_set(core: str) -> tuple[Any, str]:
+    r"""Return the set that an interval or inequalities describe, or None, and the name in it.
 
     \vee is "or", \wedge "and". A comma is "and" if some number fulfills both: x>0,x\ne1.
     """
@@ -301,13 +334,14 @@ def _solution_set(core: str) -> Any:
     names = {name for r in readings if r for name in getattr(r.value, "free_symbols", ())}
     sets = [_solutions(reading.value) if reading else None for reading in readings]
     if None in sets or len(names) > 1:
-        return None
+        return None, ""
+    name = str(*names)
     if r"\vee" in core:
-        return None if r"\wedge" in core or "," in core else sympy.Union(*sets)
+        return None if r"\wedge" in core or "," in core else sympy.Union(*sets), name
     common = sympy.Intersection(*sets)
     if r"\wedge" in core or common is not sympy.S.EmptySet:
-        return common
-    return sympy.Union(*sets)
+        return common, name
+    return sympy.Union(*sets), name
 
 
 def _same(target: Reading, answer: Reading) -> bool:

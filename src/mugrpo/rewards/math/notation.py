@@ -42,6 +42,7 @@ SAME = {
     r"\cup ": "\u222a",
     r"\cap ": "\u2229",
     r"\in ": "\u2208",
+    r"\mod ": r"\bmod",
     r"\emptyset ": "\\varnothing \u2205",
     r"\setminus ": "\\smallsetminus \\backslash \u2216",
     r"\wedge ": r"\land",
@@ -112,7 +113,8 @@ def _connected(match: re.Match[str]) -> str:
 
 _WORDY = r"\\(?:text(?:rm|bf|it|sf|tt|normal|up)?|mbox|hbox|mathrm|operatorname\*?)\s*"
 _FUNCTIONS = (
-    "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|ln|log|exp|gcd|lcm|max|det"
+    "arcsin|arccos|arctan|arc?sinh|arc?cosh|arc?tanh|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|ln|log"
+    "|exp|gcd|lcm|max|det"
 )
 _STYLES = (
     r"(?:display|text|script)style|limits|nolimits|bf|rm|it|sf|tt|tiny|small|[lL]arge|LARGE|huge|"
@@ -126,11 +128,12 @@ _AFTER_NUMBER = (
 # Applied in this order, each to all of an answer. A rule a line.
 RULES = [
     # Looks
-    Rule(r"^(?:\$+|\\[(\[])|(?:\$+|\\[)\]])\s*$", "", "$7$", "7"),
+    Rule(r"(?<![\\$])\$(?=\S)([^$]+)(?<=[^\s\\])\$(?![0-9$])", r"\1", "$7$ cm", r"7\text{cm}"),
+    Rule(r"^(?:\$+|\\[(\[])|(?:\$+|\\[)\]])\s*$", "", r"\(7\)", "7"),
     Rule(r"(?:\\[,;:!]?\s*)+$|(?<![.\\])[.,;:]\s*$", "", r"7.\ ", "7"),
     Rule(r"^\s*=", "", "= 7", "7"),
     Rule(r"\*\*|^[*_`']+|[*_`]+$", "", "**7**", "7"),
-    Rule(rf"\\(?:left|right|middle|[bB]igg?[lrm]?)(?:\.|{_E})", "", r"\left(1,2\right)", "(1,2)"),
+    Rule(rf"\\(?:m?left|m?right|middle|[bB]igg?[lrm]?)(?:\.|{_E})", "", r"\left(1,2\right)", "(1,2)"),
     Rule(rf"\\(?:{_STYLES}){_E}", "", r"\boldsymbol{7}", "7"),
     Rule(r"\\(?:text)?color(?:box)?\{[^{}]*\}", "", r"\textcolor{red}{7}", "7"),
     Rule(r"[(\[]\s*\\begin\{array\}\s*(?:\{[^{}]*\})?(.*)\\end\{array\}\s*[)\]]", r"\\begin{pmatrix}\1\\end{pmatrix}", r"\left(\begin{array}{cc} 1 & 2 \end{array}\right)", r"\begin{pmatrix}1&2\end{pmatrix}"),
@@ -139,6 +142,7 @@ RULES = [
     Rule(r"(?<!\\)&\s*=", "=", "x &= 7", "x=7"),
     Rule(r"(?:\\\\\s*)?\\(begin|end)\{[bBp]?(?:small)?matrix\*?\}(?:\[[a-z]\])?", r"\\\1{pmatrix}", r"\begin{bmatrix}1\\\end{bmatrix}", r"\begin{pmatrix}1\end{pmatrix}"),
     Rule(r"\\\\\s*\[[0-9.]+[a-z]+\]", r"\\\\", r"1\\[2pt]2", r"1\\2"),
+    Rule(r"(?<!\\)\\\\(?=(?:[dt]?frac|sqrt|left|right|text|pi|cdot|times|infty)(?![A-Za-z]))", r"\\", r"\\frac12", r"\frac{1}{2}"),
     # Digits
     Rule(r"(?<=[0-9])(?:\{,\}|,\s*\\!)\s*(?=[0-9]{3})|(?<!\\)\\!\s*", "", "1{,}234", "1234"),
     Rule(r"(?<!\\)((?:\\\\)*)\\[,:;> ]|\\q?quad(?![A-Za-z])|~|\\hspace\{[^{}]*\}", r"\1 ", r"7\,x", "7x"),
@@ -157,12 +161,15 @@ RULES = [
     Rule(r"(?<!\\)%", r"\\%", "50%", r"50\%"),
     Rule(r"(^|[(\[,])\s*\+(?=\\infty|[0-9])", r"\1", r"(1,+\infty)", r"(1,\infty)"),
     Rule(r"\^\s*-\s*([0-9]+|[a-z])", r"^{-\1}", "x^-1", "x^{-1}"),
-    Rule(rf"\(\s*(?:\\?b?mod|{_WORDY}\{{\s*mod\s*\}})\s*([^()]+)\)", r"\\pmod{\1}", r"3\ (\mathrm{mod}\ 7)", r"3\pmod{7}"),
+    Rule(rf"\(\s*(?:\\?mod|{_WORDY}\{{\s*mod\s*\}})\s*([^()]+)\)", r"\\pmod{\1}", r"3\ (\mathrm{mod}\ 7)", r"3\pmod{7}"),
+    Rule(rf"(\\equiv[^,;]*?)(?:\\mod(?![A-Za-z])|{_WORDY}\{{\s*mod\s*\}})\s*\{{?([^{{}},;]+)\}}?", r"\1\\pmod{\2}", r"x \equiv 3 \mod 7", r"x\equiv3\pmod{7}"),
     Rule(r"(?<![0-9.])([0-9]+)\s+([0-9]+)\s*/\s*([0-9]+)(?![0-9.])", r"\1\\frac{\2}{\3}", "3 1/2", r"3\frac{1}{2}"),
     Rule(r"((?:^|\\in\s*))\](?=[^\[\]]*,[^\[\]]*[\[\]]$)", r"\1(", "]1,2]", "(1,2]"),
     Rule(r"((?:^|\\in\s*)[\[(][^\[\]]*,[^\[\]]*)\[$", r"\1)", "[1,2[", "[1,2)"),
     # Words
     Rule(rf"{_WORDY}\{{\s*({_FUNCTIONS}|pi)\s*\}}|(?<![\\A-Za-z])({_FUNCTIONS}|sqrt|pi)(?![A-Za-z])", r"\\\1\2 ", r"\mathrm{sin}\,x", r"\sin x"),
+    Rule(rf"(?:{_WORDY}\{{\s*floor\s*\}}|\\?\bfloor)\s*\(((?:[^()]|\([^()]*\))*)\)", r"\\lfloor \1\\rfloor ", r"\operatorname{floor}(x)", r"\lfloor x\rfloor"),
+    Rule(rf"(?:{_WORDY}\{{\s*ceil\s*\}}|\\?\bceil)\s*\(((?:[^()]|\([^()]*\))*)\)", r"\\lceil \1\\rceil ", r"\operatorname{ceil}(x)", r"\lceil x\rceil"),
     Rule(r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}", "sqrt(2)", r"\sqrt{2}"),
     Rule(r"(?<![\\A-Za-z])inf(?:inity)?(?![A-Za-z])", r"\\infty ", "infinity", r"\infty"),
     Rule(rf"{_WORDY}\{{([^A-Za-z{{}}]*|\s*\([A-Za-z]\)\s*|\s*\\[A-Za-z]+\s*)\}}", r"\1 ", r"\text{(B)}", "(B)"),
