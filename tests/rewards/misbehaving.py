@@ -9,8 +9,8 @@ deep          calls itself 100,000 times
 exit 3        ends the process
 signal 11     ends it by a signal
 raise boom    ValueError("boom")
-child FILE    starts a process, writes the ids of both to FILE, and computes for about a minute without
-              releasing the interpreter's lock
+child FILE    starts a process, writes the ids of both to FILE, and computes for about a minute
+              without releasing the interpreter's lock
 killed FILE   ends by SIGKILL unless FILE exists, which it creates; then returns 1
 say hello     prints
 where         returns the process id

@@ -39,8 +39,8 @@ _DOMAIN = re.compile(
     r"(?:,|\()([a-z]\\in(?:\\mathbb\{[NZQR]\}|\\text\{[^{}]*\})(?:\^\{[+*]\})?)\)?$"
 )
 _NOTE = re.compile(
-    r",?(?:\(\\text\{[^{}]*\}.*\)|\(?\\text\{[(, ]*(?:for|where|with|since|because|as|given that|"
-    r"only|exactly|and its)\b.*|\\text\{\([^{}]*\)\})$"
+    r",?(?:\\forall.*|\(\\text\{[^{}]*\}.*\)|\(?\\text\{[(, ]*(?:for|where|with|since|because|as|given that|"
+    r"only|exactly|is the only|and its)\b.*|\\text\{\([^{}]*\)\})$"
 )
 _MODULUS = re.compile(r"\\pmod\{([^{}]*)\}$")
 _CHOICE = re.compile(
@@ -145,7 +145,8 @@ def targets(reference: str) -> list[MathAnswer]:
     Raises ValueError if there is none, or if one has more than `LONGEST_ANSWER` characters.
     """
     groups = reference_part(reference)
-    found = [read(", ".join(dict.fromkeys(group))) for group in groups or []]
+    texts = [", ".join(dict.fromkeys(group)) for group in groups or []]
+    found = [read(text) for text in dict.fromkeys(texts)]  # said again at the end: one answer
     if not found or any(not target.text for target in found):
         raise ValueError(
             f"no verifier can read the reference answer {reference[:60]!r}: it is empty, or has "

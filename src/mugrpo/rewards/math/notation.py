@@ -146,7 +146,7 @@ RULES = [
     # Digits
     Rule(r"(?<=[0-9])(?:\{,\}|,\s*\\!)\s*(?=[0-9]{3})|(?<!\\)\\!\s*", "", "1{,}234", "1234"),
     Rule(r"(?<!\\)((?:\\\\)*)\\[,:;> ]|\\q?quad(?![A-Za-z])|~|\\hspace\{[^{}]*\}", r"\1 ", r"7\,x", "7x"),
-    Rule(r"(?<![\w.])[0-9]{1,3}(?:[ _][0-9]{3})+(?![0-9])", lambda m: re.sub("[ _]", "", m[0]), "1 000", "1000"),
+    Rule(r"(?<![\w.])[0-9]{1,3}(?:[ _'][0-9]{3})+(?![0-9])", lambda m: re.sub("[ _']", "", m[0]), "1 000", "1000"),
     Rule(r"(?<![0-9.])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9,])", _thousands, "1,234", "1234"),
     Rule(r"(?<![\w.])\.\s*(?=[0-9]|\\(?:overline|bar|dot))", "0.", ".5", "0.5"),
     Rule(r"([0-9]+)\.([0-9]*?)([0-9]{1,6}?)\3{1,}\s*\\ldots(?![A-Za-z])", _exact_decimal, "0.333...", r"\frac{1}{3}"),
@@ -175,6 +175,7 @@ RULES = [
     Rule(rf"{_WORDY}\{{([^A-Za-z{{}}]*|\s*\([A-Za-z]\)\s*|\s*\\[A-Za-z]+\s*)\}}", r"\1 ", r"\text{(B)}", "(B)"),
     Rule(rf"{_WORDY}\{{(\s*-?[0-9][^{{}}]*)\}}", lambda m: re.sub(r"[^0-9]*[A-Za-z][^0-9]*", r"\\text{\g<0>}", m[1]), r"\text{12 cm}", r"12\text{cm}"),
     Rule(rf"{_WORDY}\{{([^{{}}]*)\}}", r"\\text{\1}", r"\mathrm{km}", r"\text{km}"),
+    Rule(r"\\frac\s*\{\s*\\text\{([^{}]*)\}\s*\}\s*\{\s*\\text\{([^{}]*)\}\s*\}", r"\\text{\1/\2}", r"7\frac{\text{km}}{\text{h}}", r"7\text{km/h}"),
     Rule(r"^(-?)\s*(?:US)?\\?\$\s*(?=.)(.*)$", r"\1\2\\text{dollar}", r"\$5", r"5\text{dollar}"),
     Rule(r"^(-?)\s*(?:\\text\{\s*)?(USD|EUR|GBP|Rs|euro|pound|yen|rupee)\.?\s*\}?\s*(?=.)(.*)$", r"\1\3\\text{\2}", "\u20ac5", r"5\text{euro}"),
     Rule(r"(?<=[0-9])\s*(?:\\text\{)?\s*(?:[Rr]|rem\.?|remainder)\s*\}?\s*(?=[0-9])", r"\\text{remainder}", r"3\text{ R }2", r"3\text{remainder}2"),
