@@ -134,7 +134,7 @@ def last(groups: list[list[str]], count: int) -> list[str]:
     if count > len(lists):
         lists = [box for group in groups for box in group]
     if count > len(lists):
-        lists = elements(lists[-1])
+        lists = elements(re.sub(r"^\s*\$*\{(.*)(?<!\\)\}\$*\s*$", r"\1", lists[-1]))
     return lists[-count:]
 
 

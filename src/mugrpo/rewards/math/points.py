@@ -11,8 +11,8 @@ from typing import Any
 import sympy
 from sympy.core.function import AppliedUndef
 
-_STARTS = (0.31, 1.27, 2.53)  # of the first letter: each further one is larger by `_STEP`
-_STEP = 0.41
+# Of the first letter, and by how much each further one is larger. Small ones have an arcsin.
+_STARTS = ((0.11, 0.07), (0.83, 0.29), (1.27, 0.41))
 _DIGITS = 30
 _APART = 1e-5  # relative difference that no rounding explains: math-verify rounds to 6 decimals
 _WHOLE = (  # what one point does not tell, or what takes long
@@ -29,12 +29,18 @@ _Point = dict[Any, Any]
 def apart(gold: Any, answer: Any) -> bool:
     """Return whether two expressions have different values at a point.
 
-    Of two equations, whether a solution of one does not solve the other.
+    Of two equations, whether a solution of one does not solve the other, or only one has a sum or
+    an integral: to solve that takes too long. An equation and an expression differ if the right
+    side does, for which the equation stands.
     """
     first, second = difference(gold), difference(answer)
     if first is not None and second is not None:
+        if first.has(*_WHOLE) != second.has(*_WHOLE):
+            return True
         return _unsolved(first, answer) or _unsolved(second, gold)
-    sides = gold, answer
+    sides = gold, answer = (
+        value if zero is None else value.rhs for value, zero in ((gold, first), (answer, second))
+    )
     if not all(isinstance(side, sympy.Expr) and not side.is_Symbol for side in sides):
         return False  # math-verify compares a name with a product of letters
     return any(_unequal(gold, answer, point) for point in _points(gold, answer))
@@ -50,23 +56,20 @@ def difference(value: Any) -> Any:
 def _unsolved(zero: Any, other: Any) -> bool:
     """Return whether a point where `zero` is 0 does not solve the equation `other`.
 
-    Only a letter that `zero` is linear in is solved for.
+    Only letters that `zero` is linear in are solved for.
     """
     for letter in sorted(_letters(zero), key=str):
-        slope = zero.diff(letter) if letter.is_Symbol else zero.coeff(letter)
         rest = zero.xreplace({letter: sympy.S.Zero})
-        if slope.is_zero or slope.has(letter) or rest.has(letter):
+        slope = zero.xreplace({letter: sympy.S.One}) - rest
+        if (zero - rest - slope * letter).expand() != 0:
             continue
         for point in _points(zero, other.lhs, other.rhs):
             above, below = _value(rest, point), _value(slope, point)
-            if above is None or not below:
+            if above is None or not below or (above / below).imag:
                 continue
-            solution = -above / below
-            if abs(solution.imag) < _APART and _unequal(
-                other.lhs, other.rhs, point | {letter: sympy.Float(solution.real, _DIGITS)}
-            ):
+            solution = sympy.Float(-(above / below).real, _DIGITS)
+            if _unequal(other.lhs, other.rhs, point | {letter: solution}):
                 return True
-        return False
     return False
 
 
@@ -82,8 +85,8 @@ def _points(*values: Any) -> list[_Point]:
     letters = sorted(_letters(*values), key=str)
     names = sorted({str(letter) for letter in letters})
     return [
-        {one: sympy.Float(start + _STEP * names.index(str(one)), _DIGITS) for one in letters}
-        for start in (_STARTS if letters else _STARTS[:1])
+        {one: sympy.Float(start + step * names.index(str(one)), _DIGITS) for one in letters}
+        for start, step in (_STARTS if letters else _STARTS[:1])
     ]
 
 
