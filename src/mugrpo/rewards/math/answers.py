@@ -39,8 +39,8 @@ _DOMAIN = re.compile(
     r"(?:,|\()([a-z]\\in(?:\\mathbb\{[NZQR]\}|\\text\{[^{}]*\})(?:\^\{[+*]\})?)\)?$"
 )
 _NOTE = re.compile(
-    r",?(?:\\forall.*|\(\\text\{[^{}]*\}.*\)|\(?\\text\{[(, ]*(?:for|where|with|since|because|as|given that|"
-    r"only|exactly|is the only|and its)\b.*|\\text\{\([^{}]*\)\})$"
+    r",?(?:\\forall.*|\(\\text\{[^{}]*\}.*\)|\(?\\text\{[(, ]*(?:for|where|with|since|because|as|"
+    r"given that|only|exactly|is the only|and its)\b.*|\\text\{\([^{}]*\)\})$"
 )
 _MODULUS = re.compile(r"\\pmod\{([^{}]*)\}$")
 _CHOICE = re.compile(
@@ -166,8 +166,11 @@ def agree(target: MathAnswer, answer: MathAnswer, same: Same) -> bool:
     ours, theirs = ([read(part) for part in elements(one.core)] for one in (target, answer))
     names, others = ({one.name for one in some} - {""} for some in (ours, theirs))
     solutions = names == {f"x_{{{number + 1}}}" for number in range(len(ours))}
-    if not 1 < len(names) == len(ours) == len(theirs) or (solutions and len(others) < len(ours)):
+    if not 1 < len(names) == len(ours) == len(theirs):
         return same(target, answer)
+    if solutions and len(others) < len(ours):
+        lists = (",".join(one.value for one in some) for some in (ours, theirs))
+        return agree(*map(read, lists), same)
     if others:
         ours, theirs = (sorted(some, key=lambda one: one.name) for some in (ours, theirs))
     return all(agree(*pair, same) for pair in zip(ours, theirs, strict=True))

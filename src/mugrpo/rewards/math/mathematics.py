@@ -287,7 +287,7 @@ def _same_values(target: MathAnswer, answer: MathAnswer) -> bool:
     named = target.name and answer.name and not named_otherwise(target.name, answer.name, "")
     if named and not any(target.name[0] in value for value in values):
         target, answer = (replace(one, core=one.value, name="") for one in (target, answer))
-    if (alike := _same_solutions(target.core, answer.core)) is not None:
+    if (alike := _same_solutions(target, answer)) is not None:
         return alike
     ratios = [one.core.rpartition("=")[2].split(":") for one in (target, answer)]
     if max(map(len, ratios)) > 2:
@@ -310,18 +310,18 @@ def _same_values(target: MathAnswer, answer: MathAnswer) -> bool:
     return _same(ours, theirs)
 
 
-def _same_solutions(target: str, answer: str) -> bool | None:
+def _same_solutions(target: MathAnswer, answer: MathAnswer) -> bool | None:
     """Return whether two sets of real numbers are the same, or None if one of them is none."""
-    (ours, name), (theirs, other) = _solution_set(target), _solution_set(answer)
+    (ours, name), (theirs, other) = _solution_set(target.core), _solution_set(answer.core)
     if ours is None or theirs is None:
         return None
-    if named_otherwise(name, other, ""):
+    if named_otherwise(target.name or name, answer.name or other, ""):
         return False
     if ours == theirs:
         return True
     if not (isinstance(ours, sympy.Interval) and isinstance(theirs, sympy.Interval)):
         return False
-    return _same(Reading([ours], target), Reading([theirs], answer))
+    return _same(Reading([ours], target.core), Reading([theirs], answer.core))
 
 
 def _solution_set(core: str) -> tuple[Any, str]:

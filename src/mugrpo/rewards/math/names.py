@@ -87,7 +87,7 @@ def named_otherwise(target: str, answer: str, value: str) -> bool:
         words = [{*words_of(name.removeprefix(r"\text").casefold())} for name in (target, answer)]
         both = all(map(_WORDS.fullmatch, (target, answer)))
         return both and not words[0] & words[1]
-    return target.replace("Pr(", "P(") != answer.replace("Pr(", "P(")
+    return len({re.sub(r"^\\?Pr(?=\()", "P", name) for name in (target, answer)}) > 1
 
 
 def _other(ours: re.Match[str], theirs: re.Match[str]) -> bool:

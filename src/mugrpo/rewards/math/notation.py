@@ -139,6 +139,7 @@ RULES = [
     Rule(r"[(\[]\s*\\begin\{array\}\s*(?:\{[^{}]*\})?(.*)\\end\{array\}\s*[)\]]", r"\\begin{pmatrix}\1\\end{pmatrix}", r"\left(\begin{array}{cc} 1 & 2 \end{array}\right)", r"\begin{pmatrix}1&2\end{pmatrix}"),
     Rule(r"\\begin\{(?:align(?:ed)?\*?|gathered|split|array)\}(?:\{[clr|]+\})?((?:(?!\\\\|\\begin).)*?)(?:\\\\\s*)?\\end\{\w+\*?\}", r"\1", r"\begin{array}{c} 7 \end{array}", "7"),
     Rule(rf"\{{([^{{}}]*)\\choose{_E}([^{{}}]*)\}}", r"\\binom{\1}{\2}", r"{5 \choose 2}", r"\binom{5}{2}"),
+    Rule(r"\\variable\{([^{}]*)\}", r"\1", r"\variable{x}", "x"),
     Rule(r"(?<!\\)&\s*=", "=", "x &= 7", "x=7"),
     Rule(r"(?:\\\\\s*)?\\(begin|end)\{[bBp]?(?:small)?matrix\*?\}(?:\[[a-z]\])?", r"\\\1{pmatrix}", r"\begin{bmatrix}1\\\end{bmatrix}", r"\begin{pmatrix}1\end{pmatrix}"),
     Rule(r"\\\\\s*\[[0-9.]+[a-z]+\]", r"\\\\", r"1\\[2pt]2", r"1\\2"),

@@ -15,14 +15,7 @@ from sympy.core.function import AppliedUndef
 _STARTS = ((0.11, 0.07), (0.83, 0.29), (1.27, 0.41))
 _DIGITS = 30
 _APART = 1e-5  # relative difference that no rounding explains: math-verify rounds to 6 decimals
-_WHOLE = (  # what one point does not tell, or what takes long
-    sympy.Sum,
-    sympy.Product,
-    sympy.Integral,
-    sympy.Derivative,
-    sympy.Limit,
-    sympy.UnevaluatedExpr,
-)
+_LONG = (sympy.Sum, sympy.Product, sympy.Integral, sympy.Derivative, sympy.Limit)
 _Point = dict[Any, Any]
 
 
@@ -35,13 +28,13 @@ def apart(gold: Any, answer: Any) -> bool:
     """
     first, second = difference(gold), difference(answer)
     if first is not None and second is not None:
-        if first.has(*_WHOLE) != second.has(*_WHOLE):
+        if first.has(*_LONG) != second.has(*_LONG):
             return True
         return _unsolved(first, answer) or _unsolved(second, gold)
-    sides = gold, answer = (
+    gold, answer = (
         value if zero is None else value.rhs for value, zero in ((gold, first), (answer, second))
     )
-    if not all(isinstance(side, sympy.Expr) and not side.is_Symbol for side in sides):
+    if any(not isinstance(side, sympy.Expr) or side.is_Symbol for side in (gold, answer)):
         return False  # math-verify compares a name with a product of letters
     return any(_unequal(gold, answer, point) for point in _points(gold, answer))
 
@@ -80,7 +73,7 @@ def _letters(*values: Any) -> set[Any]:
 
 def _points(*values: Any) -> list[_Point]:
     """Return numbers for all letters, by their names, or nothing where points tell nothing."""
-    if any(value.has(*_WHOLE) for value in values):
+    if any(value.has(*_LONG, sympy.UnevaluatedExpr, sympy.MatrixExpr) for value in values):
         return []
     letters = sorted(_letters(*values), key=str)
     names = sorted({str(letter) for letter in letters})
