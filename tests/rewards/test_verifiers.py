@@ -70,6 +70,15 @@ def test_an_error_that_math_verify_swallows_is_raised(place, swallowed, monkeypa
     assert MATH(r"\boxed{\sin(2x)}", r"2\sin x\cos x").right
 
 
+@table("raised", [TypeError, ValueError, ZeroDivisionError, NotImplementedError])
+def test_an_answer_that_cannot_be_compared_is_wrong(raised, monkeypatch):
+    def fails(*_, **__):
+        raise raised
+
+    monkeypatch.setattr("mugrpo.rewards.math.mathematics._loose", fails)
+    assert MATH(r"\boxed{\sin(2x)}", r"2\sin x\cos x").status is Status.WRONG
+
+
 @table(
     ("text", "reference", "status"),
     [

@@ -1,7 +1,8 @@
 """Equality of mathematical answers: math-verify, with rules around it.
 
 An answer is read and taken apart as docs/rewards.md says (`response`, `answers`). What text,
-units and words do not settle, math-verify compares. Its match does not count (`_loose`) if
+units and words do not settle, math-verify compares, unless numbers show that values differ
+(`points`). Its match does not count (`_loose`) if
 
 - a side of a chain of equalities has another value: x=7=12 for 12, or 2x=12 (x is 6);
 - a set stands for a tuple or an interval, or vice versa: {1,2} for (1,2);
@@ -118,7 +119,10 @@ def _evaluated(value: Any) -> Any:
     counts = value.has(sympy.Sum, sympy.Product, sympy.Integral)
     counts |= any(str(relation.lhs) == "i" for relation in value.atoms(Relational))
     new = {name: sympy.Symbol(name.name, real=True) for name in names if name.is_real is False}
-    new |= {name: sympy.I for name in names if name.name == "i" and not counts}
+    unit = {name: sympy.I for name in names if name.name == "i" and not counts}
+    if unit and isinstance(value, sympy.Interval) and value.is_open:
+        value = sympy.Tuple(value.start, value.end)  # (1, 2i)
+    new |= unit
     new |= {mod: sympy.Mod(*mod.args) for mod in value.atoms(sympy.Mod)}
     return value.xreplace(new)
 
@@ -271,13 +275,18 @@ class Mathematics:
         return verdict(right, ", ".join(pieces).strip())
 
 
+# What sympy raises on values that it cannot compare: i < 2, an interval up to i
+_INCOMPARABLE = (
+    *(TypeError, ValueError, ArithmeticError, AttributeError, LookupError),
+    *(AssertionError, NotImplementedError),
+)
+
+
 def _comparable(target: MathAnswer, answer: MathAnswer) -> bool:
     """Return whether two answers have equal values. Those that cannot be compared have not."""
     try:
         return _same_values(target, answer)
-    except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError, AssertionError):
-        return False
-    except NotImplementedError:  # the only RuntimeError that is no failure
+    except _INCOMPARABLE:
         return False
 
 
