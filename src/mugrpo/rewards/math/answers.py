@@ -169,8 +169,8 @@ def agree(target: MathAnswer, answer: MathAnswer, same: Same) -> bool:
     if not 1 < len(names) == len(ours) == len(theirs):
         return same(target, answer)
     if solutions and len(others) < len(ours):
-        lists = (",".join(one.value for one in some) for some in (ours, theirs))
-        return agree(*map(read, lists), same)
+        first, second = (read(",".join(one.value for one in some)) for some in (ours, theirs))
+        return agree(first, second, same)
     if others:
         ours, theirs = (sorted(some, key=lambda one: one.name) for some in (ours, theirs))
     return all(agree(*pair, same) for pair in zip(ours, theirs, strict=True))
