@@ -59,6 +59,7 @@ _WORDLESS = re.compile(
     r"|\b(?:[A-Za-z]|[A-Z]{2}|or|and)(?![A-Za-z])|\*\*[A-Za-z]+\*\*)+"
 )
 _PROSE = re.compile(r"(?:[A-Za-z']+[ ,]+){3}")
+_CONCLUSION = re.compile(r"(.*)\b(?:is|are|equals|get|obtain)\b\s*(\S.*?)[\s.]*", re.DOTALL)
 _RANGE = re.compile("(?<=[0-9])\\s*[\u2010-\u2014]\\s*(?=[0-9])")  # 3 to 5, and no difference
 _LED = re.compile(
     r"(?!sqrt|pi\b|sin|cos|tan|log)([^\w\\]*[A-Za-z][A-Za-z'\u2019]{2,}[^0-9$\\]*?)"
@@ -108,6 +109,8 @@ def reference_part(reference: str) -> list[list[str]] | None:
     """
     if any(mark.search(reference) for mark in (_BOX, _MARK, _OPENING, _THOUGHT)):
         return find(reference)
+    if concluded := _concluded(reference):
+        return [[concluded]]
     return [[reference]] if _plausible(reference) else None
 
 
@@ -124,7 +127,7 @@ def find(text: str) -> list[list[str]] | None:
         return groups if groups and _complete(groups[-1]) else None
     answer = _stated(part)
     if answer is None and in_tag:
-        answer = (_prose(part) and last_said(text)) or without_words(part)
+        answer = _concluded(part) or without_words(part)
     return [] if answer is None else [[answer]] if _plausible(answer) else None
 
 
@@ -203,6 +206,19 @@ def _prose(sentence: str) -> bool:
     return bool(_PROSE.match(_FORMULA.sub("x", sentence)) and _FORMULA.search(sentence))
 
 
+def _concluded(text: str) -> str | None:
+    """Return the number or formula that ends prose with a formula: 3 of "The sum of $n$ is 3."."""
+    conclusion = _CONCLUSION.fullmatch(text) if _prose(text) else None
+    if conclusion is None or {*words_of(conclusion[1][-60:].casefold())} & (
+        OTHERWISE - {"is", "are"}
+    ):
+        return None
+    said = conclusion[2]
+    if (formula := _FORMULA.match(said)) and not re.search("[0-9$]", said[formula.end() :]):
+        return _with_unit(formula)
+    return said if re.match(r"-?\\?\$?[0-9]", said) and "$" not in said[1:] else None
+
+
 def _with_unit(formula: re.Match[str]) -> str:
     """Return what is in a formula, its last row if it has several, with the unit after it."""
     inside = "".join(filter(None, formula.groups()))
@@ -245,7 +261,10 @@ def without_words(answer: str) -> str:
     Words that say otherwise stay, and keep the answer from being that number: not 12, half of 12.
     """
     led = _LED.fullmatch(answer)
-    if led is None or {*words_of(led[1])} & (OTHERWISE | TELLING):
+    if led is None:
+        return answer
+    words = re.sub(r"\b(?:is|are|equals)\s*$", "", led[1])  # the total is 12
+    if {*words_of(words.casefold())} & (OTHERWISE | TELLING):
         return answer
     return led[2]
 
