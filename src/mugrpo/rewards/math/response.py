@@ -209,7 +209,7 @@ def _prose(sentence: str) -> bool:
 def _concluded(text: str) -> str | None:
     """Return the number or formula that ends prose with a formula: 3 of "The sum of $n$ is 3."."""
     conclusion = _CONCLUSION.fullmatch(text) if _prose(text) else None
-    if conclusion is None or {*words_of(conclusion[1][-60:].casefold())} & (
+    if conclusion is None or {*words_of(conclusion[1].rpartition(". ")[2].casefold())} & (
         OTHERWISE - {"is", "are"}
     ):
         return None
