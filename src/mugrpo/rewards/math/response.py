@@ -124,6 +124,7 @@ def find(text: str) -> list[list[str]] | None:
     part, in_tag = _tagged(final_part(text)[-LONGEST_TEXT:])
     if _BOX.search(part):
         groups = _boxes(part)
+        groups = [[_concluded(box) or box for box in group] for group in groups or []]
         return groups if groups and _complete(groups[-1]) else None
     answer = _stated(part)
     if answer is None and in_tag:

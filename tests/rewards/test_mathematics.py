@@ -5,7 +5,7 @@ from __future__ import annotations
 import sympy
 from sympy.abc import C, x, y
 
-from mugrpo.rewards.math.points import apart
+from mugrpo.rewards.math.mathematics import apart
 from tests.cases import table
 
 Y = sympy.Function("y")(x)
