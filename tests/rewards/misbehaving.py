@@ -3,24 +3,26 @@
 5             returns 5
 sleep 0.3 5   returns 5 after 0.3 s
 compute 0.3 5 returns 5 after 0.3 s of CPU time
-loop          never ends
-bomb          takes all memory
-deep          takes all of the stack
+loop          computes for a minute
+bomb          takes memory up to 2 GB
+deep          calls itself 100,000 times
 exit 3        ends the process
 signal 11     ends it by a signal
 raise boom    ValueError("boom")
-child FILE    starts a process, writes the ids of both to FILE, and never ends nor releases the
-              interpreter's lock
+child FILE    starts a process, writes the ids of both to FILE, and computes for about a minute
+              without releasing the interpreter's lock
 killed FILE   ends by SIGKILL unless FILE exists, which it creates; then returns 1
 say hello     prints
 where         returns the process id
+
+Each ends by itself, should the limit that it is to run into fail.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -53,18 +55,16 @@ def _compute(rest):
 
 
 def _loop(_):
-    while True:
-        pass
+    return _compute("60 0")
 
 
 def _bomb(_):
-    hoard = []
-    while True:
-        hoard.append(bytearray(1 << 24))
+    hoard = [bytearray(1 << 24) for _ in range(128)]
+    return float(len(hoard))
 
 
-def _deep(rest):
-    return _deep(rest)
+def _deep(_, calls=100_000):
+    return _deep(_, calls - 1) if calls else 0.0
 
 
 def _raise(rest):
@@ -74,7 +74,7 @@ def _raise(rest):
 def _child(rest):
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     Path(rest).write_text(f"{os.getpid()} {child.pid}")
-    re.match("(a+)+$", "a" * 64 + "b")
+    return float(sum(itertools.repeat(1, 3_000_000_000)))
 
 
 def _killed(rest):

@@ -303,20 +303,15 @@ def test_a_function_that_cannot_be_loaded_is_refused_before_any_answer(
     assert not grader._pool._workers
 
 
-def test_hostile_answers_all_get_a_status_and_none_is_right():
-    with closing(Grader((MathOptions(),), WorkerOptions(count=2, timeout=0.3))) as grader:
+def test_hostile_answers_all_get_a_verdict_and_none_is_right():
+    with closing(Grader((MathOptions(),), WorkerOptions(count=2))) as grader:
         grader.start()
         scored = grader.scores(map(answer, HOSTILE.values()))
         verdicts = dict(zip(HOSTILE, scored, strict=True))
-    assert [name for name, score in verdicts.items() if score.status is Status.RIGHT] == []
-    for name in ("tower", "factorial"):  # refused, not tried
+    assert {score.status for score in verdicts.values()} == {Status.WRONG, Status.NO_ANSWER}
+    for name in ("a large power", "a large factorial"):  # refused, not tried
         assert verdicts[name].status is Status.WRONG
-    # In 15 seconds it does not end either. What ends in less depends on the machine: no claim here.
-    assert verdicts["integral"].status is Status.UNFINISHED and verdicts["integral"].reward == 0.0
-    assert not any(score.status is Status.ERROR for score in verdicts.values())
-    for name in ("many boxes", "lone surrogates", "control characters", "json", "nothing"):
-        assert not verdicts[name].status.failed
-    for name in ("a long sum", "roots"):  # longer than an answer may be
+    for name in ("a long number", "a long text"):  # longer than an answer may be
         assert verdicts[name].status is Status.NO_ANSWER
 
 

@@ -14,11 +14,11 @@ from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
 
+from mugrpo.rewards.math.names import elements, named_otherwise, without_name
 from mugrpo.rewards.math.notation import normal
 from mugrpo.rewards.math.response import LONGEST_ANSWER, reference_part
 from mugrpo.rewards.math.units import (
     MULTIPLIERS,
-    OTHERWISE,
     same_unit,
     same_words,
     unit_of,
@@ -39,21 +39,10 @@ _DOMAIN = re.compile(
     r"(?:,|\()([a-z]\\in(?:\\mathbb\{[NZQR]\}|\\text\{[^{}]*\})(?:\^\{[+*]\})?)\)?$"
 )
 _NOTE = re.compile(
-    r",?(?:\(\\text\{[^{}]*\}.*\)|\(?\\text\{[(, ]*(?:for|where|with|since|because|as|given that|"
-    r"only|exactly|and its)\b.*|\\text\{\([^{}]*\)\})$"
+    r",?(?:\\forall.*|\(\\text\{[^{}]*\}.*\)|\(?\\text\{[(, ]*(?:for|where|with|since|because|as|"
+    r"given that|only|exactly|is the only|and its)\b.*|\\text\{\([^{}]*\)\})$"
 )
 _MODULUS = re.compile(r"\\pmod\{([^{}]*)\}$")
-_NAME = re.compile(
-    r"(?P<symbol>[A-Za-z]|\\(?:[a-z]?eta|alpha|gamma|delta|theta|lambda|mu|rho|sigma|tau|phi|psi|omega)|[A-Za-z]{2})(?:_(?:\{[^{}]*\}|[0-9a-z]))?(?P<primes>'*)"
-    r"|[A-Za-z][A-Za-z ]{2,}|\([A-Za-z](?:,[A-Za-z])*\)|[fghFGH]\((?:[a-z]|-?[0-9]+)\)"
-)
-# What stands for a value in a way that only people read: P(X>2), f'(3), \lim a_n, \det A
-_LABEL = re.compile(
-    r"(?:P|Pr|E|Var|Cov|n|[fghFGH]'*)\(.*[A-Za-z].*\)|[A-Za-z]'+(?:\(.*\))?|\\text\{[^{}]*\}.*"
-    r"|\\(?:int|sum|prod)(?![a-z]).*|\\frac\{d[a-z]\}\{d[a-z]\}|[A-Za-z]\([a-z]\)_\{\\(?:max|min)\}"
-    r"|m?\\(?:lim|det|max|min|gcd|lcm|angle|vec|dim|deg|Pr)(?![a-z]).*[A-Za-z].*"
-    r"|\\begin\{pmatrix\}[^0-9]*\\end\{pmatrix\}"
-)
 _CHOICE = re.compile(
     r"(?:option|choice|answer)?:?\s*(?:\(([a-j])\)|\[([a-j])\]|([a-j])(?:[).:]|$))[.:]?(.*)",
     re.DOTALL,
@@ -98,7 +87,7 @@ def read(answer: str) -> MathAnswer:
     core, domain = _without_notes(text)
     if built := _BUILT.fullmatch(core):
         core = built[2]
-    name, core, value = _without_name(core)
+    name, core, value = without_name(core)
     parts = [_beside(part) for part in elements(core)]
     cores = [part for part, _, _ in parts]
     units = {unit for _, unit, _ in parts if unit}
@@ -132,7 +121,9 @@ def settled(target: MathAnswer, answer: MathAnswer) -> bool | None:
         return False
     if r"\ldots" in target.core + answer.core:
         return target.core == answer.core
-    if _named_otherwise(target, answer) or _other_signs(target.value, answer.value):
+    if named_otherwise(target.name, answer.name, answer.value):
+        return False
+    if _other_signs(target.value, answer.value):
         return False
     return True if target.value == answer.value and target.unit == answer.unit else None
 
@@ -143,7 +134,7 @@ def last(groups: list[list[str]], count: int) -> list[str]:
     if count > len(lists):
         lists = [box for group in groups for box in group]
     if count > len(lists):
-        lists = elements(lists[-1])
+        lists = elements(re.sub(r"^\s*\$*\{(.*)(?<!\\)\}\$*\s*$", r"\1", lists[-1]))
     return lists[-count:]
 
 
@@ -154,7 +145,8 @@ def targets(reference: str) -> list[MathAnswer]:
     Raises ValueError if there is none, or if one has more than `LONGEST_ANSWER` characters.
     """
     groups = reference_part(reference)
-    found = [read(", ".join(dict.fromkeys(group))) for group in groups or []]
+    texts = [", ".join(dict.fromkeys(group)) for group in groups or []]
+    found = [read(text) for text in dict.fromkeys(texts)]  # said again at the end: one answer
     if not found or any(not target.text for target in found):
         raise ValueError(
             f"no verifier can read the reference answer {reference[:60]!r}: it is empty, or has "
@@ -167,33 +159,21 @@ def agree(target: MathAnswer, answer: MathAnswer, same: Same) -> bool:
     """Return whether an answer equals its reference. `same` compares what only values decide.
 
     If all elements of a reference have names (m=2,n=3), those of the answer are compared by name,
-    or in order if they have none.
+    or in order if they have none. The solutions x_1, x_2 of an equation have no order then.
     """
     if (right := settled(target, answer)) is not None:
         return right
     ours, theirs = ([read(part) for part in elements(one.core)] for one in (target, answer))
-    names = {our.name.partition("_")[0] for our in ours} - {""}
+    names, others = ({one.name for one in some} - {""} for some in (ours, theirs))
+    solutions = names == {f"x_{{{number + 1}}}" for number in range(len(ours))}
     if not 1 < len(names) == len(ours) == len(theirs):
         return same(target, answer)
-    if any(their.name for their in theirs):
+    if solutions and len(others) < len(ours):
+        first, second = (read(",".join(one.value for one in some)) for some in (ours, theirs))
+        return agree(first, second, same)
+    if others:
         ours, theirs = (sorted(some, key=lambda one: one.name) for some in (ours, theirs))
     return all(agree(*pair, same) for pair in zip(ours, theirs, strict=True))
-
-
-def elements(mathematics: str, separator: str = ",") -> list[str]:
-    """Split a list at its commas outside of brackets: "1", "(2,3)" of "1,(2,3)".
-
-    With the separator "=", split a chain of equalities into its sides.
-    """
-    pieces, depth, before = [""], 0, ""
-    for character in mathematics:
-        depth += (character in "{([") - (character in "})]")
-        if character == separator and depth == 0 and before not in ("\\", *"<>!:"):
-            pieces.append("")
-        else:
-            pieces[-1] += character
-        before = character
-    return pieces
 
 
 def exact_number(text: str) -> Fraction | None:
@@ -245,39 +225,6 @@ def _without_notes(text: str) -> tuple[str, str]:
     if (domain := _DOMAIN.search(text)) and domain.start():
         return text[: domain.start()], domain[1]
     return text, ""
-
-
-def _without_name(core: str) -> tuple[str, str, str]:
-    """Return the name before the only "=", the core, and the value. A label leaves the core too."""
-    modulus = _MODULUS.search(core)
-    for sign in (r"\equiv",) if modulus else (r"\approx", r"\in"):
-        name, found, rest = core.partition(sign)
-        if found and _NAME.fullmatch(name) and not rest[:1].isalpha():
-            rest = rest.strip()
-            return name, core if sign == r"\approx" else rest, rest
-    parts = elements(core, "=")
-    if len(parts) != 2 or not parts[1]:
-        return "", core, core
-    name, value = parts
-    if {*words_of(" ".join(_TEXT.findall(name)))} & OTHERWISE:
-        return "", core, core
-    if _LABEL.fullmatch(name) or (_NAME.fullmatch(name) and r"\begin{pmatrix}" in value):
-        return name, value, value
-    if _NAME.fullmatch(name):
-        return name, core, value
-    return (value, core, name) if re.fullmatch("[A-Za-z]", value) else ("", core, core)
-
-
-def _named_otherwise(target: MathAnswer, answer: MathAnswer) -> bool:
-    """Return whether two names differ that must not: x and y, y and y', P(X>2) and P(X>3)."""
-    names = target.name, answer.name
-    if not all(names) or names[0] == names[1]:
-        return False
-    ours, theirs = map(_NAME.fullmatch, names)
-    if ours and theirs and ours["symbol"] and theirs["symbol"]:
-        symbols = [match["symbol"] + match["primes"] for match in (ours, theirs)]
-        return symbols[0] != symbols[1] and symbols[0] not in answer.value  # but x=2y is y=x/2
-    return len({name.partition("(")[0].rstrip("'") for name in names}) == 1
 
 
 def _other_signs(target: str, answer: str) -> bool:

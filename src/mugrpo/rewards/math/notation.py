@@ -42,6 +42,7 @@ SAME = {
     r"\cup ": "\u222a",
     r"\cap ": "\u2229",
     r"\in ": "\u2208",
+    r"\mod ": r"\bmod",
     r"\emptyset ": "\\varnothing \u2205",
     r"\setminus ": "\\smallsetminus \\backslash \u2216",
     r"\wedge ": r"\land",
@@ -112,7 +113,8 @@ def _connected(match: re.Match[str]) -> str:
 
 _WORDY = r"\\(?:text(?:rm|bf|it|sf|tt|normal|up)?|mbox|hbox|mathrm|operatorname\*?)\s*"
 _FUNCTIONS = (
-    "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|ln|log|exp|gcd|lcm|max|det"
+    "arcsin|arccos|arctan|arc?sinh|arc?cosh|arc?tanh|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|ln|log"
+    "|exp|gcd|lcm|max|det"
 )
 _STYLES = (
     r"(?:display|text|script)style|limits|nolimits|bf|rm|it|sf|tt|tiny|small|[lL]arge|LARGE|huge|"
@@ -126,23 +128,26 @@ _AFTER_NUMBER = (
 # Applied in this order, each to all of an answer. A rule a line.
 RULES = [
     # Looks
-    Rule(r"^(?:\$+|\\[(\[])|(?:\$+|\\[)\]])\s*$", "", "$7$", "7"),
+    Rule(r"(?<![\\$])\$(?=\S)([^$]+)(?<=[^\s\\])\$(?![0-9$])", r"\1", "$7$ cm", r"7\text{cm}"),
+    Rule(r"^(?:\$+|\\[(\[])|(?:\$+|\\[)\]])\s*$", "", r"\(7\)", "7"),
     Rule(r"(?:\\[,;:!]?\s*)+$|(?<![.\\])[.,;:]\s*$", "", r"7.\ ", "7"),
     Rule(r"^\s*=", "", "= 7", "7"),
     Rule(r"\*\*|^[*_`']+|[*_`]+$", "", "**7**", "7"),
-    Rule(rf"\\(?:left|right|middle|[bB]igg?[lrm]?)(?:\.|{_E})", "", r"\left(1,2\right)", "(1,2)"),
+    Rule(rf"\\(?:m?left|m?right|middle|[bB]igg?[lrm]?)(?:\.|{_E})", "", r"\left(1,2\right)", "(1,2)"),
     Rule(rf"\\(?:{_STYLES}){_E}", "", r"\boldsymbol{7}", "7"),
     Rule(r"\\(?:text)?color(?:box)?\{[^{}]*\}", "", r"\textcolor{red}{7}", "7"),
     Rule(r"[(\[]\s*\\begin\{array\}\s*(?:\{[^{}]*\})?(.*)\\end\{array\}\s*[)\]]", r"\\begin{pmatrix}\1\\end{pmatrix}", r"\left(\begin{array}{cc} 1 & 2 \end{array}\right)", r"\begin{pmatrix}1&2\end{pmatrix}"),
     Rule(r"\\begin\{(?:align(?:ed)?\*?|gathered|split|array)\}(?:\{[clr|]+\})?((?:(?!\\\\|\\begin).)*?)(?:\\\\\s*)?\\end\{\w+\*?\}", r"\1", r"\begin{array}{c} 7 \end{array}", "7"),
     Rule(rf"\{{([^{{}}]*)\\choose{_E}([^{{}}]*)\}}", r"\\binom{\1}{\2}", r"{5 \choose 2}", r"\binom{5}{2}"),
+    Rule(r"\\variable\{([^{}]*)\}", r"\1", r"\variable{x}", "x"),
     Rule(r"(?<!\\)&\s*=", "=", "x &= 7", "x=7"),
     Rule(r"(?:\\\\\s*)?\\(begin|end)\{[bBp]?(?:small)?matrix\*?\}(?:\[[a-z]\])?", r"\\\1{pmatrix}", r"\begin{bmatrix}1\\\end{bmatrix}", r"\begin{pmatrix}1\end{pmatrix}"),
     Rule(r"\\\\\s*\[[0-9.]+[a-z]+\]", r"\\\\", r"1\\[2pt]2", r"1\\2"),
+    Rule(r"(?<!\\)\\\\(?=(?:[dt]?frac|sqrt|left|right|text|pi|cdot|times|infty)(?![A-Za-z]))", r"\\", r"\\frac12", r"\frac{1}{2}"),
     # Digits
-    Rule(r"(?<=[0-9])(?:\{,\}|,\s*\\!)\s*(?=[0-9]{3})|(?<!\\)\\!\s*", "", "1{,}234", "1234"),
+    Rule(r"(?<=[0-9])(?:\s*\{\s*,\s*\}|,\s*\\!)\s*(?=[0-9]{3})|(?<!\\)\\!\s*", "", "1{,}234", "1234"),
     Rule(r"(?<!\\)((?:\\\\)*)\\[,:;> ]|\\q?quad(?![A-Za-z])|~|\\hspace\{[^{}]*\}", r"\1 ", r"7\,x", "7x"),
-    Rule(r"(?<![\w.])[0-9]{1,3}(?:[ _][0-9]{3})+(?![0-9])", lambda m: re.sub("[ _]", "", m[0]), "1 000", "1000"),
+    Rule(r"(?<![\w.])[0-9]{1,3}(?:[ _'][0-9]{3})+(?![0-9])", lambda m: re.sub("[ _']", "", m[0]), "1 000", "1000"),
     Rule(r"(?<![0-9.])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9,])", _thousands, "1,234", "1234"),
     Rule(r"(?<![\w.])\.\s*(?=[0-9]|\\(?:overline|bar|dot))", "0.", ".5", "0.5"),
     Rule(r"([0-9]+)\.([0-9]*?)([0-9]{1,6}?)\3{1,}\s*\\ldots(?![A-Za-z])", _exact_decimal, "0.333...", r"\frac{1}{3}"),
@@ -157,17 +162,21 @@ RULES = [
     Rule(r"(?<!\\)%", r"\\%", "50%", r"50\%"),
     Rule(r"(^|[(\[,])\s*\+(?=\\infty|[0-9])", r"\1", r"(1,+\infty)", r"(1,\infty)"),
     Rule(r"\^\s*-\s*([0-9]+|[a-z])", r"^{-\1}", "x^-1", "x^{-1}"),
-    Rule(rf"\(\s*(?:\\?b?mod|{_WORDY}\{{\s*mod\s*\}})\s*([^()]+)\)", r"\\pmod{\1}", r"3\ (\mathrm{mod}\ 7)", r"3\pmod{7}"),
+    Rule(rf"\(\s*(?:\\?mod|{_WORDY}\{{\s*mod\s*\}})\s*([^()]+)\)", r"\\pmod{\1}", r"3\ (\mathrm{mod}\ 7)", r"3\pmod{7}"),
+    Rule(rf"(\\equiv[^,;]*?)(?:\\mod(?![A-Za-z])|{_WORDY}\{{\s*mod\s*\}})\s*\{{?([^{{}},;]+)\}}?", r"\1\\pmod{\2}", r"x \equiv 3 \mod 7", r"x\equiv3\pmod{7}"),
     Rule(r"(?<![0-9.])([0-9]+)\s+([0-9]+)\s*/\s*([0-9]+)(?![0-9.])", r"\1\\frac{\2}{\3}", "3 1/2", r"3\frac{1}{2}"),
     Rule(r"((?:^|\\in\s*))\](?=[^\[\]]*,[^\[\]]*[\[\]]$)", r"\1(", "]1,2]", "(1,2]"),
     Rule(r"((?:^|\\in\s*)[\[(][^\[\]]*,[^\[\]]*)\[$", r"\1)", "[1,2[", "[1,2)"),
     # Words
     Rule(rf"{_WORDY}\{{\s*({_FUNCTIONS}|pi)\s*\}}|(?<![\\A-Za-z])({_FUNCTIONS}|sqrt|pi)(?![A-Za-z])", r"\\\1\2 ", r"\mathrm{sin}\,x", r"\sin x"),
+    Rule(rf"(?:{_WORDY}\{{\s*floor\s*\}}|\\?\bfloor)\s*\(((?:[^()]|\([^()]*\))*)\)", r"\\lfloor \1\\rfloor ", r"\operatorname{floor}(x)", r"\lfloor x\rfloor"),
+    Rule(rf"(?:{_WORDY}\{{\s*ceil\s*\}}|\\?\bceil)\s*\(((?:[^()]|\([^()]*\))*)\)", r"\\lceil \1\\rceil ", r"\operatorname{ceil}(x)", r"\lceil x\rceil"),
     Rule(r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}", "sqrt(2)", r"\sqrt{2}"),
     Rule(r"(?<![\\A-Za-z])inf(?:inity)?(?![A-Za-z])", r"\\infty ", "infinity", r"\infty"),
     Rule(rf"{_WORDY}\{{([^A-Za-z{{}}]*|\s*\([A-Za-z]\)\s*|\s*\\[A-Za-z]+\s*)\}}", r"\1 ", r"\text{(B)}", "(B)"),
     Rule(rf"{_WORDY}\{{(\s*-?[0-9][^{{}}]*)\}}", lambda m: re.sub(r"[^0-9]*[A-Za-z][^0-9]*", r"\\text{\g<0>}", m[1]), r"\text{12 cm}", r"12\text{cm}"),
     Rule(rf"{_WORDY}\{{([^{{}}]*)\}}", r"\\text{\1}", r"\mathrm{km}", r"\text{km}"),
+    Rule(r"\\frac\s*\{\s*\\text\{([^{}]*)\}\s*\}\s*\{\s*\\text\{([^{}]*)\}\s*\}", r"\\text{\1/\2}", r"7\frac{\text{km}}{\text{h}}", r"7\text{km/h}"),
     Rule(r"^(-?)\s*(?:US)?\\?\$\s*(?=.)(.*)$", r"\1\2\\text{dollar}", r"\$5", r"5\text{dollar}"),
     Rule(r"^(-?)\s*(?:\\text\{\s*)?(USD|EUR|GBP|Rs|euro|pound|yen|rupee)\.?\s*\}?\s*(?=.)(.*)$", r"\1\3\\text{\2}", "\u20ac5", r"5\text{euro}"),
     Rule(r"(?<=[0-9])\s*(?:\\text\{)?\s*(?:[Rr]|rem\.?|remainder)\s*\}?\s*(?=[0-9])", r"\\text{remainder}", r"3\text{ R }2", r"3\text{remainder}2"),

@@ -29,25 +29,37 @@ _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 # \boxed 7, but not the command's name in a sentence: "mark it with \boxed. The answer ..."
 _UNBRACED = re.compile(r"[-+]?[0-9][0-9.,/]*(?<![.,])|[A-Za-z](?![A-Za-z])|\\(?!boxed|fbox)[^\s$]+")
 _JOINT = re.compile(
-    rf"(?:{_GAP}|[A-Za-z](?:_\{{?[0-9]\}}?)?\s*=|[,;$&]|\\\\|\\text\{{|\}}|\band\b|\bor\b)*"
+    rf"(?:{_GAP}|[A-Za-z](?:_\{{?[0-9]\}}?)?\s*=|[,;$&]|\\[\\()]|\\text\{{|\}}|\band\b|\bor\b"
+    r"|\\\]\s*(?:,|and|or)\s*\\\[)*"
 )
 
 _MARK = re.compile(
-    r"\banswer[\"*]*\s*(?:\s\**is\b|:)|\b(?:option|choice)\s+is\b|####", re.IGNORECASE
+    r"\banswer[\"*]*\s*(?:\s\**is\b|[:\uff1a])|\b(?:option|choice)\s+is\b|####"
+    r"|\u7b54\u6848(?:\u662f|\u4e3a|[:\uff1a])",  # "the answer is" in Chinese
+    re.IGNORECASE,
 )
 _DISPLAY = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]", re.DOTALL)
 # As pandoc: no blank inside the dollars, no digit after them. "$5 and $6" are amounts of money.
+# With a command inside, as \pi, they are a formula in any case.
 _FORMULA = re.compile(
-    rf"{_DISPLAY.pattern}|\$(?=\S)([^$]+)(?<=\S)\$(?![0-9])|\\\((.+?)\\\)", re.DOTALL
+    rf"{_DISPLAY.pattern}|\$(?=\S)([^$]+)(?<=\S)\$(?![0-9])|\\\((.+?)\\\)"
+    r"|\$\s*([^$]*\\[A-Za-z][^$]*?)\s*\$(?![0-9])",
+    re.DOTALL,
 )
+_ROWS = re.compile(r"\\(?:begin|end)\{(?:align|aligned|split|gather|gathered|eqnarray)\*?\}")
 _SENTENCE_END = re.compile(
-    r"(?<![ap]\.m)(?<!\\)[.!?](?=\s|$)|,\s+(?=(?:so|since|because|as|which|where|when)\b)"
+    r"(?<![ap]\.m)(?<!\\)[.!?](?=\s|$)|\u3002|,\s+(?=(?:so|since|because|as|which|where|when)\b)"
+)
+# Letters that are words, and no mathematics as Greek ones are. Chinese has no blanks around them.
+_SCRIPT = (
+    "\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u0400-\u1eff\u3000-\u9fff\uac00-\ud7af\uff0c-\uffef"
 )
 _WORDLESS = re.compile(
-    r"(?:\\(?:text\w*|mbox|mathrm|begin|end)\{[^{}]*\}|\\[A-Za-z]+|[^A-Za-z\n]"
+    rf"(?:\\(?:text\w*|mbox|mathrm|begin|end)\{{[^{{}}]*\}}|\\[A-Za-z]+|[^A-Za-z\n{_SCRIPT}]"
     r"|\b(?:[A-Za-z]|[A-Z]{2}|or|and)(?![A-Za-z])|\*\*[A-Za-z]+\*\*)+"
 )
 _PROSE = re.compile(r"(?:[A-Za-z']+[ ,]+){3}")
+_CONCLUSION = re.compile(r"(.*)\b(?:is|are|equals|get|obtain)\b\s*(\S.*?)[\s.]*", re.DOTALL)
 _RANGE = re.compile("(?<=[0-9])\\s*[\u2010-\u2014]\\s*(?=[0-9])")  # 3 to 5, and no difference
 _LED = re.compile(
     r"(?!sqrt|pi\b|sin|cos|tan|log)([^\w\\]*[A-Za-z][A-Za-z'\u2019]{2,}[^0-9$\\]*?)"
@@ -56,7 +68,7 @@ _LED = re.compile(
 )
 _DENIED = re.compile(
     r"(?:\bnot|n['\u2019]t|\bnever|\bcannot|\bminus|\bnegative"
-    r"|\b(?:more|less|greater|fewer|other|rather) than)"
+    r"|\b(?:more|less|greater|fewer|other|rather) than|\bat (?:least|most))"
     r"\s+(?:be\s+|equal\s+(?:to\s+)?|exactly\s+)?[\s$\\(\[{]*$"
     r"|(?:\\neq?|\u2260)[\s$\\(\[{]*$|-[$\\(\[{]*$"
     r"|\b(?:half|twice|square|root|third|quarter|double|triple)\s+(?:of\s+)?[\s$]*$",
@@ -97,6 +109,8 @@ def reference_part(reference: str) -> list[list[str]] | None:
     """
     if any(mark.search(reference) for mark in (_BOX, _MARK, _OPENING, _THOUGHT)):
         return find(reference)
+    if concluded := _concluded(reference):
+        return [[concluded]]
     return [[reference]] if _plausible(reference) else None
 
 
@@ -110,10 +124,11 @@ def find(text: str) -> list[list[str]] | None:
     part, in_tag = _tagged(final_part(text)[-LONGEST_TEXT:])
     if _BOX.search(part):
         groups = _boxes(part)
+        groups = [[_concluded(box) or box for box in group] for group in groups or []]
         return groups if groups and _complete(groups[-1]) else None
     answer = _stated(part)
     if answer is None and in_tag:
-        answer = without_words(part)
+        answer = _concluded(part) or without_words(part)
     return [] if answer is None else [[answer]] if _plausible(answer) else None
 
 
@@ -184,12 +199,33 @@ def _stated(text: str) -> str | None:
     if sentence.count("}") > sentence.count("{"):  # JSON's {"answer": 18}
         sentence = sentence.rstrip('}" ')
     sentence = _RANGE.sub(r"\\text{ to }", sentence.replace("**", ""))
-    return None if _PROSE.match(sentence) else without_words(sentence)
+    return None if _PROSE.match(sentence) or _prose(sentence) else without_words(sentence)
+
+
+def _prose(sentence: str) -> bool:
+    """Return whether words and a formula among them come before a last number or formula."""
+    return bool(_PROSE.match(_FORMULA.sub("x", sentence)) and _FORMULA.search(sentence))
+
+
+def _concluded(text: str) -> str | None:
+    """Return the number or formula that ends prose with a formula: 3 of "The sum of $n$ is 3."."""
+    conclusion = _CONCLUSION.fullmatch(text) if _prose(text) else None
+    if conclusion is None or {*words_of(conclusion[1].rpartition(". ")[2].casefold())} & (
+        OTHERWISE - {"is", "are"}
+    ):
+        return None
+    said = conclusion[2]
+    if (formula := _FORMULA.match(said)) and not re.search("[0-9$]", said[formula.end() :]):
+        return _with_unit(formula)
+    return said if re.match(r"-?\\?\$?[0-9]", said) and "$" not in said[1:] else None
 
 
 def _with_unit(formula: re.Match[str]) -> str:
-    """Return what is in a formula, with the unit after it."""
+    """Return what is in a formula, its last row if it has several, with the unit after it."""
     inside = "".join(filter(None, formula.groups()))
+    if _ROWS.search(inside) and not re.search(r"matrix|array|cases", inside):
+        rows = (row.strip() for row in re.split(r"\\\\", _ROWS.sub("", inside)))
+        inside = [row for row in rows if row][-1].lstrip("& ")
     return inside + _unit(formula.string[formula.end() :])
 
 
@@ -205,6 +241,12 @@ def last_said(text: str) -> str | None:
     """
     text = answer_part(text)[-LONGEST_TEXT:].rstrip()
     line = text.rpartition("\n")[2]
+    if line.strip(" .") in (r"\]", "$$") or re.fullmatch(
+        r".*(?:\\end\{\w+\*?\})\s*(?:\\\]|\$\$)[ .]*", line
+    ):
+        display = deque(_DISPLAY.finditer(text), maxlen=1)
+        if display and not denied(text[: display[0].start()]):
+            return _with_unit(display[0])
     if _WORDLESS.fullmatch(line):
         answer, before = line.strip("> '\""), text[: -len(line)]
         return answer if _plausible(answer) and not denied(before) else None
@@ -220,7 +262,10 @@ def without_words(answer: str) -> str:
     Words that say otherwise stay, and keep the answer from being that number: not 12, half of 12.
     """
     led = _LED.fullmatch(answer)
-    if led is None or {*words_of(led[1])} & (OTHERWISE | TELLING):
+    if led is None:
+        return answer
+    words = re.sub(r"\b(?:is|are|equals)\s*$", "", led[1])  # the total is 12
+    if {*words_of(words.casefold())} & (OTHERWISE | TELLING):
         return answer
     return led[2]
 
@@ -233,20 +278,24 @@ def denied(before: str) -> bool:
 _TIMES_TEN = r"\s?(?:\\times|\\cdot|\u00d7|\*)\s?10\^\{?-?[0-9]+\}?"
 _TOKEN = re.compile(
     r"\\[dtc]?frac\s?\{-?[0-9]+\}\{[0-9]+\}|"
+    r"[0-9]+ [0-9]+/[0-9]+|"
     rf"(?:[0-9](?:[0-9.,/]|\{{,\}})*|\.[0-9]+)(?:{_TIMES_TEN}|[eE][-+]?[0-9]+)?"
 )
 _WHOLE_TOKEN = re.compile(
-    r"\\.*|(?:[0-9]{1,3}(?:(?:,|\{,\})[0-9]{3})+(?:\.[0-9]+)?|[0-9]*\.?[0-9]+(?:/[0-9]+)?)"
+    r"\\.*|[0-9]+ [0-9]+/[0-9]+|"
+    r"(?:[0-9]{1,3}(?:(?:,|\{,\})[0-9]{3})+(?:\.[0-9]+)?|[0-9]*\.?[0-9]+(?:/[0-9]+)?)"
     rf"(?:{_TIMES_TEN}|[eE][-+]?[0-9]+)?"
 )
-_BEFORE = re.compile(r"(?:^|[\s(\[=:~|>\"'$*`])(-? ?\\?[$\u20ac\u00a3]? ?)$")
+_BEFORE = re.compile(rf"(?:^|[\s(\[=:~|>\"'$*`{_SCRIPT}])(-? ?\\?[$\u20ac\u00a3]? ?)$")
 _OPERATOR_BEFORE = re.compile(
-    r"[+/^_{\\\u00d7]$|(?<!\*)\*$|[\w)}]\*\*$|[0-9]:$|\\?(?:log|ln|sin|cos|tan|sqrt)$"
+    r"[+/^_{\\\u00d7]$|(?<!\*)\*$|[A-Za-z0-9_)}]\*\*$|[0-9]:$|[0-9]\s+or$|\\?(?:log|ln|sin|cos|tan|sqrt)$"
 )
 _TERM_BEFORE = re.compile(r"(?:[0-9)}]|\b[A-Za-z])\s*$")
 _STUCK_AFTER = re.compile(
-    r"(?!\\[%)\]$\\])(?!(?:(?:[cmk]?m|k?g|[mk]?l|ft)(?:[\u00b2\u00b3]|\b)|(?:st|nd|rd|th)\b))"
-    r"(?:[\w{(\\]|!(?=\S)|\s*[+/^\u00d7]|\s*\*(?!\*)|\*\*\w|\s*-\s*[A-Za-z]\b|:[0-9])"
+    r"(?!\\[%)\]$\\])(?!(?:(?:[cmk]?m|k?g|[mk]?l|ft)(?:[\u00b2\u00b3]|\b)"
+    r"|(?:st|nd|rd|th)\b(?! (?:root|power))))"
+    rf"(?![{_SCRIPT}])(?:[\w{{(\\]|!(?=\S)|\s*[+/^\u00d7<\u2264\u2265]|\s>|\s*\*(?!\*)|\*\*[a-z0-9]"
+    r"|\s*-\s*[A-Za-z]\b|:[0-9])"
 )
 
 

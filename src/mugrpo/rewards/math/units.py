@@ -52,6 +52,12 @@ _UNITS = {
         "j": "j joule",
         "w": "w watt",
         "v": "v volt",
+        "hz": "hz hertz",
+        "pa": "pa pascal",
+        "ohm": "ohm",
+        "ampere": "ampere amp",
+        "kelvin": "kelvin",
+        "mol": "mol mole",
         "%": "% percent pct percentage",
     }.items()
     for name in names.split()
