@@ -328,6 +328,8 @@ class Extension:
     backends: tuple[type[BackendOptions], ...] = ()
     environments: Mapping[str, EnvironmentKind] = of(default_factory=dict)
     measures: str = ""  # what measures evaluation.suites (`stages.evaluate.Measures`)
+    # of metrics lines: functions of (folder, line) -> what is wrong with it (`run.faults`), or None
+    witnesses: tuple[str, ...] = ()
     sections: tuple[str, ...] = ()  # of the report: functions of runs -> (title, figures)
     commands: tuple[str, ...] = ()  # functions of `arguments.Commands`, in light modules
     checks: Mapping[str, str] = of(default_factory=dict)  # subject -> a check of `doctor`
