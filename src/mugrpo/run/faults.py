@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import isclose
 from pathlib import Path
 
 from mugrpo.config.base import imported, installed
 from mugrpo.disk.errors import RunStopped, UsageError
-from mugrpo.disk.metrics import EVALUATION, History, Line, counting, surveyed
+from mugrpo.disk.metrics import EVALUATION, History, Line, counting, number, surveyed
 from mugrpo.disk.publishing import read_summed, sealed_folder_fault
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.shards import ShardSet
 from mugrpo.rollouts.statistics import evaluated
 
+_ROUNDING = 1e-9
 _LOOSE = ("samples/*.json", "nonfinite/*.json")
 _REMEDIES = {  # what `repair` does
     "checkpoint": "sets it aside, and another one is used",
@@ -151,10 +153,23 @@ def _of_line(run_dir: RunDir, line: Line) -> Fault | None:
     update = line["update"]
     if line["kind"] != EVALUATION or not (folder := run_dir.evaluation(update)).is_dir():
         return None
-    if fault := _evaluation_fault(folder):
-        return Fault("evaluation", folder, f"{folder} {fault}", (EVALUATION, update))
-    numbers = evaluated(folder).items()
-    if all(line.get(name) == value for name, value in numbers if value == value):
+    try:
+        told = evaluated(folder)
+    except (RunStopped, UsageError) as error:
+        return Fault("evaluation", folder, _without_remedy(error), (EVALUATION, update))
+    if agrees(line, told):
         return None
     text = f"{run_dir.metrics} has another evaluation of update {update:,} than {folder}"
     return Fault("line", run_dir.metrics, text, (EVALUATION, update))
+
+
+def agrees(line: Line, told: Line) -> bool:
+    """Return whether a line has the numbers that something else has told, up to rounding.
+
+    Another machine or version may round otherwise, and know other numbers.
+    """
+    pairs = [(number(line, key), number(told, key)) for key in line.keys() & told.keys()]
+    return all(
+        a == b if a is None or b is None else isclose(a, b, rel_tol=_ROUNDING, abs_tol=_ROUNDING)
+        for a, b in pairs
+    )

@@ -9,7 +9,7 @@ from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.metrics import Line
 from mugrpo.disk.publishing import read_summed
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.run.faults import Fault
+from mugrpo.run.faults import Fault, agrees
 
 SUITE = "suite/"  # begins the kind of a suite's lines
 
@@ -37,7 +37,7 @@ def suite_fault(run_dir: RunDir, line: Line) -> Fault | None:
         told = line_of(read_summed(file))
     except (RunStopped, LookupError, TypeError, ValueError, AttributeError):
         return Fault("evaluation", file, f"{file} is damaged", (kind, update))
-    if all(line.get(key) == value for key, value in told.items()):
+    if agrees(line, told):
         return None
     text = f"{run_dir.metrics} has another result of {name} after update {update:,} than {file}"
     return Fault("line", run_dir.metrics, text, (kind, update))
