@@ -35,7 +35,7 @@ from mugrpo.run.faults import faults
 _PART = "time/refresh/"
 _ORDER = ("update", "evaluation", "refresh")  # of the lines with the same number of updates
 _SAMPLE_FILES, _EVALUATIONS = 12, 3  # read at most, evenly spaced
-_DRAWN = 8192  # lines of a kind, or a few more; if there were others, neighbours become one
+_DRAWN = 4096  # lines of a kind, or a few more; if there were others, neighbours become one
 _ADDED = ("time/", "status/", "groups_right/", "rollouts", "tokens", "skipped")  # of neighbours
 
 
