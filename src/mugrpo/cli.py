@@ -82,16 +82,18 @@ def _complain(error: object) -> None:
 
 def run_train(options: argparse.Namespace) -> int:
     with opened(options) as run:
-        from mugrpo.disk.metrics import read_metrics
+        from mugrpo.disk.metrics import counting, surveyed
         from mugrpo.pipeline import train
         from mugrpo.report.summary import LEARNED_NOTHING, standstill, summarize
 
         train(run)
-        lines = list(read_metrics(run.folder.metrics))
-        run.progress.say(summarize(lines))
+        metrics = run.folder.metrics
+        history = surveyed(metrics)
+        run.progress.say(summarize(counting(metrics, history)))
         last = run.folder.checkpoint(run.config.schedule.total_updates)
         report = shlex.join(["mugrpo", "report", str(run.folder.root)])
         run.progress.say(f"checkpoint  {last}\nreport      {report}")
+    lines = counting(metrics, history)
     if sentence := standstill(lines, run.config.rollouts.max_new_tokens):
         _complain(sentence)
         return LEARNED_NOTHING
@@ -174,7 +176,7 @@ def run_report(options: argparse.Namespace) -> None:
     every, stop = options.every, options.stop
     if every is not None and every < 1:
         raise UsageError(f"--every {every}: it must be 1 second or more")
-    _say(write_report(options.targets, options.out, every))
+    _say(write_report(options.targets, options.out, every, _say))
     while every:
         end = time.monotonic() + every
         while time.monotonic() < end and not stop.signal_name:

@@ -23,7 +23,7 @@ from typing import Any, Self
 from mugrpo.config.run import RunConfig
 from mugrpo.config.training import SinkOptions
 from mugrpo.disk.errors import Interrupted
-from mugrpo.disk.metrics import MetricsLog, read_metrics
+from mugrpo.disk.metrics import EVALUATION, MetricsLog, read_metrics
 from mugrpo.disk.publishing import remove_unfinished
 from mugrpo.report.readable import rounded
 from mugrpo.run.estimate import longest_seconds
@@ -227,17 +227,20 @@ def evaluate(run: OpenRun, update: int, *, again: bool = True) -> dict[str, Any]
 
     Returns the numbers of a line of metrics.jsonl: "accuracy", the ends of its 95 % interval,
     "reward", "entropy" in nats per token, "time/evaluate" in seconds and others (see
-    docs/reference.md). Without `again`, return {} if metrics.jsonl has this evaluation already.
+    docs/reference.md). Suites that are due at this update and have no line are measured, too.
+    Without `again`, return {} if metrics.jsonl has this evaluation already.
     Raises UsageError if the run has not reached that update or holds out no problem, RunStopped if
     the checkpoint is gone or damaged.
     """
     with Work(run) as work:
-        if not again and work.metrics.has("evaluation", update):
+        if not again and work.metrics.has(EVALUATION, update):
             return {}
         _prepare(run)
         run.progress.say(f"loading the model {run.config.model.path}")
         result = evaluate_policy(run, work.sampling, update)
-        work.metrics.put("evaluation", update, **result)
+        work.metrics.put(EVALUATION, update, **result)
+        if work.measures:
+            work.measures.measure(update)
     return result
 
 

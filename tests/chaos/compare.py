@@ -8,10 +8,8 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.disk.seal import changed_shards, require_metrics
-from mugrpo.disk.shards import ShardSet
+from mugrpo.run.faults import faults
 from tests.runs import read_metrics
 
 # Logs, what engines and ranks were handed; tables, pages and plans with seconds; config.json has
@@ -74,18 +72,9 @@ def differences(
     return differing
 
 
-def against_seals(root: Path) -> list[str]:
-    """Return what is wrong with the run's files by its own checksums: nothing, or one sentence."""
-    run_dir = RunDir(root)
-    try:
-        run_dir.read_config()
-        require_metrics(run_dir)
-        for manifest in root.glob("stages/[0-9]*/*/manifest.json"):
-            ShardSet(manifest.parent, manifest.parent.name)
-        stages = run_dir.stages()
-        return [f"changed: {path}" for stage in stages for path in changed_shards(run_dir, stage)]
-    except RunStopped as error:
-        return [str(error)]
+def own_faults(root: Path) -> list[str]:
+    """Return what is wrong with the run's files by the checks of the run itself."""
+    return [fault.text for fault in faults(RunDir(root))]
 
 
 def _update(name: str) -> int | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos.attempt import Attempt
-from tests.chaos.compare import against_seals, differences
+from tests.chaos.compare import differences, own_faults
 from tests.chaos.disk import SmallDisk, mountable, small_disk
 from tests.chaos.faults import FAULTS, Strike, Struck, applicable, needs_disk, refused_by_lock
 from tests.chaos.kinds import KINDS, begin
@@ -131,7 +131,7 @@ class Chaos:
                 outcome.differences += differences(
                     run_dir, reference.folder, in_order=kind.in_order, without=kind.varying
                 )
-                outcome.differences += against_seals(run_dir)
+                outcome.differences += own_faults(run_dir)
             leftovers = abandoned(shared_memory() - before)
             outcome.leftovers += [f"shared memory {name}" for name in leftovers]
             if disk and not outcome.good:

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from mugrpo.disk.errors import UsageError
+from mugrpo.disk.metrics import number
+from mugrpo.report import read
 from mugrpo.report.read import (
     RunData,
     flattened,
-    number,
     phase_seconds,
     read_runs,
     training_clock,
@@ -58,7 +60,47 @@ def test_an_incomplete_last_line_is_skipped_and_a_bad_one_noted(tmp_path: Path):
     (tmp_path / "metrics.jsonl").write_text(f"{first}\nrubbish\n{second}\n")
     run = read_runs([tmp_path])[0]
     assert [line["update"] for line in run.updates] == [1, 2]
-    assert run.notes == [f"1 lines of {tmp_path / 'metrics.jsonl'} cannot be read"]
+    (fault,) = run.faults
+    assert fault.startswith(f"{tmp_path / 'metrics.jsonl'}, line 2 is not a metrics line")
+    assert f"`mugrpo repair {tmp_path}` keeps the lines that are right" in fault
+
+
+def test_neighbours_become_one_line_if_they_are_too_many(tmp_path: Path, monkeypatch):
+    """Of 7 updates at most 3: 2 and 3 become one, 4 to 6, and the ends stay as they are."""
+    monkeypatch.setattr(read, "_DRAWN", 3)
+    write_config(tmp_path, batches_per_stage=7)
+    first = evaluation(0, 0.25)
+    values = {"loss": [1.0, 3.0, 5.0, 1.0, None, 2.0, 9.0], "skipped": [0, 1, 1, 0, 0, 1, 1]}
+    lines = [
+        update(n, loss=loss, skipped=skipped, **{"time/update": n / 4})
+        for n, (loss, skipped) in enumerate(zip(*values.values(), strict=True), 1)
+    ]
+    write_metrics(tmp_path, [first, *lines[:3], evaluation(3, 0.5), *lines[3:], evaluation(7, 1.0)])
+    (run,) = read_runs([tmp_path])
+    assert run.evaluations == [first, evaluation(3, 0.5), evaluation(7, 1.0)]
+    assert run.updates == [
+        lines[0],
+        update(3, loss=4.0, skipped=2.0, **{"time/update": 1.25}),
+        update(6, loss=1.5, skipped=1.0, **{"time/update": 3.75}),
+        lines[6],
+    ]
+    assert run.count("update") == 7 and training_seconds(run) == 7.0
+    assert "the lines of 3 updates are drawn as one" in run.notes[0] and run.faults == []
+
+
+def test_a_page_holds_few_lines_however_long_the_file(tmp_path: Path, monkeypatch):
+    """Of 20,000 updates, no more than of 2,000, but for a quarter of a megabyte."""
+    monkeypatch.setattr(read, "_DRAWN", 100)
+    peaks = []
+    for count in (2_000, 20_000):
+        write_config(tmp_path, stages=1, batches_per_stage=count)
+        write_metrics(tmp_path, [update(n, loss=0.5, entropy=1.0) for n in range(1, count + 1)])
+        tracemalloc.start()
+        (run,) = read_runs([tmp_path])
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert len(run.updates) <= 102 and run.count("update") == count
+    assert peaks[1] < peaks[0] + (1 << 18), peaks
 
 
 def test_damaged_samples_are_noted_and_left_out(tmp_path: Path):
@@ -104,7 +146,7 @@ def run(tmp_path: Path) -> RunData:
         timed(4),
         evaluation(4, 0.75, **{"time/evaluate": 7.0}),
     ]
-    write_metrics(tmp_path, lines[::-1])  # the order in the file does not count
+    write_metrics(tmp_path, lines)
     return read_runs([tmp_path])[0]
 
 

@@ -106,10 +106,12 @@ def hostile_run(root) -> None:
     }
     write_config(root, document=document)
     lines = [
-        refresh(0, 0, **{f"status/{HOSTILE}": 3, "behavior_reward": HOSTILE, "rollouts": "x"}),
-        update(1, stage=HOSTILE, loss=HOSTILE, **{f"{HOSTILE}_fraction": 0.5, "entropy": [1]}),
+        refresh(0, 0, **{f"status/{HOSTILE}": 3}),
+        {"kind": HOSTILE, "update": 0, HOSTILE: 1},
+        {"kind": HOSTILE, "update": 0, HOSTILE: HOSTILE},
+        update(1, **{f"{HOSTILE}_fraction": 0.5}),
         update(2, **{f"{HOSTILE}_fraction": 0.25}),
-        evaluation(2, 0.5, **{f"status/{HOSTILE}": 4, "problems": {}}),
+        evaluation(2, 0.5, **{f"status/{HOSTILE}": 4}),
     ]
     write_metrics(root, lines)
     texts = {
@@ -141,7 +143,7 @@ def test_a_note_about_a_broken_file_is_escaped_too(tmp_path):
     write_config(root)
     (root / "metrics.jsonl").write_text('"</ul><script>"\n')
     page = report(root)
-    assert any("cannot be read" in note for note in page.of("li"))
+    assert any("line 1 is not a metrics line" in note for note in page.of("li"))
 
 
 def test_several_runs_share_charts_with_a_legend(tmp_path):
@@ -195,7 +197,7 @@ def test_4096_updates_make_a_file_of_reasonable_size(tmp_path, stages, per_stage
 
 def test_an_updates_numbers_are_those_of_its_line_and_gaps_stay_gaps(tmp_path):
     write_config(tmp_path / "run")
-    values = [0.5, 0.25, None, 0.123456, float("nan")]
+    values = [0.5, 0.25, None, 0.123456, None]
     lines = [update(n, entropy=v, lr=n * 1e-4) for n, v in enumerate(values, 1)]
     write_metrics(tmp_path / "run", [refresh(0, 0), *lines])
     charts = report(tmp_path / "run").charts()
@@ -220,7 +222,8 @@ def test_intervals_of_accuracy_are_printed_and_drawn_if_they_are_known(tmp_path)
         {"accuracy_low": 0.2, "accuracy_high": 0.4},
         {"accuracy_low": 0.6, "accuracy_high": 0.9},
     ]
-    both = [evaluation(0, 0.25, **ends[0]), evaluation(8, 0.75, **ends[1])]
+    made = [update(n) for n in range(1, 9)]
+    both = [evaluation(0, 0.25, **ends[0]), *made, evaluation(8, 0.75, **ends[1])]
     write_metrics(tmp_path / "run", both)
     page = report(tmp_path / "run")
     assert page.rows()["accuracy after"] == ["0.750 (0.600 to 0.900)"]
@@ -228,7 +231,7 @@ def test_intervals_of_accuracy_are_printed_and_drawn_if_they_are_known(tmp_path)
     for chart in ("Accuracy against updates", "Accuracy against wall-clock"):
         (band,) = layer(page.charts()[chart], "bands")
         assert (band["y"], band["y2"]) == ([0.2, 0.6], [0.4, 0.9])
-    write_metrics(tmp_path / "run", [evaluation(0, 0.25), evaluation(8, 0.75)])
+    write_metrics(tmp_path / "run", [evaluation(0, 0.25), *made, evaluation(8, 0.75)])
     old = report(tmp_path / "run")
     assert "interval" not in old.text and old.rows()["accuracy after"] == ["0.750"]
 
@@ -239,7 +242,7 @@ def test_a_page_that_is_written_again_is_loaded_again_until_ctrl_c(tmp_path: Pat
     Timer(0.5, os.kill, [os.getpid(), signal.SIGINT]).start()
     seen: list[bool] = []
 
-    def written(targets: list[Path], out: Path | None, every: int | None) -> Path:
+    def written(targets: list[Path], out: Path | None, every: int | None, *_: object) -> Path:
         page = write_report(targets, out, every)
         seen.append('<meta http-equiv="refresh" content="1">' in page.read_text())
         return page

@@ -75,12 +75,6 @@ def test_refreshes_are_compared_with_those_of_grpo_if_it_makes_more():
     assert "GRPO" not in summarize([*refreshes, *lines])
 
 
-def test_of_two_lines_about_the_same_update_the_last_one_counts():
-    lines = [{"kind": "refresh", "update": 0, "time/score": s} for s in (3.0, 4.0)]
-    text = summarize(lines)
-    assert "score 4.0 s" in text and "refreshes   1 made" in text
-
-
 @table(
     ("refresh", "blamed"),
     [

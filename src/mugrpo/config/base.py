@@ -329,6 +329,8 @@ class Extension:
     environments: Mapping[str, EnvironmentKind] = of(default_factory=dict)
     measures: str = ""  # what measures evaluation.suites (`stages.evaluate.Measures`)
     suites: str = ""  # what reads one of them: a function of SuiteUse -> `run.trust.Suite`s
+    # of metrics lines: functions of (folder, line) -> what is wrong with it (`run.faults`), or None
+    witnesses: tuple[str, ...] = ()
     sections: tuple[str, ...] = ()  # of the report: functions of runs -> (title, figures)
     commands: tuple[str, ...] = ()  # functions of `arguments.Commands`, in light modules
     checks: Mapping[str, str] = of(default_factory=dict)  # subject -> a check of `doctor`

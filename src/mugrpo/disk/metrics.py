@@ -1,44 +1,123 @@
 """metrics.jsonl: one flat JSON object per event. Every report and chart is derived from it.
 
 Every line has a `kind` ("refresh", "update", "evaluation", "suite/NAME", "repair") and `update`,
-the number of updates made so far, including the update that a line of kind "update" describes. Of
-several lines of a kind and an update, the last one counts. Keys that begin with `time/` are in
-seconds. They are the only values that differ between an uninterrupted run and the same run killed
-and resumed.
+the number of updates made so far, including the update that a line of kind "update" describes. All
+other values are numbers or null. Keys that begin with `time/` are in seconds. They are the only
+values that differ between an uninterrupted run and the same run killed and resumed.
 
-The file only grows, so a checkpoint can seal what it has (see `seal`). Each line carries its own
-sha256, as nothing seals the lines after the newest checkpoint. Of these, a resumed run makes those
-of updates again, and computes those of refreshes and evaluations from their shards.
+A line is right if its own sha256 fits, and if it continues those before it (`History`): lines of
+updates come once each, without a gap, and no line is of an update that has none yet. A line
+"repair" says that those before it, up to its update, are lost. Of several lines of another kind
+and update, the last one counts, and none repeats the one before.
+
+The file may be longer than the memory: nothing here holds the lines of updates.
 """
 
 from __future__ import annotations
 
 import errno
 import json
-import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.publishing import full_disk_explained, passing, publish_file, with_sum, without_sum
+
+UPDATE, EVALUATION = "update", "evaluation"
+REPAIR = "repair"  # the kind of a line before which lines are lost
+
+_LONGEST = 1 << 20  # bytes of a line; a run's have a few thousand
+_MOST = 1 << 53  # updates; a float still tells one from the next
 
 # phase, in the order of the work -> the kind of the lines that have its seconds, and their keys
 PHASES: dict[str, tuple[str, tuple[str, ...]]] = {
     "refresh": ("refresh", ("time/refresh",)),
     "generate": ("refresh", ("time/generate",)),
     "score": ("refresh", ("time/score",)),
-    "optimize": ("update", ("time/update", "time/read", "time/logprobs")),
-    "checkpoint": ("update", ("time/checkpoint",)),
-    "evaluate": ("evaluation", ("time/evaluate",)),
+    "optimize": (UPDATE, ("time/update", "time/read", "time/logprobs")),
+    "checkpoint": (UPDATE, ("time/checkpoint",)),
+    "evaluate": (EVALUATION, ("time/evaluate",)),
 }
 
+Line = Mapping[str, Any]
 
-def seconds_of(line: Mapping[str, Any], phase: str) -> float:
+
+def number(line: Line, key: str) -> float | None:
+    """Return the finite number at `key`, or None."""
+    value = line.get(key)
+    return float(value) if _finite(value) else None
+
+
+def _finite(value: Any) -> TypeGuard[float]:
+    """Return whether `value` is a number that a float can hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= sys.float_info.max
+
+
+def seconds_of(line: Line, phase: str) -> float:
     """Return the seconds of `phase` that a line has."""
     kind, keys = PHASES[phase]
-    return sum(line.get(key) or 0.0 for key in keys) if line["kind"] == kind else 0.0
+    return sum(number(line, key) or 0.0 for key in keys) if line["kind"] == kind else 0.0
+
+
+@dataclass
+class History:
+    """What must be known of a metrics file's lines so far, to tell which may be the next.
+
+    `left_out` has the numbers of the lines that do not count: those that are wrong, and those after
+    which another of the same kind and update came.
+    """
+
+    made: int = 0  # updates with a line, or with one that is lost, as a line "repair" says
+    lines: int = 0
+    left_out: set[int] = field(default_factory=set)
+    fault: str | None = None  # the first one
+    wrong: int = 0  # number of faults
+    newest: dict[str, Line] = field(default_factory=dict)  # kind -> its last line, not of updates
+    ends: dict[str, tuple[int, int]] = field(default_factory=dict)  # kind -> first and last update
+    _said: dict[str, dict[int, tuple[int, int]]] = field(default_factory=dict)
+
+    def said(self, kind: str, update: int) -> int | None:
+        """Return a digest of the last line of a kind (not of updates) and update, or None."""
+        return self._said.get(kind, {}).get(update, (None,))[0]
+
+    def gap(self, line: Line) -> bool:
+        """Return whether the line of an update before `line` is missing."""
+        before: int = line["update"] - (line["kind"] == UPDATE)
+        return line["kind"] != REPAIR and before > self.made
+
+    def repeats(self, line: Line) -> bool:
+        """Return whether `line` says again what an earlier one has said."""
+        kind, update = line["kind"], line["update"]
+        if kind in (UPDATE, REPAIR):
+            return bool(update <= self.made)
+        return self.said(kind, update) == _digest(line)
+
+    def add(self, line: Line) -> None:
+        """Take `line` as the next one."""
+        kind, update = line["kind"], line["update"]
+        self.made = max(self.made, update)
+        first, last = self.ends.get(kind, (update, update))
+        self.ends[kind] = min(first, update), max(last, update)
+        if kind not in (UPDATE, REPAIR):
+            said = self._said.setdefault(kind, {})
+            if update in said:
+                self.left_out.add(said[update][1])
+            said[update] = _digest(line), self.lines
+            self.newest[kind] = line
+
+    def forget_after(self, update: int) -> None:
+        """Take back the lines of later updates."""
+        self.made = min(self.made, update)
+        for said in self._said.values():
+            for later in [one for one in said if one > update]:
+                del said[later]
 
 
 class MetricsLog:
@@ -59,19 +138,26 @@ class MetricsLog:
         self.reopen(update)
 
     def reopen(self, update: int) -> None:
-        """Reopen the file after others have written to it, and remove lines past `update`."""
-        kept = [line for line in read_metrics(self._path) if line["update"] <= update]
+        """Reopen the file after others have written to it, and remove lines past `update`.
+
+        Raises RunStopped if a line is wrong.
+        """
+        self._history = History()
         if self._path != Path(os.devnull):
-            data = encoded(kept)
-            if not (self._path.exists() and self._path.read_bytes() == data):
-                with publish_file(self._path) as file:
-                    file.write(data)
-        self._last = {_key(line): line for line in kept}
+            kept = 0
+            for text, line, fault in checked(self._path, self._history):
+                if line is None or fault:
+                    raise RunStopped(_refusal(self._path, fault))
+                kept += len(text) if line["update"] <= update else 0
+            if self._path.exists() and kept < self._path.stat().st_size:
+                rewrite(self._path, update)
+            self._history.forget_after(update)
         # Unbuffered, so that no line is left waiting to be written if the disk is full.
         self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
 
     def has(self, kind: str, update: int) -> bool:
-        return (kind, update) in self._last
+        """Return whether there is a line of a kind other than "update", and of this update."""
+        return self._history.said(kind, update) is not None
 
     def append(self, kind: str, update: int, **values: Any) -> None:
         """Append one line. A number that is not finite becomes null, as JSON cannot express it.
@@ -79,9 +165,9 @@ class MetricsLog:
         Raises RunStopped if the disk is full.
         """
         passing(f"before a line of {kind}", self._path)
-        line = _finite({"kind": kind, "update": update, **values})
-        self._last[kind, update] = line
-        data = encoded([line])
+        line = _line(kind, update, values)
+        self._history.add(line)
+        data = encoded(line)
         with full_disk_explained(self._path):
             if self._file.write(data) < len(data):
                 raise OSError(errno.ENOSPC, "No space left on device")
@@ -93,8 +179,7 @@ class MetricsLog:
 
         Return whether it was appended. Seconds (`time/*`) do not count.
         """
-        fresh = _finite({"kind": kind, "update": update, **values})
-        if _untimed(self._last.get((kind, update), {})) == _untimed(fresh):
+        if self._history.said(kind, update) == _digest(_line(kind, update, values)):
             return False
         self.append(kind, update, **values)
         return True
@@ -103,53 +188,150 @@ class MetricsLog:
         self._file.close()
 
 
-def read_metrics(path: Path, unreadable: list[str] | None = None) -> Iterator[dict[str, Any]]:
+def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the lines of a metrics file in order, except a last line that a kill cut short.
 
-    A line that is not as a run wrote it raises RunStopped. If `unreadable` is given, what is wrong
-    with it is added there instead.
+    Raises RunStopped at a line that is not as a run wrote it.
+    """
+    for _, line, fault in checked(path, History()):
+        if line is None or fault:
+            raise RunStopped(_refusal(path, fault))
+        yield line
+
+
+def counting(
+    path: Path, history: History, kinds: tuple[str, ...] = ("",)
+) -> Iterator[dict[str, Any]]:
+    """Yield the lines that count, of a file of which `history` is known (see `surveyed`).
+
+    Only those whose kind begins with one of `kinds`.
+    """
+    for place, text in enumerate(islice(_texts(path), history.lines), 1):
+        if place not in history.left_out:
+            line = json.loads(text)
+            if line["kind"].startswith(kinds):
+                del line["sha256"]
+                yield line
+
+
+def surveyed(path: Path, last: int | None = None) -> History:
+    """Return what there is to know of a metrics file, whatever is wrong with it.
+
+    `last` is as in `checked`.
+    """
+    history = History()
+    for _ in checked(path, history, last):
+        pass
+    return history
+
+
+def checked(
+    path: Path, history: History, last: int | None = None
+) -> Iterator[tuple[bytes, dict[str, Any] | None, str | None]]:
+    """Yield each line of a metrics file: its bytes, what it says, and what is wrong with it.
+
+    What it says is None if it must not be used. After a gap it may be, up to `last`, the last
+    update that the run can have. The lines are added to `history`. A last line that a kill cut
+    short is left out.
+    """
+    for text in _texts(path):
+        history.lines += 1
+        line, fault = None, None
+        try:
+            line = _decoded(text)
+        except (ValueError, RecursionError) as error:
+            fault = f"is not a metrics line ({error})"
+        else:
+            about = f"is of kind {line['kind']!r:.40} and update {line['update']:,}"
+            if history.repeats(line):
+                line, fault = None, f"{about}, which an earlier one has told"
+            elif history.gap(line):
+                fault = f"{about}, but the line of update {history.made + 1:,} is missing"
+        if fault:
+            fault = f"{path}, line {history.lines:,} {fault}"
+            history.fault = history.fault or fault
+            history.wrong += 1
+        leaps = line and (fault or line["kind"] == REPAIR) and last is not None
+        if line is None or (leaps and line["update"] > last):
+            line = None
+            history.left_out.add(history.lines)
+        else:
+            history.add(line)
+        yield text, line, fault
+
+
+def rewrite(path: Path, last: int, without: Collection[tuple[str, int]] = ()) -> None:
+    """Keep the right lines of a metrics file up to update `last`, but those `without`.
+
+    Each is a kind and an update. A line "repair" says where lines of updates are missing.
+    """
+    made = 0
+    with publish_file(path) as file:
+        for text, line, _ in checked(path, History(), last):
+            if line is None or line["update"] > last or (line["kind"], line["update"]) in without:
+                continue
+            before = line["update"] - (line["kind"] == UPDATE)
+            if before > made:
+                file.write(encoded({"kind": REPAIR, "update": before}))
+            made = max(made, line["update"])
+            if line["kind"] != REPAIR:
+                file.write(text)
+        if made < last:
+            file.write(encoded({"kind": REPAIR, "update": last}))
+
+
+def encoded(line: Line) -> bytes:
+    """Return a line as a metrics file has it."""
+    return json.dumps(with_sum(line), allow_nan=False).encode() + b"\n"
+
+
+def _texts(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file, without a last one that a kill cut short.
+
+    Of one that is far too long, yield the beginning.
     """
     if not path.exists():
         return
     with open(path, "rb") as file:
-        for number, text in enumerate(file, 1):
+        while text := file.readline(_LONGEST):
             if not text.endswith(b"\n"):
-                return
-            try:
-                line = without_sum(json.loads(text))
-            except ValueError as error:
-                fault = f"{path}, line {number} is not a metrics line ({error})"
-                if unreadable is None:
-                    raise RunStopped(
-                        f"{fault}; `mugrpo repair {path.parent}` keeps the lines that a checkpoint "
-                        "confirms"
-                    ) from None
-                unreadable.append(fault)
-            else:
-                yield line
+                if len(text) < _LONGEST:
+                    return
+                rest = text
+                while rest and not rest.endswith(b"\n"):
+                    rest = file.readline(_LONGEST)
+            yield text
 
 
-def encoded(lines: Iterable[dict[str, Any]]) -> bytes:
-    """Return the lines as a metrics file has them."""
-    texts = (json.dumps(with_sum(line), allow_nan=False).encode() + b"\n" for line in lines)
-    return b"".join(texts)
+def _decoded(text: bytes) -> dict[str, Any]:
+    """Return what a line says. Raises ValueError if a run does not write such a line."""
+    line = without_sum(json.loads(text))
+    kind, update = line.get("kind"), line.get("update")
+    if not isinstance(kind, str):
+        raise ValueError("its kind is no text")
+    if not isinstance(update, int) or isinstance(update, bool) or not 0 <= update < _MOST:
+        raise ValueError("its update is no number of updates")
+    for key, value in line.items():
+        if key != "kind" and value is not None and not _finite(value):
+            raise ValueError(f"its {key!r:.60} is no number")
+    return line
 
 
-def _key(line: dict[str, Any]) -> tuple[str, int]:
-    return line["kind"], line["update"]
+def _refusal(path: Path, fault: str | None) -> str:
+    return f"{fault}; `mugrpo repair {path.parent}` keeps the lines that are right"
 
 
-def _untimed(line: dict[str, Any]) -> str:
-    """Return what a line says, as JSON, which has no tuples."""
+def _line(kind: str, update: int, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a line with null for each number that is not finite."""
+    assert all(value is None or isinstance(value, int | float) for value in values.values()), values
+    numbers = {key: value if _finite(value) else None for key, value in values.items()}
+    return {"kind": kind, "update": update, **numbers}
+
+
+def _digest(line: Line) -> int:
+    """Return a hash of what a line says, without seconds. Another process has other ones."""
     kept = {name: value for name, value in line.items() if not name.startswith("time/")}
-    return json.dumps(kept, sort_keys=True)
-
-
-def _finite(line: dict[str, Any]) -> dict[str, Any]:
-    return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value
-        for key, value in line.items()
-    }
+    return hash(json.dumps(kept, sort_keys=True))
 
 
 MOSTLY = 0.5  # share of truncated responses from which they are what is wrong
@@ -160,7 +342,8 @@ def truncation(refresh: Mapping[str, Any], longest: int) -> str | None:
 
     Return None for other stages.
     """
-    share = refresh.get("status/truncated", 0) / max(1, refresh["rollouts"])
+    rows = number(refresh, "rollouts") or 0.0
+    share = (number(refresh, "status/truncated") or 0.0) / max(1.0, rows)
     if refresh.get("mean_length") == longest:  # all are, be they judged or not
         share = 1.0
     if share < MOSTLY:

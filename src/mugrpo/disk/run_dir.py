@@ -45,7 +45,6 @@ from mugrpo.disk.publishing import (
     passing,
     read_summed,
     remove_unfinished,
-    with_sum,
 )
 
 FORMAT = 3
@@ -149,21 +148,18 @@ class RunDir:
 
     def is_temporary(self, update: int) -> bool:
         """Return whether a checkpoint is only there until there is a newer one."""
-        return bool(self.sealed(update).get("temporary"))
+        return bool(self._stages(update).get("temporary"))
 
-    def sealed(self, update: int) -> dict[str, Any]:
-        """Return what a checkpoint says of the run (see `seal`), or {} if it cannot be read.
+    def config_at(self, update: int) -> dict[str, Any] | None:
+        """Return the config.json that a checkpoint was written with, or None if it has none."""
+        return self._stages(update).get("config")
 
-        Only the checkpoint's own checksums tell whether it is so.
-        """
+    def _stages(self, update: int) -> dict[str, Any]:
+        """Return a checkpoint's stages.json, or {} if it cannot be read."""
         try:
             return dict(json.loads((self.checkpoint(update) / "stages.json").read_bytes()))
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError, RecursionError):
             return {}
-
-    def sealed_config(self, update: int) -> dict[str, Any] | None:
-        """Return the config.json that a checkpoint was written with, or None if it has none."""
-        return self.sealed(update).get("config")
 
     def stages(self) -> list[int]:
         """Return the numbers of the stages that have a folder."""
@@ -198,22 +194,7 @@ class RunDir:
                 f"{self.root} has run format {stored.get('format')}, but this version of mugrpo "
                 f"reads format {FORMAT}; use the version that wrote it, or name another --run-dir"
             )
-        self._require_as_sealed(with_sum(stored))
         return stored
-
-    def _require_as_sealed(self, document: dict[str, Any]) -> None:
-        """Raise RunStopped if the newest checkpoint was written with another config.json.
-
-        The document names those that an accepted change has replaced.
-        """
-        updates = self.checkpoint_updates()
-        kept = self.sealed_config(updates[-1]) if updates else None
-        known = [document["sha256"], *document.get("replaces", ())]
-        if kept is not None and kept["sha256"] not in known:
-            raise RunStopped(
-                f"{self.config} is not what {self.checkpoint(updates[-1]).name} was written with; "
-                f"`mugrpo repair {self.root}` restores it"
-            )
 
     def _refuse_strangers(self) -> None:
         """Raise an error if the folder without a config.json has what a new run has not."""
@@ -239,6 +220,17 @@ class RunDir:
     def evaluation_folders(self) -> list[Path]:
         folders = (self.root / "evaluations").glob("update-*")
         return sorted(folder for folder in folders if folder.name[7:].isdigit())
+
+    def held(self) -> bool:
+        """Return whether a process has the lock. It may be writing."""
+        try:
+            with open(self._lock, "rb", opener=_not_a_link) as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
 
     @contextmanager
     def locked(self) -> Iterator[list[str]]:

@@ -2,7 +2,7 @@
 
 A snapshot is taken at once. A thread of each rank writes its part of it:
 
-    model files, which engines may read now -> optimizer's state -> checksums -> the seal -> rename
+    model files, which engines may read now -> optimizer's state, config -> checksums -> rename
 
 The ranks meet in the unfinished folder. Each leaves its checksums there at the end, and the first
 rank seals. No file is opened by two of them. A kill meanwhile leaves the checkpoint before.
@@ -45,16 +45,15 @@ def save_checkpoint(
     keep: int,
     needed: Collection[int],
     temporary: bool,
-    seal: Mapping[str, Any],
     rests: bool,
 ) -> None:
     """Begin to write the trainer's checkpoint; `run_dir.pending` is how far it has got.
 
     Once it is published, all but the newest `keep` and the `needed` are removed. `needed` lists
-    checkpoints by their update. If `keep` is 0, only `temporary` ones are removed. `seal` is stored
-    in it (see `disk.seal`). If the trainer `rests` after it, it sleeps. Waits for the checkpoint
-    before. Raises what ended its writing, and RunStopped, naming the last good checkpoint, if a
-    weight is not finite.
+    checkpoints by their update. If `keep` is 0, only `temporary` ones are removed. It has a copy of
+    config.json, from which `repair` restores that. If the trainer `rests` after it, it sleeps.
+    Waits for the checkpoint before. Raises what ended its writing, and RunStopped, naming the last
+    good checkpoint, if a weight is not finite.
     """
     ranks = trainer.policy.ranks
     run_dir.settle()
@@ -62,7 +61,7 @@ def save_checkpoint(
     run_dir.pending = Writing(
         trainer.snapshot(rests=rests),
         run_dir.checkpoint(trainer.update),
-        {"temporary": temporary, **seal},
+        {"temporary": temporary, "config": _stored(run_dir.config)},
         first_pid=ranks.from_first(os.getpid()),
         then=lambda: _remove_old(run_dir, keep, needed),
     )
@@ -90,18 +89,18 @@ class Writing:
         self,
         snapshot: Snapshot,
         path: Path,
-        seal: Mapping[str, Any],
+        stages: Mapping[str, Any],
         *,
         first_pid: int,
         then: Callable[[], None],
     ) -> None:
         """Start the thread. The first rank publishes `path`, then calls `then`.
 
-        `seal` is the content of stages.json.
+        `stages` is the content of stages.json.
         """
         self.update = snapshot.state["update"]
         self.folder = unfinished(path, first_pid)
-        self._path, self._seal, self._then = path, seal, then
+        self._path, self._stages, self._then = path, stages, then
         self._ready, self._done = Event(), Future[None]()
         self._thread = Thread(target=self._run, args=[snapshot], daemon=True)
         self._thread.start()
@@ -144,7 +143,7 @@ class Writing:
             for part in parts:
                 sums |= json.loads(part.read_text())
                 part.unlink()
-            (folder / "stages.json").write_text(json.dumps(self._seal) + "\n")
+            (folder / "stages.json").write_text(json.dumps(self._stages) + "\n")
             seal_folder(folder, sums)
 
     def _write_part(self, snapshot: Snapshot) -> None:
@@ -183,6 +182,11 @@ class Writing:
 
     def _unpublished(self) -> RunStopped:
         return RunStopped(f"the first rank could not publish {self._path}")
+
+
+def _stored(config: Path) -> dict[str, Any] | None:
+    """Return a run's config.json, or None if there is none: rollouts from elsewhere."""
+    return dict(json.loads(config.read_bytes())) if config.exists() else None
 
 
 def _part(rank: int) -> str:

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mugrpo.disk.errors import UsageError
+from mugrpo.disk.metrics import Line, number
 from mugrpo.disk.publishing import publish_file
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.report.read import Line, RunData, accuracy_text, number, read_runs
+from mugrpo.report.read import RunData, accuracy_text, read_runs
 from mugrpo.report.readable import in_markdown
 
 _TRAINING = {
@@ -30,12 +31,15 @@ def write_card(target: Path, out: Path | None) -> Path:
     """Write the card of the run at `target` to `out`, by default RUN/model_card.md.
 
     It has what is known: base model, method, options, accuracies with intervals, use. Returns the
-    file. Raises UsageError if there is no run, or if it has made no update.
+    file. Raises UsageError if there is no run, if it has made no update, or if something is wrong
+    with its files.
     """
     folder = RunDir(target)
     if not folder.config.exists():
         raise UsageError(f"{target} is not a run; name the directory of one")
     (run,) = read_runs([target])
+    if run.faults:
+        raise UsageError(f"no card of a damaged run: {run.faults[0]}")
     if not run.updates:
         raise UsageError(f"{target} has made no update: there is no model to describe")
     file = out or folder.root / "model_card.md"
@@ -61,7 +65,7 @@ def _lines(run: RunData) -> Iterator[str]:
         f"{name} after {updates:,} of {run.planned_updates:,} updates of "
         f"{_text(run.options['preset'])} on {_data(run)}, with mugrpo "
         f"{_text(run.provenance['mugrpo'])}. The "
-        f"policy was refreshed {len(run.refreshes)} times for its rollouts."
+        f"policy was refreshed {run.count('refresh')} times for its rollouts."
     )
     if run.evaluations:
         yield from _accuracy(run)

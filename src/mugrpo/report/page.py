@@ -9,7 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from mugrpo.config.base import imported, installed
-from mugrpo.disk.metrics import PHASES
+from mugrpo.disk.metrics import PHASES, UPDATE, number
 from mugrpo.report.charts import Axis, hue
 from mugrpo.report.figures import (
     Panel,
@@ -27,7 +27,6 @@ from mugrpo.report.read import (
     RunData,
     accuracy_text,
     column,
-    number,
     phase_seconds,
     refresh_parts,
     training_seconds,
@@ -99,7 +98,8 @@ def page(runs: Sequence[RunData], every: int | None = None) -> str:
 
 def _sections(runs: Sequence[RunData]) -> list[Markup | None]:
     alone = len(runs) == 1
-    notes = [note if alone else f"{run.name}: {note}" for run in runs for note in run.notes]
+    told = [(run.name, note) for run in runs for note in (*run.faults, *run.notes)]
+    notes = [note if alone else f"{name}: {note}" for name, note in told]
     others = [update_figure(runs, panel) for panel in _OPTIMIZATION]
     foot = "Drawn from the run's files alone. β is the behavior policy, π the policy."
     return [
@@ -175,7 +175,7 @@ def tiles(run: RunData) -> Markup:
         if held_out := number(last, "problems"):
             measured += f", {held_out:,.0f} held-out problems"
         measured += f"; 95 % interval ({around}" if around else ""
-    made, planned = len(run.updates), run.planned_updates
+    made, planned = run.count(UPDATE), run.planned_updates
     return part(
         "tiles",
         [
@@ -189,7 +189,7 @@ def tiles(run: RunData) -> Markup:
                 duration(training_seconds(run)),
                 f"and {duration(phase_seconds(run)['evaluate'])} of evaluation",
             ),
-            ("refreshes", f"{len(run.refreshes):,}", None),
+            ("refreshes", f"{run.count('refresh'):,}", None),
             ("updates", f"{made:,}", f"of {planned:,} planned"),
         ],
     )
@@ -200,10 +200,10 @@ def results_table(runs: Sequence[RunData]) -> Markup:
     rows: list[tuple[str, Callable[[RunData], str]]] = [
         ("accuracy before", lambda run: accuracy_ends(run)[0]),
         ("accuracy after", lambda run: accuracy_ends(run)[1]),
-        ("updates made", lambda run: f"{len(run.updates):,}"),
+        ("updates made", lambda run: f"{run.count(UPDATE):,}"),
         ("updates planned", lambda run: f"{run.planned_updates:,}"),
         ("updates skipped", lambda run: _total(run.updates, "skipped")),
-        ("refreshes made", lambda run: f"{len(run.refreshes):,}"),
+        ("refreshes made", lambda run: f"{run.count('refresh'):,}"),
         ("rollouts", lambda run: _total(run.refreshes, "rollouts")),
         ("response tokens", lambda run: _total(run.refreshes, "tokens")),
         ("training time", lambda run: duration(training_seconds(run))),

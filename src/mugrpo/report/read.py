@@ -6,26 +6,37 @@ damaged becomes a sentence in `notes`.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import ceil
 from pathlib import Path
+from sys import intern
 from typing import Any
 
 from mugrpo.config.training import ScheduleOptions
 from mugrpo.disk.errors import RunStopped, UsageError
-from mugrpo.disk.metrics import PHASES, read_metrics, seconds_of
+from mugrpo.disk.metrics import (
+    PHASES,
+    REPAIR,
+    UPDATE,
+    History,
+    Line,
+    counting,
+    number,
+    seconds_of,
+    surveyed,
+)
 from mugrpo.disk.publishing import read_summed
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.disk.seal import REPAIR
-
-Line = Mapping[str, Any]
-
+from mugrpo.run.faults import faults
 
 _PART = "time/refresh/"
 _ORDER = ("update", "evaluation", "refresh")  # of the lines with the same number of updates
 _SAMPLE_FILES, _EVALUATIONS = 12, 3  # read at most, evenly spaced
+_DRAWN = 4096  # lines of a kind, or a few more; if there were others, neighbours become one
+_ADDED = ("time/", "status/", "groups_right/", "rollouts", "tokens", "skipped")  # of neighbours
 
 
 @dataclass(frozen=True)
@@ -39,6 +50,12 @@ class RunData:
     samples: list[dict[str, Any]] = field(default_factory=list)  # files, see `report.samples`
     evaluated: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)  # kind -> lines, if neighbours became one
+    faults: list[str] = field(default_factory=list)  # for each, what is wrong and the remedy
+
+    def count(self, kind: str) -> int:
+        """Return how many lines of `kind` the run has."""
+        return self.counts.get(kind, len(self.lines(kind)))
 
     def lines(self, kind: str) -> list[Line]:
         """Return the lines of `kind`, by the number of updates before them."""
@@ -75,14 +92,6 @@ class RunData:
         """Return the keys in lines of `kind` with `prefix` and `suffix`, by first appearance."""
         keys = dict.fromkeys(key for line in self.lines(kind) for key in line)
         return [key for key in keys if key.startswith(prefix) and key.endswith(suffix)]
-
-
-def number(line: Line, key: str) -> float | None:
-    """Return the finite number at `key`, or None."""
-    value = line.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(value)
 
 
 def accuracy_text(line: Line) -> str:
@@ -136,24 +145,95 @@ def stored_config(root: Path) -> dict[str, Any]:
 
 
 def _read_run(root: Path, name: str) -> RunData:
-    document, run_dir, notes = stored_config(root), RunDir(root), list[str]()
-    by_update: dict[str, dict[int, Line]] = {}
-    unreadable: list[str] = []
-    for line in read_metrics(run_dir.metrics, unreadable):
-        by_update.setdefault(line["kind"], {})[line["update"]] = line
-        if line["kind"] == REPAIR:
-            notes.append(f"lines before update {line['update']} were lost, says a repair")
-    if unreadable:
-        notes.append(f"{len(unreadable)} lines of {run_dir.metrics} cannot be read")
+    document, run_dir = stored_config(root), RunDir(root)
+    config = document["config"]
+    planned = ScheduleOptions.model_validate(config["schedule"]).total_updates
+    history = surveyed(run_dir.metrics, planned)
+    # What a process is writing is checked by that process.
+    wrong = faults(run_dir, contents=not run_dir.held(), history=history)
+    notes, width = list(_lost(run_dir, history)), ceil(max(history.made, 1) / _DRAWN)
+    if width > 1:
+        notes.append(
+            f"the lines of {width} updates are drawn as one: the sums of seconds and counts, and "
+            "the means of other numbers"
+        )
+    kinds, counts = _drawn(counting(run_dir.metrics, history), history, width)
     return RunData(
         name=name,
-        config=document["config"],
+        config=config,
         provenance=document["provenance"],
-        kinds={kind: [lines[u] for u in sorted(lines)] for kind, lines in by_update.items()},
+        kinds=kinds,
         samples=read_samples(_evenly(sample_files(run_dir, "update"), _SAMPLE_FILES), notes),
         evaluated=read_samples(_evenly(sample_files(run_dir, "evaluation"), _EVALUATIONS), notes),
         notes=notes,
+        counts=counts,
+        faults=[fault.sentence(run_dir) for fault in wrong],
     )
+
+
+def _lost(run_dir: RunDir, history: History) -> Iterator[str]:
+    """Yield a sentence if lines "repair" tell of updates whose lines are lost."""
+    if REPAIR in history.ends:
+        made = lost = 0
+        for line in counting(run_dir.metrics, history, (UPDATE, REPAIR)):
+            lost += line["update"] - made if line["kind"] == REPAIR else 0
+            made = line["update"]
+        yield f"the lines of {lost:,} updates were lost, says a repair"
+
+
+def _drawn(
+    lines: Iterable[Line], history: History, width: int
+) -> tuple[dict[str, list[Line]], dict[str, int]]:
+    """Return kind -> its lines by `update`, and kind -> their number.
+
+    Lines of a kind within `width` updates become one, but for the first and the last line.
+    """
+    blocks = defaultdict[str, dict[tuple[int, bool], _Block]](dict)
+    counts = Counter[str]()
+    for line in lines:
+        kind, update = line["kind"], line["update"]
+        end = update in history.ends[kind]
+        place = (update if end else ceil(update / width), end)
+        if place not in blocks[kind]:
+            blocks[kind][place] = _Block()
+        blocks[kind][place].add(line)
+        counts[kind] += 1
+    made = {kind: [block.line() for block in of.values()] for kind, of in blocks.items()}
+    return {kind: sorted(of, key=lambda line: line["update"]) for kind, of in made.items()}, counts
+
+
+class _Block:
+    """Neighbours among the lines of a kind. A line alone stays as it is."""
+
+    def __init__(self) -> None:
+        self._last: Line = {}
+        self._sums: dict[str, tuple[float, int]] = {}
+        self._lines = 0
+
+    def add(self, line: Line) -> None:
+        self._lines += 1
+        if self._lines == 2:
+            self._sum(self._last)
+        if self._lines > 1:
+            self._sum(line)
+        if line["update"] >= self._last.get("update", 0):
+            self._last = line
+
+    def _sum(self, line: Line) -> None:
+        for key in line:
+            if (value := number(line, key)) is not None:
+                total, count = self._sums.get(key, (0.0, 0))
+                self._sums[intern(key)] = total + value, count + 1
+
+    def line(self) -> Line:
+        """Return the lines as one, of the last one's update."""
+        one = {
+            key: total if key.startswith(_ADDED) else total / count
+            for key, (total, count) in self._sums.items()
+        }
+        return (
+            {**one, **{key: self._last[key] for key in ("kind", "update")}} if one else self._last
+        )
 
 
 def _evenly(items: Sequence[Path], count: int) -> list[Path]:

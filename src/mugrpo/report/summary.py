@@ -3,68 +3,85 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from mugrpo.disk.metrics import PHASES, seconds_of, truncation
-from mugrpo.report.read import (
-    accuracy_text,
+from mugrpo.disk.metrics import (
+    EVALUATION,
+    PHASES,
+    UPDATE,
+    Line,
     number,
-    refresh_parts,
+    seconds_of,
+    truncation,
 )
+from mugrpo.report.read import accuracy_text, refresh_parts
 from mugrpo.report.readable import duration
 
 LEARNED_NOTHING = 4  # exit status of `mugrpo train`
 _MU = 4  # updates per refresh of the GRPO that the Mu-GRPO paper compares with
 
 
-def summarize(lines: list[dict[str, Any]]) -> str:
-    """Return lines of text: accuracy before and after, time by phase, refreshes against GRPO's."""
-    # Of lines about the same thing the last one counts (`score --again`).
-    lines = list({(line["kind"], line["update"]): line for line in lines}.values())
+def summarize(lines: Iterable[Line]) -> str:
+    """Return lines of text: accuracy before and after, time by phase, refreshes against GRPO's.
 
-    def of(kind: str) -> list[dict[str, Any]]:
-        matching = [line for line in lines if line["kind"] == kind]
-        return sorted(matching, key=lambda line: line["update"])
-
-    updates, evaluations = of("update"), of("evaluation")
-    refreshes = len(of("refresh"))
-    phases = {phase: sum(seconds_of(line, phase) for line in lines) for phase in PHASES}
-    text = [f"{len(updates)} updates"]
-    if evaluations:
-        first, last = evaluations[0], evaluations[-1]
-        sure = "; 95 % intervals" if number(last, "accuracy_low") is not None else ""
-        both = first["update"] == 0 < last["update"]
-        before = f"{accuracy_text(first)} before, " if both else ""
-        text.append(
-            f"accuracy    {before}{accuracy_text(last)} after update "
-            f"{last['update']} ({number(last, 'problems') or 0:.0f} held-out problems{sure})"
-        )
-        greedy = [number(line, "greedy/accuracy") for line in (first, last)]
-        if both and greedy[0] is not None and greedy[1] is not None:
-            text.append(f"greedy      {greedy[0]:.3f} before, {greedy[1]:.3f} after")
+    `lines` are those that count, in any order. They are not held.
+    """
+    phases, parts, made = dict.fromkeys(PHASES, 0.0), Counter[str](), Counter[str]()
+    first: Line = {}
+    last: Line = {}
+    skipped, lowered = 0.0, list[float]()  # the lowest budget so far
+    for line in lines:
+        made[line["kind"]] += 1
+        for phase in phases:
+            phases[phase] += seconds_of(line, phase)
+        if line["kind"] == "refresh":
+            parts.update(refresh_parts([line]))
+        elif line["kind"] == EVALUATION:
+            first = line if not first or line["update"] < first["update"] else first
+            last = line if not last or line["update"] > last["update"] else last
+        elif line["kind"] == UPDATE:
+            skipped += number(line, "skipped") or 0
+            if budget := number(line, "micro_batch_tokens"):
+                made["lowered"] += 1
+                lowered = [min(budget, *lowered)]
+    text = [f"{made[UPDATE]} updates", *_accuracies(first, last)]
     text.append(
         "time        "
         + "  ".join(f"{phase} {duration(spent)}" for phase, spent in phases.items())
         + f"  training (without evaluation) {duration(sum(phases.values()) - phases['evaluate'])}"
     )
-    grpo = -(-len(updates) // _MU)
+    grpo, refreshes = -(-made[UPDATE] // _MU), made["refresh"]
     of_grpo = f"; GRPO with one every {_MU} updates makes {grpo}" if grpo > refreshes else ""
     text.append(f"refreshes   {refreshes} made{of_grpo}")
-    parts = refresh_parts(of("refresh"))
     if len(parts) > 1:  # an engine in the trainer's process has nothing but the canary
         each = "  ".join(f"{part} {spent:.1f} s" for part, spent in parts.items())
         text.append(f"            their seconds: {each}")
-    skipped = sum(number(line, "skipped") or 0 for line in updates)
     if skipped:
         text.append(f"skipped     {skipped:.0f} updates with a non-finite loss or gradient")
-    lowered = [tokens for line in updates if (tokens := number(line, "micro_batch_tokens"))]
     if lowered:
         text.append(
-            f"memory      {len(lowered)} updates with micro_batch_tokens lowered, down to "
-            f"{min(lowered):.0f}"
+            f"memory      {made['lowered']} updates with micro_batch_tokens lowered, down to "
+            f"{lowered[0]:.0f}"
         )
     return "\n".join(text)
+
+
+def _accuracies(first: Line, last: Line) -> Iterator[str]:
+    """Yield what the first and the last evaluation have measured, if there are any."""
+    if not last:
+        return
+    sure = "; 95 % intervals" if number(last, "accuracy_low") is not None else ""
+    both = first["update"] == 0 < last["update"]
+    before = f"{accuracy_text(first)} before, " if both else ""
+    yield (
+        f"accuracy    {before}{accuracy_text(last)} after update "
+        f"{last['update']} ({number(last, 'problems') or 0:.0f} held-out problems{sure})"
+    )
+    greedy = [number(line, "greedy/accuracy") for line in (first, last)]
+    if both and greedy[0] is not None and greedy[1] is not None:
+        yield f"greedy      {greedy[0]:.3f} before, {greedy[1]:.3f} after"
 
 
 def measured(result: dict[str, Any], update: int) -> str:
@@ -78,25 +95,28 @@ def measured(result: dict[str, Any], update: int) -> str:
     return "\n".join(shown)
 
 
-def standstill(lines: Iterable[dict[str, Any]], longest: int) -> str | None:
+def standstill(lines: Iterable[Line], longest: int) -> str | None:
     """Return a sentence if the run learned nothing: no update had a gradient that was applied.
 
-    Responses have at most `longest` tokens.
+    Responses have at most `longest` tokens. The lines are not held.
     """
-    listed = list(lines)
-    updates = [line for line in listed if line["kind"] == "update"]
-    skipped = sum(bool(number(line, "skipped")) for line in updates)
-    if not updates or any(
-        not number(u, "skipped") and number(u, "grad_norm") != 0 for u in updates
-    ):
-        return None
-    refreshes = [line for line in listed if line["kind"] == "refresh" and line.get("rollouts")]
-    cut = (truncation(line, longest) for line in refreshes)
+    updates = skipped = 0
+    cut: str | None = None
+    for line in lines:
+        if line["kind"] == UPDATE:
+            lost = bool(number(line, "skipped"))
+            if not lost and number(line, "grad_norm") != 0:
+                return None
+            updates, skipped = updates + 1, skipped + lost
+        elif line["kind"] == "refresh" and number(line, "rollouts"):
+            cut = cut or truncation(line, longest)
     usual = (
         "If all responses to a problem get the same reward, there is nothing to learn from: look "
         "at the samples, the rewards, and how hard the problems are"
     )
     return (
-        f"nothing was learned: {skipped} of {len(updates)} updates were not applied, and the "
-        f"others had no gradient. {next(filter(None, cut), usual)}"
+        f"nothing was learned: {skipped} of {updates} updates were not applied, and the "
+        f"others had no gradient. {cut or usual}"
+        if updates
+        else None
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import comb
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from mugrpo.disk.metrics import truncation
 from mugrpo.disk.records import Status
-from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.shards import RowReader, ShardSet, read_rollouts
 from mugrpo.rollouts.student import quantile
 
@@ -137,19 +136,6 @@ def evaluated(folder: Path, sources: Sequence[str | None] = ()) -> dict[str, Any
             measured["entropy"] = -float(np.concatenate(sampled).mean(dtype=np.float64))
         measured |= {f"{prefix}{name}": value for name, value in found.items()}
     return measured
-
-
-def contradicted(run_dir: RunDir, lines: Iterable[dict[str, Any]]) -> Iterator[int]:
-    """Yield the updates of evaluations whose last one of `lines` differs from their shards.
-
-    Raises RunStopped if a shard is missing or damaged.
-    """
-    evaluations = {line["update"]: line for line in lines if line["kind"] == "evaluation"}
-    for update, line in evaluations.items():
-        if (folder := run_dir.evaluation(update)).is_dir():
-            numbers = evaluated(folder).items()
-            if any(line.get(name) != value for name, value in numbers if value == value):
-                yield update
 
 
 def accuracy(verdicts: Sequence[dict[str, Any]], k: int) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from mugrpo.disk.errors import Interrupted, RunStopped, UsageError
 from mugrpo.disk.publishing import publish_json, set_aside, with_sum
 from mugrpo.disk.records import Problem, TrainerState
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.disk.seal import changed_shards, require_metrics, unsealed_lines
 from mugrpo.environments.base import Environments
 from mugrpo.environments.pool import environments_of, tools_of
 from mugrpo.model.adapter import imported_peft
@@ -25,7 +24,7 @@ from mugrpo.processes.ranks import ALONE, Ranks
 from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.schedule import Schedule, schedule_of
 from mugrpo.rollouts.score import Scorer
-from mugrpo.rollouts.statistics import contradicted
+from mugrpo.run.faults import faults
 from mugrpo.run.progress import Progress
 from mugrpo.run.provenance import (
     judge_fingerprint,
@@ -168,21 +167,12 @@ def _settle(
     """Check the config against the stored one, then store it. `stage` is the current stage.
 
     If a change was forced, rollouts of later stages are set aside: the run will reach those stages
-    with another policy. Raises UsageError if a change is refused, RunStopped if a file is not as
-    the newest checkpoint knows it. From here on the run is known to this user.
+    with another policy. Raises UsageError if a change is refused, RunStopped if a file is damaged.
+    From here on the run is known to this user.
     """
-    require_metrics(folder)
-    if (update := next(contradicted(folder, unsealed_lines(folder)), None)) is not None:
-        raise RunStopped(
-            f"{folder.metrics}: the evaluation after update {update} is not what its shards say; "
-            f"`mugrpo repair {folder.root}` removes the line, and `mugrpo evaluate` makes it again"
-        )
+    if fault := next(faults(folder, contents=False), None):
+        raise RunStopped(fault.sentence(folder))
     document, forced = settled_config(folder, config, provenance, force, progress)
-    # A shard may have been changed, or made and scored again by what does not repeat its bits.
-    if changed_shard := next(changed_shards(folder, stage), None):
-        if not force:
-            raise RunStopped(f"{changed_shard}; undo that, or go on with the new one with --force")
-        progress.say(changed_shard)
     for later in folder.stages() if forced else ():
         if later > stage:
             set_aside(folder.stage(later))

@@ -53,7 +53,7 @@ def settled_config(
     """
     resolved = json.loads(config.model_dump_json())
     stored = folder.read_config()
-    document = config_document(resolved, provenance, folder, stored)
+    document = config_document(resolved, provenance, stored)
     if stored is None or folder.is_untouched():
         return document, False
     differences = changes(with_newer_options(stored["config"]), resolved)
@@ -87,23 +87,17 @@ def settled_config(
 def config_document(
     resolved: dict[str, Any],
     provenance: dict[str, Any],
-    folder: RunDir,
     stored: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the config.json of the run in `folder`, whose config.json is `stored` until now.
+    """Return the config.json of a run whose config.json is `stored` until now.
 
-    A run gets its id when it begins and keeps it. `replaces` names the config.json of the newest
-    checkpoint, and all that were named before, as an earlier checkpoint may become the newest.
+    A run gets its id when it begins and keeps it.
     """
-    before = (stored or {}).get("replaces", [])
-    updates = folder.checkpoint_updates()
-    newest = folder.sealed_config(updates[-1]) if updates else None
     return {
         "format": FORMAT,
         "config": resolved,
         "provenance": provenance,
         "id": stored["id"] if stored else uuid4().hex,
-        "replaces": list(dict.fromkeys([*before, *([newest["sha256"]] if newest else [])])),
     }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from mugrpo.disk.metrics import MOSTLY
+from mugrpo.disk.metrics import number as finite
 
 _RATIO, _FALL, _ENTROPY, _TRUNCATED = 100.0, 0.05, 0.005, 0.1
 
@@ -36,7 +37,7 @@ class Signs:
         """Yield each sign in the line: its name, whether it is beyond its limit, a sentence."""
 
         def number(key: str) -> float:
-            return float(values.get(key) or 0.0)
+            return finite(values, key) or 0.0
 
         if kind == "update":
             ratio = number("ratio/negative/max")
@@ -54,7 +55,7 @@ class Signs:
             fall = self._best - accuracy
             text = f"accuracy fell by {fall:.2g} since update {self._since}; limit {_FALL:g}"
             # above noise: the best accuracy is outside of the last one's interval
-            high = float(values.get("accuracy_high") or accuracy)
+            high = number("accuracy_high") or accuracy
             yield "fall", fall > _FALL and high < self._best, text
         elif kind == "refresh" and (rows := number("rollouts")):
             share = number("status/truncated") / rows

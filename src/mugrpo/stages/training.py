@@ -6,9 +6,8 @@ import shutil
 import time
 from pathlib import Path
 
-from mugrpo.disk.publishing import full_disk_explained
+from mugrpo.disk.publishing import fsync, full_disk_explained
 from mugrpo.disk.run_dir import Handover
-from mugrpo.disk.seal import seal_of
 from mugrpo.optimize.checkpoint import require_finite, save_checkpoint
 from mugrpo.optimize.trainer import Trainer
 from mugrpo.run.opening import OpenRun
@@ -97,7 +96,7 @@ class Training:
         return self.unsaved() or handover_dtype(config) is not None
 
     def save(self, *, temporary: bool = False, rests: bool = False) -> None:
-        """Begin to write a checkpoint, unless all updates are saved. It seals what led to it.
+        """Begin to write a checkpoint, unless all updates are saved. The metrics are durable then.
 
         A `temporary` one is removed once there is a newer one. If no update follows, the trainer
         `rests`: what it moves to host memory is what is written, so it is copied only once.
@@ -107,7 +106,8 @@ class Training:
             return
         began = time.monotonic()
         stage = run.config.schedule.stage_of(trainer.update - 1)
-        seal = seal_of(run.folder, stage) if run.ranks.first else {}
+        if run.ranks.first and run.folder.metrics.exists():
+            fsync(run.folder.metrics)
         needed = {reference_update(run.config, s) for s in (stage, stage + 1)}
         needed |= {run.config.schedule.first_update(stage)}
         save_checkpoint(
@@ -116,7 +116,6 @@ class Training:
             keep=run.config.checkpoint.keep,
             needed=needed,
             temporary=temporary,
-            seal=seal,
             rests=rests,
         )
         self.unsaved_seconds = 0.0

@@ -44,8 +44,8 @@ def merge(
         raise UsageError(f"{checkpoint} has no adapter: it is a model directory itself")
     config = _config(checkpoint, base)
     path = model_path(config.model)
-    seal = json.loads((checkpoint / "stages.json").read_text())
-    trained_on = str(seal["config"]["provenance"]["model_sha256"])
+    stages = json.loads((checkpoint / "stages.json").read_text())
+    trained_on = str(stages["config"]["provenance"]["model_sha256"])
     copied = "/" in trained_on and Path(path).is_dir()  # of a hub id, which has no hash
     if not (force or copied or model_fingerprint(config.model) == trained_on):
         raise UsageError(

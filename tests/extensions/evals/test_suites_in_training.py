@@ -11,10 +11,11 @@ import pytest
 
 from mugrpo.config.run import RunConfig
 from mugrpo.config.training import SuiteUse
-from mugrpo.disk.metrics import read_metrics
+from mugrpo.disk.metrics import encoded, read_metrics
 from mugrpo.report import write_report
 from mugrpo.stages.evaluate import measuring_due, suites_due
 from mugrpo.tasks.embedded import running_states
+from tests.faults.harm import flip_bit, refused, stopped
 from tests.runs import CONFIG, Command, finished, killed, write_config
 
 pytest_plugins = ["tests.run_fixtures"]
@@ -106,6 +107,31 @@ def test_suites_change_nothing_but_what_is_measured(
     assert short != rare
     page = write_report([run], tmp_path / "report.html").read_text()
     assert "short against updates" in page and "rare against updates" in page
+
+
+def test_a_suites_line_and_its_result_must_agree_and_are_made_again(
+    measured: Path, tmp_path: Path, command: Command
+):
+    """The last line has another accuracy and a fitting checksum; an earlier result is damaged."""
+    run = Path(shutil.copytree(measured, tmp_path / "run"))
+    lines = list(read_metrics(run / "metrics.jsonl"))
+    (last,) = (x for x in lines if (x["kind"], x["update"]) == ("suite/short", 6))
+    last["accuracy"] = 0.875
+    (run / "metrics.jsonl").write_bytes(b"".join(map(encoded, lines)))
+    result = run / "benchmarks/short/update-000002/result.json"
+    stopped(command("train", run), "another result of short after update 6", "`mugrpo repair")
+    flip_bit(result)
+    refused(command("card", run), f"{result} is damaged", "`mugrpo repair")
+    out = command("repair", run).out
+    assert "2 damaged" in out and f"`mugrpo evaluate {run} --update 2` makes it again" in out
+    left = {
+        update: x for update, x in lines_of(measured, "suite/short").items() if update in (0, 4)
+    }
+    assert lines_of(run, "suite/short") == left
+    assert command("evaluate", run, "--update", 2).status == 0
+    assert command("train", run).status == 0
+    assert lines_of(run, "suite/short") == lines_of(measured, "suite/short")
+    assert command("repair", run).out == "no damage found\n"
 
 
 @pytest.mark.long

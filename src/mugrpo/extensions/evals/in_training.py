@@ -12,9 +12,9 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.disk.metrics import MetricsLog
 from mugrpo.disk.publishing import passing
 from mugrpo.extensions.evals.options import Suite, suites_in
-from mugrpo.extensions.evals.results import line_of
 from mugrpo.extensions.evals.stand_in import with_data
 from mugrpo.extensions.evals.suite import measure_suite, suite_config, suite_run
+from mugrpo.extensions.evals.witness import SUITE, line_of
 from mugrpo.run.opening import OpenRun
 from mugrpo.stages.evaluate import suites_due
 from mugrpo.stages.refresh import refreshed
@@ -55,7 +55,7 @@ class Suites:
         """
         run = self._run
         for use in suites_due(run.config, update):
-            kind = f"suite/{use.label}"
+            kind = f"{SUITE}{use.label}"
             if self._metrics.has(kind, update):
                 continue
             suite, suited = self.open(use)

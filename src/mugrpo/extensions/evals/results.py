@@ -75,16 +75,6 @@ def result_of(
     }
 
 
-def line_of(result: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a result's line in metrics.jsonl: `accuracy` is its avg@k."""
-    names = ("problems", "samples", "temperature", "top_p", "max_new_tokens")
-    line = {name: result[name] for name in names}
-    for name, (value, low, high) in result["measures"].items():
-        name = "accuracy" if name.startswith("avg@") else name
-        line |= {name: value, f"{name}_low": low, f"{name}_high": high}
-    return {**line, "time/evaluate": result["seconds"]}
-
-
 def _responses(rollouts: ShardSet, scores: ShardSet) -> Iterator[_Response]:
     """Yield every response with its score; those to a problem are adjacent."""
     columns = ["problem_id", "sample", "finish_reason", "response_ids"]

@@ -402,9 +402,9 @@ def _begin(stage: Stage, provenance: Raw) -> str:
     """Write what a run has besides its stages. Return a line on its rollouts."""
     refresh = {"stage": 0, **refresh_metrics(stage.shards("rollouts"), stage.shards("scores"))}
     line = {"kind": "refresh", "update": 0, **refresh}
-    document = config_document(stage.config.model_dump(mode="json"), provenance, stage.folder)
+    document = config_document(stage.config.model_dump(mode="json"), provenance)
     publish_json(stage.folder.config, with_sum(document))
-    stage.folder.metrics.write_bytes(encoded([line]))
+    stage.folder.metrics.write_bytes(encoded(line))
     remember(document, stage.config)
     return refresh_text(refresh, stage.config.rollouts.max_new_tokens)
 

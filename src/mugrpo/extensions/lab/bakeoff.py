@@ -20,7 +20,7 @@ from typing import Any
 from mugrpo.config.load import build_config
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.metrics import encoded, read_metrics, seconds_of
+from mugrpo.disk.metrics import UPDATE, number, read_metrics, rewrite, seconds_of
 from mugrpo.disk.publishing import (
     publish_file,
     publish_folder,
@@ -69,8 +69,8 @@ def bakeoff(run: OpenRun, stage: int, methods: Sequence[str], *, force: bool = F
     if run.eval_problems:
         evaluate(run, first, again=False)
     home = run.folder.root / "bakeoff" / f"stage-{stage:03d}"
-    for number, (name, config) in enumerate(configs.items(), start=1):
-        run.progress.say(f"{name} ({number} of {len(configs)})")
+    for place, (name, config) in enumerate(configs.items(), start=1):
+        run.progress.say(f"{name} ({place} of {len(configs)})")
         _begin(run, stage, home / name, config)
         with open_run(home / name, force=force, progress=Progress(), stop=run.stop) as arm:
             optimize(arm, stage)
@@ -99,10 +99,11 @@ def table(methods: dict[str, list[Line]], first: int) -> str:
 def _row(name: str, lines: list[Line], first: int) -> list[str]:
     """Return the accuracy to sort by, followed by the row's cells."""
     evaluations = {line["update"]: line for line in lines if line["kind"] == "evaluation"}
-    updates = [line for line in lines if line["kind"] == "update" and line["update"] > first]
+    updates = [line for line in lines if line["kind"] == UPDATE and line["update"] > first]
     last = updates[-1] if updates else {}
     after = evaluations.get(last.get("update", first), {})
-    left_out = [sum(v for k, v in u.items() if k.endswith("_fraction")) for u in updates]
+    shares = [[number(u, key) or 0.0 for key in u if key.endswith("_fraction")] for u in updates]
+    left_out = [sum(each) for each in shares]
     ratios = [r for u in updates if (r := u.get("ratio/negative/max")) is not None]
     seconds = [seconds_of(update, "optimize") for update in updates]
     return [
@@ -160,13 +161,12 @@ def _begin(run: OpenRun, stage: int, folder: Path, config: RunConfig) -> None:
         for update in _lasting(run_dir, first):
             _share(run_dir.checkpoint(update), new.checkpoint(update))
         provenance = provenance_of(config, run.problems, run.eval_problems)
-        document = config_document(resolved, provenance, new)
-        if kept := run_dir.sealed_config(first):  # of the checkpoint that it begins with
-            document["replaces"] = [kept["sha256"]]
+        document = config_document(resolved, provenance)
         publish_json(new.config, with_sum(document))
         publish_json(new.origin, with_sum(origin))
-        before = (line for line in read_metrics(run_dir.metrics) if line["update"] <= first)
-        new.metrics.write_bytes(encoded(before))
+        if run_dir.metrics.exists():
+            shutil.copyfile(run_dir.metrics, new.metrics)
+            rewrite(new.metrics, first)
     remember(document, build_config(resolved, "bakeoff"))  # as it is stored
 
 

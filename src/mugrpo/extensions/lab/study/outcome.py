@@ -13,13 +13,12 @@ import pyarrow.parquet as pq
 
 from mugrpo.config.load import changes, with_newer_options
 from mugrpo.config.run import RunConfig
-from mugrpo.disk.errors import UsageError
+from mugrpo.disk.errors import RunStopped, UsageError
+from mugrpo.disk.metrics import UPDATE, Line, number
 from mugrpo.disk.publishing import publish_file
 from mugrpo.extensions.lab.study.spec import Cell
 from mugrpo.report.read import (
-    Line,
     RunData,
-    number,
     phase_seconds,
     read_runs,
     refresh_parts,
@@ -54,8 +53,13 @@ class Results:
         return None
 
     def add(self, cell: Cell, run_dir: Path) -> Row:
-        """Put the finished run's row into the table, and return it."""
+        """Put the finished run's row into the table, and return it.
+
+        Raises RunStopped if something is wrong with the run's files.
+        """
         (run,) = read_runs([run_dir])
+        if run.faults:
+            raise RunStopped(run.faults[0])
         values = {**outcome(run), **_alignment(run_dir), "config": _written(cell.config)}
         axes = {f"axis/{axis}": label for axis, label in cell.values.items()}
         row = {**values, "cell": cell.name, **axes, "seed": cell.seed, "threads": cell.threads}
@@ -116,10 +120,10 @@ def outcome(run: RunData) -> Row:
         "training_seconds": sum(s for phase, s in seconds.items() if phase != "evaluate"),
         **{f"seconds/{phase}": spent for phase, spent in seconds.items()},
         **{f"seconds/refresh/{part}": s for part, s in refresh_parts(run.refreshes).items()},
-        "updates": len(run.updates),
-        "stages": len(run.refreshes),
-        "rollouts": sum(line["rollouts"] for line in run.refreshes),
-        "skipped": sum(line["skipped"] for line in run.updates),
+        "updates": run.count(UPDATE),
+        "stages": run.count("refresh"),
+        "rollouts": round(sum(number(line, "rollouts") or 0 for line in run.refreshes)),
+        "skipped": round(sum(number(line, "skipped") or 0 for line in run.updates)),
         "kl_behavior": _greatest(run.updates, "kl_behavior"),
         "tv_token": _greatest(run.updates, "tv_token"),
         _GREATEST: _greatest(run.updates, _GREATEST),
