@@ -12,6 +12,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from mugrpo.disk.run_dir import RunDir
 from tests.chaos.processes import MARK, Gone, Process, cpu_seconds, marked, wait_until_gone
 from tests.runs import Ended, Started, start
 
@@ -27,6 +28,7 @@ class Attempt:
         self.clock, self._temporary = folder / "clock", folder / "tmp"
         self.signals: set[int] = set()  # that the command itself got
         self.disturbers: list[Started] = []
+        self.wrong: list[str] = []  # of what faults looked at themselves
         self._temporary.mkdir(parents=True, exist_ok=True)
         self._started = self._start(words)
 
@@ -82,6 +84,15 @@ class Attempt:
         }
         words = commands.get(how, (how, str(self.run_dir)))
         self.disturbers.append(self._start(words))
+
+    def refuses(self, sentence: str) -> None:
+        """Try the killed command's run when all is gone. If it has results, it must be refused."""
+        self._started.process.join()
+        wait_until_gone(self.mark, _GONE)
+        untouched = RunDir(self.run_dir).is_untouched()
+        ended = self._start(("check", *self.words[1:])).end(_GONE)
+        if not untouched and (ended.status != 2 or sentence not in ended.err):
+            self.wrong.append(f"not refused with {sentence!r}: {ended}")
 
     def end(self, deadline: float) -> tuple[Ended, list[Ended], Gone]:
         """Wait for the end. Return how it and its disturbers ended, and when all was gone.

@@ -12,11 +12,12 @@ from mugrpo.disk.run_dir import RunDir
 from mugrpo.run.faults import faults
 from tests.runs import read_metrics
 
-# Logs, what engines and ranks were handed; tables, pages and plans with seconds; config.json has
-# the threads and paths of the process that wrote it.
+# Logs, what engines and ranks were handed; tables, pages, plans and results of suites with seconds;
+# config.json has the threads and paths of the process that wrote it; suite.json the checksum of a
+# checkpoint's checksums. The lines of the metrics have what suites measured.
 _APART = re.compile(
     r"(^|/)(logs|ranks|handover)/"
-    r"|(^|/)(config\.json|plan\.json|lock|table\.md|\w+\.html)$"
+    r"|(^|/)(config\.json|plan\.json|suite\.json|result\.json|lock|table\.md|\w+\.html)$"
 )
 _METRICS, _MANIFEST = "metrics.jsonl", "manifest.json"  # a manifest has seconds
 _CHECKPOINT = re.compile(r"(^|/)checkpoints/update-(\d+)/")

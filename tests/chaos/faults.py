@@ -6,13 +6,15 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from tests.chaos.attempt import Attempt
 from tests.chaos.disk import SmallDisk
+from tests.chaos.kinds import SUITE_DATA
 from tests.chaos.processes import Process
 from tests.waiting import alive
 
-_LOCKED = " is locked by "
+_REFUSALS = (" is locked by ", "was not begun by you on this machine")  # of a second command
 _CLOCK_JUMPS = (-86400.0, -90.0, -5.0, 90.0, 86400.0, 10 * 365 * 86400.0)  # seconds
 _WRITERS = ("again", "repair", "evaluate", "report")
 
@@ -105,6 +107,20 @@ def _writer(plan: Strike, struck: Struck) -> bool:
     return True
 
 
+def _change_suite(_plan: Strike, struck: Struck) -> bool:
+    """Kill the run and change its suite's problems: it is refused, with the file, until undone."""
+    attempt = struck.attempt
+    file = Path(attempt.words[1]).with_name(SUITE_DATA)
+    before = file.read_bytes()
+    attempt.send(attempt.pid, signal.SIGKILL)
+    file.write_bytes(before + b"\n")
+    try:
+        attempt.refuses(f"a suite's file changed ({file})")
+    finally:
+        file.write_bytes(before)
+    return True
+
+
 # Name -> (weight, what the run needs, what happens). A stop and a hang last, so they are rarer.
 FAULTS: dict[str, tuple[float, str, Fault]] = {
     "kill run": (6, "", _signal(signal.SIGKILL, None)),
@@ -121,12 +137,13 @@ FAULTS: dict[str, tuple[float, str, Fault]] = {
     "hang": (0.5, "disk", _hang),
     "clock": (1.5, "", _clock),
     "second writer": (1.5, "", _writer),
+    "change suite": (4, "suite", _change_suite),
 }
 
 
 def applicable(roles: Iterable[str]) -> dict[str, float]:
     """Return the weights of the faults that can strike a run with processes of these roles."""
-    there = {"", "disk", *roles, *(["any"] if roles else [])}
+    there = {"", "disk", *roles, *(["any"] if {*roles} - {"suite"} else [])}
     return {name: weight for name, (weight, needs, _) in FAULTS.items() if needs in there}
 
 
@@ -135,8 +152,8 @@ def needs_disk(strikes: Iterable[Strike]) -> bool:
 
 
 def refused_by_lock(error: str) -> bool:
-    """Return whether a command was refused because another one has the run."""
-    return _LOCKED in error
+    """Return whether a command was refused as another one has the run, or is to approve it."""
+    return any(refusal in error for refusal in _REFUSALS)
 
 
 def _victim(plan: Strike, attempt: Attempt, role: str | None) -> int | None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import mugrpo
 from tests.faults import case
 from tests.runs import CONFIG, write_config
 
+SUITE_DATA = "six.jsonl"  # problems of a suite, beside it
 # Stages of 8 updates, with checkpoints, evaluations and removed checkpoints between them.
 LONGER = {
     "batches_per_stage = 3": "batches_per_stage = 8",
@@ -17,8 +20,8 @@ LONGER = {
     "train_problems = 24": "train_problems = 64",
 }
 
-# The patience is longer than the longest stop: a function that is stopped for longer than that has
-# the status "unfinished", in an uninterrupted run as well.
+# Functions may wait for 12 times `timeout`, longer than the longest stop: one that is stopped for
+# longer has the status "unfinished", in an uninterrupted run as well.
 REWARDS = """
 def short(completions, **columns):
     return [0.2 if len(completion) < 6 else 0.0 for completion in completions]
@@ -31,8 +34,19 @@ HOSTILE = "".join(
         *("<script>alert(1)</script>", "\\boxed{", "</think>", "NaN", "\U0001f469\u200d\U0001f680"),
     ]
 )
+SUITE = """title = "chains"
+samples = 2
+max_new_tokens = 8
+
+[task]
+data = "DATA"
+rewards = { name = "regex", pattern = "=([0-9])$" }
+
+[prompt]
+form = "plain"
+"""
 OWN_PROBLEMS = (
-    case.CONFIG.replace("count = 1", "count = 2, patience = 600.0")
+    case.CONFIG.replace("count = 1", "count = 2\ntimeout = 50.0")
     .replace("stages = 1", "stages = 2")
     .replace("shard_rollouts = 24", "shard_rollouts = 8")
     .replace("[evaluation]\nevery = 0", "[evaluation]\nevery = 3")
@@ -49,6 +63,7 @@ class Kind:
     of: str = ""  # the kind of finished run that the command works on
     own_problems: bool = False
     hostile: bool = False  # texts of its own problems
+    received: bool = False  # begun by somebody else: it is approved, again at each start
     in_order: bool = True  # whether the lines of its metrics always come in the same order
 
     @property
@@ -92,6 +107,12 @@ KINDS = {
         ("reward worker",),
         own_problems=True,
         hostile=True,
+    ),
+    "received run": Kind(("--trust",), ("reward worker",), own_problems=True, received=True),
+    "suite": Kind(
+        ("--evaluation.suites", '[{name = "FOLDER/chains.toml", every = 2}]'),
+        ("reward worker", "suite"),
+        own_problems=True,
     ),
     "300 stages": Kind(
         _words("preset=on-policy schedule.batches_per_stage=1 schedule.stages=300")
@@ -149,5 +170,23 @@ def begin(name: str, shared: Path, run_dir: Path) -> tuple[str, ...]:
             "rewards = {", f'rewards = ["{folder / "rewards.py"}:short", {{'
         )
         text = text.replace('([0-9])$" }', '([0-9])$" }]')
+        (folder / "chains.toml").write_text(SUITE.replace("DATA", str(folder / SUITE_DATA)))
+        (folder / SUITE_DATA).write_bytes(case.lines(case.chains()[:6]))
     config = write_config(folder, text)
-    return (kind.command, str(config), "--run-dir", str(run_dir), *kind.options)
+    if kind.received:
+        _begun_elsewhere(config, shared / "elsewhere", run_dir)
+        return (kind.command, str(run_dir), *kind.options)
+    options = (word.replace("FOLDER", str(folder)) for word in kind.options)
+    return (kind.command, str(config), "--run-dir", str(run_dir), *options)
+
+
+def _begun_elsewhere(config: Path, state: Path, run_dir: Path) -> None:
+    """Begin a run as a user does whose approvals are in `state`."""
+    mine = os.environ.get("XDG_STATE_HOME")
+    os.environ["XDG_STATE_HOME"] = str(state)
+    try:
+        with mugrpo.open_run(config, run_dir=run_dir):
+            pass
+    finally:
+        os.environ.pop("XDG_STATE_HOME")
+        os.environ.update({"XDG_STATE_HOME": mine} if mine else {})

@@ -200,6 +200,7 @@ class _Trial:
         outcome.ends += [
             f"another command: {other}" for other in others if not _explained(other, set(), struck)
         ]
+        outcome.ends += attempt.wrong
         if not _explained(ended, attempt.signals, struck):
             outcome.ends.append(f"after {struck}: {ended}")
         if ended.status == _FINISHED:
