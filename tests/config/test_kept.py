@@ -65,6 +65,7 @@ def test_only_what_changes_no_trained_number_is_harmless():
         "evaluation.temperature",
         "checkpoint.minutes",
         "rewards.failure_limit",
+        "rewards.pays_for_nothing",
         "engine.processes",  # affects only rounding, as the trainer's threads do
         "engine.tensor_parallel",
         "engine.gpu_memory_utilization",

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from mugrpo.config.base import Options
 from mugrpo.config.load import read_toml, validated
-from mugrpo.config.run import RunConfig
+from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.disk.errors import UsageError
 
 MACHINES = Path(__file__).with_name("machines")
@@ -106,13 +106,15 @@ class Machine(Options):
         """Return the bytes of a device that a program can use: nine tenths."""
         return 0.9 * self.memory_gib * 2**30
 
+    def precision_of(self, options: ModelOptions) -> str:
+        """Return the model's precision there, as `model.hardware.precision_of` does here."""
+        if options.precision != "auto":
+            return options.precision
+        return "bf16" if self.kind == "gpu" and self.rates.bf16 > self.rates.fp32 else "fp32"
+
     def settled(self, config: RunConfig) -> RunConfig:
-        """Return `config` with the precision that "auto" is there, if that is its own."""
-        if config.model.precision != "auto":
-            return config
-        fast = self.kind == "gpu" and self.rates.bf16 > self.rates.fp32
-        precision = "bf16" if fast else "fp32"
-        model = config.model.model_copy(update={"precision": precision})
+        """Return `config` with the precision that "auto" is there."""
+        model = config.model.model_copy(update={"precision": self.precision_of(config.model)})
         return config.model_copy(update={"model": model})
 
     def operations(self, precision: str) -> float:

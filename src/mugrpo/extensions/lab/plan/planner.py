@@ -19,7 +19,6 @@ from mugrpo.extensions.lab.plan.counts import FLOAT, STEP_BYTES, STEP_FLOP, Shap
 from mugrpo.extensions.lab.plan.generation import EnginePrices, Engines, Generated, Whole, generate
 from mugrpo.extensions.lab.plan.lengths import Lengths
 from mugrpo.extensions.lab.plan.machine import Machine
-from mugrpo.model.hardware import precision_of
 from mugrpo.model.pretrained import model_path
 from mugrpo.optimize.cut import Price, rounds, work
 
@@ -92,7 +91,7 @@ class UpdatePrices:
     @property
     def _operations(self) -> float:
         machine = self.machine
-        return machine.operations(precision_of(self.config.model)) * machine.shares.update
+        return machine.operations(machine.precision_of(self.config.model)) * machine.shares.update
 
     @property
     def _gathering(self) -> float:
@@ -100,7 +99,7 @@ class UpdatePrices:
         shards, rates = self.ranks, self.machine.rates
         if self.ranks == 1:
             return 0.0
-        each = 2 if precision_of(self.config.model) == "bf16" else FLOAT
+        each = 2 if self.machine.precision_of(self.config.model) == "bf16" else FLOAT
         whole = 2 * each * self.shape.parameters + FLOAT * self.trained
         size = whole * (shards - 1) / shards
         link = rates.link if shards <= self.machine.per_machine else rates.network
@@ -170,7 +169,7 @@ class Planner:
         self.prices = EnginePrices(
             shape,
             machine,
-            precision_of(config.model),
+            machine.precision_of(config.model),
             self.engines.tensor_parallel,
             adapter=self.updates.adapter,
         )
