@@ -45,7 +45,7 @@ def sinks_of(recorder: Recorder, run_dir: Path, said: list[str]) -> Sinks:
 def test_numbers_of_a_metrics_line_arrive_under_their_kind_and_nothing_else(recorder, tmp_path):
     sinks = sinks_of(recorder, tmp_path, [])
     log = MetricsLog(tmp_path / "metrics.jsonl", 0, sinks.log)
-    log.append("update", 4, loss=0.5, skipped=0, batch_reward=None, note="text")
+    log.append("update", 4, loss=0.5, skipped=0, batch_reward=None)
     log.close()
     sinks.close()
     assert [name for name, _ in recorder.calls] == ["init", "log", "finish"]
