@@ -288,7 +288,7 @@ _WHOLE_TOKEN = re.compile(
 )
 _BEFORE = re.compile(rf"(?:^|[\s(\[=:~|>\"'$*`{_SCRIPT}])(-? ?\\?[$\u20ac\u00a3]? ?)$")
 _OPERATOR_BEFORE = re.compile(
-    r"[+/^_{\\\u00d7]$|(?<!\*)\*$|[A-Za-z0-9_)}]\*\*$|[0-9]:$|[0-9]\s+or$|\\?(?:log|ln|sin|cos|tan|sqrt)$"
+    r"[+/^_{\\\u00d7]$|(?<!\*)\*$|[A-Za-z0-9_)}]\*\*$|[0-9]:$|\\?(?:log|ln|sin|cos|tan|sqrt)$"
 )
 _TERM_BEFORE = re.compile(r"(?:[0-9)}]|\b[A-Za-z])\s*$")
 _STUCK_AFTER = re.compile(
