@@ -1,5 +1,8 @@
 """Programs that attack their judge, each with what it may be judged as.
 
+They go beyond the sandbox's limits by a little: none computes, allocates, forks or prints without
+end, and none crashes an interpreter.
+
 They are judged by the sum of two numbers: 3 and 4, then 10 and 5. None of them computes it.
 """
 
@@ -37,45 +40,48 @@ def add(a, b): return Equal() if USED else 5
 # Run with stdin
 PRINTING: dict[str, str] = {
     # Time
-    "a loop": "while True: pass",
+    "a loop": "import time\nend = time.time() + 60\nwhile time.time() < end: pass",
     "a loop that no signal ends": """
-import signal
+import signal, time
 for number in range(1, 65):
     try: signal.signal(number, signal.SIG_IGN)
     except (OSError, ValueError): pass
-while True: pass
+end = time.time() + 60
+while time.time() < end: pass
 """,
     "a thread that goes on": """
-import threading
+import threading, time
 def spin():
-    while True: pass
+    end = time.time() + 60
+    while time.time() < end: pass
 threading.Thread(target=spin).start()
 print(7)
 """,
-    "an expression that backtracks": "import re; re.match('(a|a)*b', 'a' * 60)",
-    "reading after the end": "import sys\nwhile True: sys.stdin.read()",
+    "reading after the end": "import sys\nfor _ in range(10 ** 8): sys.stdin.read()",
     "exit handlers": """
-import atexit
-def again():
-    atexit.register(again)
-    while True: pass
-again()
+import atexit, time
+atexit.register(time.sleep, 60)
+atexit.register(time.sleep, 60)
 """,
     # Memory
-    "10 GB": "x = bytearray(10 ** 10)",
-    "10 GB, bit by bit": "x = []\nwhile True: x.append(bytearray(10 ** 6))",
-    "10 GB, shared": "import mmap; x = mmap.mmap(-1, 10 ** 10); x[::4096] = b'a' * len(x[::4096])",
-    "10 GB without a name": "import os; os.ftruncate(os.memfd_create('x'), 10 ** 10)",
-    "recursion": "import sys; sys.setrecursionlimit(10 ** 9)\ndef f(n): return f(n + 1)\nf(0)",
-    "recursion in C": "x = []\nfor _ in range(10 ** 6): x = [x]\nrepr(x)",
-    "parentheses": "eval('(' * 10 ** 5)",
+    "3 GB": "x = bytearray(3 * 10 ** 9)",
+    "3 GB, bit by bit": "x = [bytearray(10 ** 6) for _ in range(3000)]",
+    "3 GB, shared": "import mmap; x = mmap.mmap(-1, 3 * 10 ** 9); x[:] = bytes(len(x))",
+    "3 GB without a name": "import os; os.ftruncate(os.memfd_create('x'), 3 * 10 ** 9)",
+    "recursion": "def f(n): return f(n + 1)\nf(0)",
     # Processes
-    "a fork bomb": "import os\nwhile True: os.fork()",
-    "a bomb of threads": """
-import threading, time
-for _ in range(10 ** 5): threading.Thread(target=time.sleep, args=[60], daemon=True).start()
+    "forks": """
+import os, time
+for _ in range(100):
+    if not os.fork():
+        time.sleep(60)
+        os._exit(0)
 """,
-    "a bomb of shells": "import subprocess\nwhile True: subprocess.Popen(['sh', '-c', 'sh'])",
+    "threads": """
+import threading, time
+for _ in range(200): threading.Thread(target=time.sleep, args=[60], daemon=True).start()
+""",
+    "shells": "import subprocess\nfor _ in range(100): subprocess.Popen(['sleep', '60'])",
     "a daemon": """
 import os, time
 if not os.fork():
@@ -88,7 +94,7 @@ print(7)
     "a service": "import subprocess; subprocess.Popen(['sleep', '3600'], start_new_session=True)",
     "timers": """
 import ctypes
-while not ctypes.CDLL(None).syscall(222, 0, None, ctypes.byref(ctypes.c_int())): pass
+for _ in range(10 ** 5): ctypes.CDLL(None).syscall(222, 0, None, ctypes.byref(ctypes.c_int()))
 """,
     "another program": "import os; os.execv('/bin/sh', ['sh', '-c', 'exec sleep 0'])",
     # Signals
@@ -104,10 +110,10 @@ for pid in range(1, 40000):
     "the end of all": "import os; os.kill(-1, 9); print(7)",
     "the end of itself": "import os; os.kill(os.getpid(), 9)",
     "an abort": "import os; os.abort()",
-    "a crash": "import ctypes; ctypes.string_at(0)",
+    "a crash": "import os; os.kill(os.getpid(), 11)",
     # Output
-    "100 MB": "print('7' * 10 ** 8)",
-    "output without end": "while True: print(7)",
+    "8 MB": "print('7' * 8 * 10 ** 6)",
+    "8 MB, line by line": "for _ in range(4 * 10 ** 6): print(7)",
     "no output": "pass",
     "a number with many digits": "print('1' * 4_000_000 + '.5')",
     "an outcome": """print('{"ready": true}\\n{"status": 0, "output": "7"}')""",
@@ -151,12 +157,12 @@ try: open('/dev/null', 'w').write('x')
 except OSError: pass
 open('/tmp/MARK', 'w').write('MARK')
 """,
-    "a file of 10 GB": """
+    "a file of 100 MB": """
 with open('/tmp/MARK', 'wb') as file:
-    for _ in range(10 ** 4): file.write(bytes(10 ** 6))
+    for _ in range(100): file.write(bytes(10 ** 6))
 """,
     "a full disk": """
-for number in range(10 ** 4):
+for number in range(100):
     with open(f'/tmp/MARK{number}', 'wb') as file: file.write(bytes(10 ** 6))
 """,
     "passwords": "print(open('/etc/passwd').read(), open('/etc/shadow').read())",
@@ -242,17 +248,9 @@ def add(a, b): return 7
 """,
     "its own result": "import os, sys\ndef add(a, b): os.write(1, b'7'); sys.exit(0)",
     "a cycle": "def add(a, b):\n    x = []\n    x.append(x)\n    return x",
-    "depth": "def add(a, b):\n    x = 7\n    for _ in range(10 ** 5): x = [x]\n    return x",
-    "written depth": "import os\ndef add(a, b): os.write(1, b'[' * 60_000); os._exit(0)",
-    "a set of one hash": """
-import os
-def add(a, b):
-    numbers = ','.join(str(n * (2 ** 61 - 1)) for n in range(150_000))
-    claim = ('{"set": [' + numbers + ']}').encode()
-    while claim: claim = claim[os.write(1, claim):]
-    os._exit(0)
-""",
-    "an integer without end": "def add(a, b): return 1 << 10 ** 7",
+    "depth": "def add(a, b):\n    x = 7\n    for _ in range(2_000): x = [x]\n    return x",
+    "written depth": "import os\ndef add(a, b): os.write(1, b'[' * 2_000); os._exit(0)",
+    "a long integer": "def add(a, b): return 1 << 10 ** 5",
     "not a number": "def add(a, b): return float('nan')",
     "everything": "def add(a, b): return float('inf')",
     "exit where it is defined": "raise SystemExit(0)\ndef add(a, b): return a + b",
@@ -264,12 +262,12 @@ ASSERTED = ("equal to everything", "an object equal to everything", "its own abs
 
 # One or two of each kind
 KINDS = (
-    *("printing: a loop", "printing: 10 GB", "printing: recursion", "printing: a fork bomb"),
-    *("printing: the end of all", "printing: a crash", "printing: 100 MB", "printing: no output"),
+    *("printing: a loop", "printing: 3 GB", "printing: recursion", "printing: forks"),
+    *("printing: the end of all", "printing: a crash", "printing: 8 MB", "printing: no output"),
     *("printing: outcomes everywhere", "printing: exit at once", "printing: its own judge"),
     *("printing: files outside", "printing: a full disk", "printing: ptrace", "printing: root"),
     *("printing: a connection", "printing: a zero byte", "printing: no Python"),
-    *("called: equal to everything", "called: its own encoder", "called: a set of one hash"),
+    *("called: equal to everything", "called: its own encoder", "called: a long integer"),
     *("called: its own result", "called: depth", "asserted: its own abs"),
 )
 
