@@ -6,10 +6,11 @@ Suffixes: B responses, P prompt tokens (left-padded), L tokens so far, V vocabul
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
-from transformers import StaticCache
+from transformers import DynamicCache, StaticCache
 
 from mugrpo.config.engines import HFOptions
 from mugrpo.disk.publishing import passing
@@ -67,7 +68,7 @@ class HFEngine(Engine):
         finished_B = torch.zeros(len(requests), dtype=torch.bool, device=policy.device)
         drawn = []
         with policy.evaluating() as model:
-            cache = StaticCache(config=model.config, max_cache_len=mask_BL.shape[1] + steps)
+            cache = _cache(model.config, mask_BL.shape[1] + steps)
             cached = cache_argument(cache, model)
             for t in range(steps):
                 logits_BV = model(
@@ -104,3 +105,14 @@ class HFEngine(Engine):
                 Completion(ids[row, :length].copy(), logprobs[row, :length].copy(), reason)
             )
         return completions
+
+
+# Their attention adds a bias per key of the mask (ALiBi), and a static cache has more keys.
+_BIASED = ("bloom", "mpt")
+
+
+def _cache(config: Any, length: int) -> Any:
+    """Return a cache for `length` tokens, which a model that needs it lets grow instead."""
+    if getattr(config, "alibi", config.model_type in _BIASED):
+        return DynamicCache(config=config)
+    return StaticCache(config=config, max_cache_len=length)
