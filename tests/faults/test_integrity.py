@@ -46,7 +46,7 @@ def number(path: Path, *keys: str) -> None:
 def in_line(path: Path, line: int, key: str, value: object = 0.875, *, sums: bool = False) -> None:
     """Change a value of a line of a metrics file. With `sums`, its own checksum fits."""
     lines = [json.loads(text) for text in path.read_text().splitlines()]
-    assert lines[line][key] != value
+    assert repr(lines[line][key]) != repr(value)
     lines[line][key] = value
     path.write_text("".join(json.dumps(each) + "\n" for each in lines))
     if sums:
@@ -65,8 +65,10 @@ def of_lines(change: Callable[[list[bytes]], list[bytes]]) -> Harm:
 def says_the_same(command: Command, run_dir: Path, *parts: str) -> None:
     """Check that `train` refuses, that `report` says why, and that `card` refuses with that."""
     before = contents(run_dir)
+    before.pop(Path("metrics.jsonl"), None)  # an update before the damage may be made
     stopped(command("train", run_dir), *parts, "`mugrpo repair")
-    assert contents(run_dir) == before
+    after = contents(run_dir)
+    assert {path: after.get(path) for path in before} == before
     reported = command("report", run_dir, "--out", run_dir.with_name("report.html"))
     if reported.status:  # nothing can be drawn without config.json
         stopped(reported, *parts, "`mugrpo repair")
@@ -81,7 +83,8 @@ def all_agree_that_it_is_whole(command: Command, run_dir: Path) -> None:
     assert command("repair", run_dir).out.endswith("no damage found\n")
     page = run_dir.with_name("report.html")
     assert command("report", run_dir, "--out", page).out == f"{page}\n"
-    assert command("card", run_dir, "--out", run_dir.with_name("card.md")).status == 0
+    card = command("card", run_dir, "--out", run_dir.with_name("card.md"))
+    assert card.status == 0 or "has made no update" in card.err, card
 
 
 RATE = ("config", "optimizer", "lr")

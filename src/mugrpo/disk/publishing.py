@@ -154,6 +154,8 @@ def sealed_folder_fault(folder: Path, part: int = 0, parts: int = 1) -> str | No
     except PermissionError:
         raise  # nothing may be wrong with it
     except (OSError, ValueError, TypeError):
+        sums = {}
+    if not sums:
         return f"has no readable {SUMS}"
     files = [folder / name for name in sums]
     for name, file in zip(sums, files, strict=True):

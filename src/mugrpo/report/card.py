@@ -10,7 +10,6 @@ from pathlib import Path
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.metrics import Line, number
 from mugrpo.disk.publishing import publish_file
-from mugrpo.disk.run_dir import RunDir
 from mugrpo.report.read import RunData, accuracy_text, read_runs
 from mugrpo.report.readable import in_markdown
 
@@ -34,15 +33,12 @@ def write_card(target: Path, out: Path | None) -> Path:
     file. Raises UsageError if there is no run, if it has made no update, or if something is wrong
     with its files.
     """
-    folder = RunDir(target)
-    if not folder.config.exists():
-        raise UsageError(f"{target} is not a run; name the directory of one")
     (run,) = read_runs([target])
     if run.faults:
         raise UsageError(f"no card of a damaged run: {run.faults[0]}")
     if not run.updates:
         raise UsageError(f"{target} has made no update: there is no model to describe")
-    file = out or folder.root / "model_card.md"
+    file = out or target / "model_card.md"
     with publish_file(file) as card:
         card.write("\n".join(_lines(run)).encode())
     return file

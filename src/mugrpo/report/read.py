@@ -136,9 +136,13 @@ def flattened(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def stored_config(root: Path) -> dict[str, Any]:
-    """Return a run's config.json. Raises UsageError if `root` is not a run."""
+    """Return a run's config.json.
+
+    Raises UsageError if `root` is not a run, RunStopped if the file is damaged or lost.
+    """
     run_dir = RunDir(root)
-    document = run_dir.read_config() if run_dir.config.is_file() else None
+    begun = run_dir.config.is_file() or run_dir.checkpoint_updates()
+    document = run_dir.read_config() if begun else None
     if document is None:
         raise UsageError(f"{root} is not a run (it has no config.json); name a run's directory")
     return document

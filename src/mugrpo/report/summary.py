@@ -45,7 +45,7 @@ def summarize(lines: Iterable[Line]) -> str:
             skipped += number(line, "skipped") or 0
             if budget := number(line, "micro_batch_tokens"):
                 made["lowered"] += 1
-                lowered = [min(budget, *lowered)]
+                lowered = [min([budget, *lowered])]
     text = [f"{made[UPDATE]} updates", *_accuracies(first, last)]
     text.append(
         "time        "
