@@ -259,9 +259,7 @@ def _planned(args: Any, dataset: Any) -> list[int]:
     accumulated, passes = args.gradient_accumulation_steps, args.num_iterations
     responses = args.per_device_train_batch_size * args.world_size * accumulated  # of an update
     if dataset is not None and not hasattr(dataset, "__len__"):
-        raise ValueError(
-            "method and stages read prompts ahead, so they need a data set with a length"
-        )
+        raise ValueError("method and stages read prompts ahead: they need a data set with a length")
     rows = math.inf if dataset is None else len(dataset)  # None: an environment gives the prompts
     epoch = rows * args.num_generations / responses  # in updates
     few = f"the data set has {rows} prompts, too few for whole groups in the batches that were set"

@@ -109,6 +109,7 @@ def test_suites_change_nothing_but_what_is_measured(
     assert "short against updates" in page and "rare against updates" in page
 
 
+@pytest.mark.long
 def test_a_suites_line_and_its_result_must_agree_and_are_made_again(
     measured: Path, tmp_path: Path, command: Command
 ):
