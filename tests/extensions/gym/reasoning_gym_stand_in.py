@@ -81,7 +81,18 @@ class Open(Sums):
         return 0.0 if answer is None else 0.01
 
 
+class Running(Sums):
+    """Its scores evaluate an answer, not in `score_answer` itself."""
+
+    def score_answer(self, answer: str | None, entry: dict[str, Any]) -> float:
+        return float(any(self._value(part) for part in [answer]))
+
+    def _value(self, answer: str | None) -> Any:
+        return next(eval(text) for text in [answer or "0"])
+
+
 KINDS = {
+    "running": Running,
     "sums": Sums,
     "loose": Loose,
     "open": Open,

@@ -104,6 +104,7 @@ def test_problems_do_not_depend_on_the_order_of_a_set():
     [
         ("drifting", "drifting of reasoning-gym generates other problems in each process"),
         ("failing", r"failing of reasoning-gym fails on its problem 3 \(RuntimeError: no such sum"),
+        ("running", r"running run a response as Python \(_value calls eval\)"),
         ("smus", "no data set 'smus'; did you mean sums"),
     ],
 )
@@ -143,19 +144,16 @@ def test_a_data_set_without_answers_is_said_to_have_none():
     assert [line.split()[1] for line in said[1:]] == ["0.01", "0.01", "0.01"]
 
 
-@pytest.mark.parametrize(
-    ("data", "what"),
-    some(
-        1,
-        [
-            ("game_of_life_halting", "the question itself"),  # it compares bool(answer)
-            ("puzzle24", "the constant"),  # it asks for any four numbers that make 24
-        ],
-    ),
-)
-def test_data_sets_of_the_real_package_that_pay_for_nothing_are_refused(gym, data, what):
-    with pytest.raises(UsageError, match=f"pay as much for {what}"):
-        tried(gym_config(data))
+@pytest.mark.parametrize("data", some(1, ["countdown", "n_queens", "puzzle24", "number_sorting"]))
+def test_data_sets_of_the_real_package_that_run_responses_are_refused(gym, data):
+    with pytest.raises(UsageError, match=f"the scores of {data} run a response as Python"):
+        task(data=data).train_problems()
+
+
+def test_a_data_set_of_the_real_package_that_pays_for_nothing_is_refused(gym):
+    """game_of_life_halting compares bool(answer)."""
+    with pytest.raises(UsageError, match="pay as much for the question itself"):
+        tried(gym_config("game_of_life_halting"))
 
 
 def test_the_real_packages_answers_that_are_none_are_said_to_be(gym):

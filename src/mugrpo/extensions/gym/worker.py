@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import json
+from types import CodeType
 from typing import Any
 
 from mugrpo.disk.errors import UsageError
@@ -47,6 +48,7 @@ def sides_of(
                 "another data set"
             ) from None
         if not index:
+            _refuse_evaluation(name, generated)
             _require_stable_scores(name, generated, entry)
         question = entry["question"]
         side = int(held_out(question))
@@ -84,6 +86,30 @@ def _generated(name: str, config: dict[str, Any], size: int) -> Any:
         raise UsageError(
             f"task.config = {config!r} is refused by the data set {name}: {error}"
         ) from None
+
+
+_EVALUATE = ("eval", "exec", "parse_expr", "sympify")  # Python's own, and sympy's on top of them
+
+
+def _refuse_evaluation(name: str, generated: Any) -> None:
+    """Raise UsageError if scores come from running the text of a response as Python."""
+    waiting, seen = ["score_answer"], set[str]()
+    while waiting:
+        seen.add(method := waiting.pop())
+        function: Any = getattr(type(generated), method, None)
+        names = _names(function.__code__) if hasattr(function, "__code__") else set[str]()
+        for one in names.intersection(_EVALUATE) - set(dir(type(generated))):
+            raise UsageError(
+                f"the scores of {name} run a response as Python ({method} calls {one}), which "
+                "mugrpo never does; choose another data set of reasoning-gym"
+            )
+        waiting += [one for one in names - seen if hasattr(type(generated), one)]
+
+
+def _names(code: CodeType) -> set[str]:
+    """Return the names that a function uses, those of functions within it included."""
+    inner = (_names(part) for part in code.co_consts if isinstance(part, CodeType))
+    return set(code.co_names).union(*inner)
 
 
 def _require_stable_scores(name: str, generated: Any, entry: dict[str, Any]) -> None:
