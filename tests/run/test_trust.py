@@ -137,6 +137,12 @@ def test_every_command_refuses_a_received_run_until_it_is_approved(folder: Path,
     assert command("score", run_dir, "--stage", 0).status == 0 and ran.exists()  # it is remembered
 
 
+def test_benchmark_asks_before_it_reads_the_model(folder: Path, command: Command):
+    named = {**KINDS["task.rewards"], "model": {"path": str(folder / "nowhere")}}
+    ended = command("benchmark", received(folder, named), "--suite", "gsm8k")
+    refused(ended, UNKNOWN, "task.rewards")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_received_run_names_its_code(folder: Path, kind: str):
     names_what_it_runs(received(folder, kind), kind.partition(" ")[0])
