@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import chisquare
+from transformers import AutoModelForCausalLM, BloomConfig, FalconConfig, MptConfig
 
 from mugrpo.config.run import ModelOptions
 from mugrpo.disk.records import FinishReason
 from mugrpo.engines.base import Request
-from mugrpo.model.policy import load_policy
+from mugrpo.model.policy import Policy, load_policy
 from tests import builders
-from tests.builders import PROMPTS, encoded, generated, plain_logprobs, tiny_policy
+from tests.builders import PROMPTS, chain_tokenizer, encoded, generated, plain_logprobs, tiny_policy
 from tests.cases import table
 
 EOS = 1
@@ -35,6 +36,27 @@ def test_logprobs_are_the_plain_models_over_all_logits(any_policy, temperature):
     completions = generated(any_policy, requests, batch_size=12, temperature=temperature)
     for request, completion in zip(requests, completions, strict=True):
         expected = plain_logprobs(any_policy, request.prompt_ids, completion.ids, temperature)
+        np.testing.assert_allclose(completion.logprobs, expected.detach(), atol=5e-5)
+
+
+ALIBI = {
+    "bloom": BloomConfig(vocab_size=24, hidden_size=32, n_layer=2, n_head=4, eos_token_id=1),
+    "mpt": MptConfig(vocab_size=24, d_model=32, n_layers=2, n_heads=4, eos_token_id=1),
+    "falcon": FalconConfig(
+        vocab_size=24, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, alibi=True
+    ),
+}
+
+
+@table("form", list(ALIBI))
+def test_hf_decodes_models_whose_attention_has_a_bias_per_key(form, monkeypatch):
+    monkeypatch.setattr(builders, "ENGINE", "hf")
+    torch.manual_seed(7)
+    model = AutoModelForCausalLM.from_config(ALIBI[form])
+    policy = Policy(model, chain_tokenizer(), ModelOptions())
+    requests = requests_of(policy, 12)
+    for request, completion in zip(requests, generated(policy, requests), strict=True):
+        expected = plain_logprobs(policy, request.prompt_ids, completion.ids, 1.0)
         np.testing.assert_allclose(completion.logprobs, expected.detach(), atol=5e-5)
 
 
