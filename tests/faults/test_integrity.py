@@ -1,6 +1,6 @@
-"""What is promised of a run's files: for each kind, each accident is found, and `repair` is right.
+"""Each accident to each kind of file of a run is found, and `repair` mends it.
 
-Right means: the run ends in the bits of an uninterrupted one, or with lines of metrics.jsonl less,
+Mended means: the run ends in the bits of an uninterrupted one, or with lines of metrics.jsonl less,
 or the remedy is refused in a sentence. Whoever makes the checksums fit a changed number is not
 found, but where something else tells the same number.
 """

@@ -65,7 +65,7 @@ def test_the_embedded_tasks_pay_the_right_answer_alone(task):
 
 
 def test_what_is_tried_and_for_how_many_problems(tmp_path):
-    """The constant is the first problem's answer, tried where it is not the right one."""
+    """The constant is the first problem's answer. Problems with that answer are left out."""
     said = tried({"task": dataset(tmp_path, SUMS, "numeric")})
     assert said == [
         "paid        1 on average for the right answer to 8 problems",

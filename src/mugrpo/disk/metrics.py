@@ -202,9 +202,9 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
 def counting(
     path: Path, history: History, kinds: tuple[str, ...] = ("",)
 ) -> Iterator[dict[str, Any]]:
-    """Yield the lines that count, of a file of which `history` is known (see `surveyed`).
+    """Yield the lines of a file that count and whose kind begins with one of `kinds`.
 
-    Only those whose kind begins with one of `kinds`.
+    `history` is what `surveyed` returned for the file.
     """
     for place, text in enumerate(islice(_texts(path), history.lines), 1):
         if place not in history.left_out:

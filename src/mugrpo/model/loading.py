@@ -94,7 +94,7 @@ def _splitting(tokenizer: Any) -> dict[str, Any]:
 
 
 def _telling(state: dict[str, Any]) -> dict[str, Any]:
-    """Return a part of a tokenizer without what decides no id: where a token is in the text."""
+    """Return a part of a tokenizer without the options that change offsets alone, and no id."""
     return {key: one or None for key, one in state.items() if key != "trim_offsets"}
 
 

@@ -117,8 +117,7 @@ def files_of_code(code: str) -> list[Path]:
     if place.endswith(".py"):
         return [Path(place)] if Path(place).is_file() else []
     here = os.getcwd()
-    searched = [*(one for one in sys.path if one not in ("", here)), here]
-    path: Sequence[str] | None = searched
+    path: Sequence[str] | None = [*(one for one in sys.path if one not in ("", here)), here]
     files, name = list[Path](), ""
     for part in place.split("."):
         name = f"{name}.{part}" if name else part
@@ -133,9 +132,11 @@ def files_of_code(code: str) -> list[Path]:
 
 
 def _spec(name: str, path: Sequence[str]) -> ModuleSpec | None:
-    """Return where a module would be imported from, without importing its packages."""
+    """Find a module as an import does, but import nothing."""
     for finder in sys.meta_path:
-        with suppress(KeyError):  # a package without a file, in one that is not imported
+        with suppress(
+            KeyError
+        ):  # a nested package without __init__.py asks for its parent, which is not imported
             if (found := finder.find_spec(name, path)) is not None:
                 return found
     return None

@@ -201,7 +201,7 @@ def _try_for_nothing(run: OpenRun) -> None:
 def _offers(problems: Sequence[Problem]) -> Iterator[tuple[str, _Offer]]:
     """Yield what is tried, with the answers to some of `problems`: the right one first.
 
-    Another's answer is tried where it is not the problem's own.
+    Answers that equal a problem's own are left out.
     """
     known = [problem for problem in problems if problem.answer.strip()]
     constant = known[0].answer if known else "0"

@@ -117,7 +117,7 @@ def require_one_answer(text: str, where: str, column: str) -> None:
 def _lost_digits(value: float) -> bool:
     """Return whether a float can be an integer that was rounded: large, with over 15 digits.
 
-    A float keeps any 15 digits, so that 6.02214076e23 is what was written.
+    A float keeps up to 15 digits, so 6.02214076e23 is as it was written.
     """
     if not math.isfinite(value) or abs(value) < 2**53:
         return False

@@ -78,7 +78,7 @@ def _shard(_: RunDir, fault: Fault) -> str:
 
 
 def _metrics(run_dir: RunDir, _: Fault) -> str:
-    """Keep the right lines up to the newest checkpoint: later ones are made again."""
+    """Keep the right lines up to the newest checkpoint; `train` makes later ones again."""
     before = surveyed(run_dir.metrics).lines
     _keep_right_lines(run_dir)
     after = surveyed(run_dir.metrics)
