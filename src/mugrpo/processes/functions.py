@@ -134,9 +134,8 @@ def files_of_code(code: str) -> list[Path]:
 def _spec(name: str, path: Sequence[str]) -> ModuleSpec | None:
     """Find a module as an import does, but import nothing."""
     for finder in sys.meta_path:
-        with suppress(
-            KeyError
-        ):  # a nested package without __init__.py asks for its parent, which is not imported
+        # A nested package without __init__.py asks for its parent, which is not imported.
+        with suppress(KeyError):
             if (found := finder.find_spec(name, path)) is not None:
                 return found
     return None
