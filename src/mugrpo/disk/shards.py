@@ -59,6 +59,7 @@ SCORE_SCHEMA = pa.schema(
 PLAN_SCHEMA = pa.schema([(name, pa.int32()) for name in ("batch", "shard", "row")])
 LOGPROB_SCHEMA = pa.schema([("logprobs", pa.list_(pa.float32()))])
 
+_FIELDS = (("rows", int), ("bytes", int), ("sha256", str))  # of each entry of a manifest
 _ROW_GROUP = 256  # rows that are decoded together, even to read one of them
 _CACHED = 4  # row groups of a reader
 
@@ -157,7 +158,19 @@ class ShardSet:
         stored = read_summed(self.manifest)
         if stored.get("kind") != self.kind:
             raise UsageError(f"{self.manifest} lists {stored.get('kind')}, not {self.kind}")
-        return {int(number): entry for number, entry in stored["shards"].items()}
+        try:
+            entries = {int(number): entry for number, entry in stored["shards"].items()}
+            whole = all(
+                type(entry[name]) is kind for entry in entries.values() for name, kind in _FIELDS
+            )
+        except (LookupError, TypeError, ValueError, AttributeError):
+            whole = False
+        if not whole:
+            raise RunStopped(
+                f"{self.manifest} is no manifest of shards, though its checksum fits: a shard "
+                "needs rows, bytes and sha256; `mugrpo repair` sets it aside or restores it"
+            )
+        return entries
 
     def _publish_manifest(self) -> None:
         shards = {str(shard): self._entries[shard] for shard in self.numbers()}

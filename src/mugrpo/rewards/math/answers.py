@@ -32,6 +32,9 @@ _TAIL = re.compile(
     r"(?:\\text\{[^{}]*\}|\^\{\\circ\}|\\%)(?:\\text\{[^{}]*\}|\^\{(?:-?[0-9]|\\circ)\}|\\%|/|\\cdot)*$"
 )
 _DECIMAL = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
+_DECIMAL_COMMA = re.compile(
+    r"([^0-9,(\[{]*(?:0|[0-9]{4,}|[0-9]+(?!,[0-9]{3}(?![0-9])))),([0-9]+(?![0-9,])[^0-9]*)"
+)
 _BUILT = re.compile(
     r"\\\{([a-z])(?:\\in\\mathbb\{R\})?[|:]([^|:,=]*(?:<|>|\\(?:[lg]e|ne)(?![a-z]))[^|:,=]*)\\\}"
 )
@@ -174,6 +177,17 @@ def agree(target: MathAnswer, answer: MathAnswer, same: Same) -> bool:
     if others:
         ours, theirs = (sorted(some, key=lambda one: one.name) for some in (ours, theirs))
     return all(agree(*pair, same) for pair in zip(ours, theirs, strict=True))
+
+
+def with_point(answer: str, target: MathAnswer) -> str:
+    """Return an answer with a decimal comma (2,74) as a decimal, if its reference is one.
+
+    For any other reference it is a list. So is 2, 74, and 2,745 is a number of thousands.
+    """
+    if "." not in target.value or exact_number(target.value) is None:
+        return answer
+    decimal = _DECIMAL_COMMA.fullmatch(answer)
+    return f"{decimal[1]}.{decimal[2]}" if decimal else answer
 
 
 def exact_number(text: str) -> Fraction | None:

@@ -40,6 +40,7 @@ from mugrpo.rewards.math.answers import (
     last,
     read,
     targets,
+    with_point,
 )
 from mugrpo.rewards.math.names import elements, named_otherwise
 from mugrpo.rewards.math.response import find, last_said
@@ -367,7 +368,7 @@ class Mathematics:
             return Verdict(Status.NO_ANSWER)
         pieces = last(found, len(expected))
         right = len(pieces) == len(expected) and all(
-            agree(target, read(piece), _comparable)
+            agree(target, read(with_point(piece, target)), _comparable)
             for target, piece in zip(expected, pieces, strict=True)
         )
         return verdict(right, ", ".join(pieces).strip())

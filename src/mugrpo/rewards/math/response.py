@@ -3,7 +3,8 @@
 - What a model thinks, up to the last `</think>`, is no answer.
 - The content of the last `<answer>` is one. Without a closing tag it goes on to the end, as a stop
   string cuts the tag off.
-- The last \\boxed is the answer. Boxes with only "and", "or" or punctuation between them are one.
+- The last \\boxed is the answer, unless "the final answer is" and a formula follow it. Boxes with
+  only "and", "or", "for part (a) and" or punctuation between them are one.
   If the last box is not closed, there is no answer: its end is cut off.
 - Without a box it is what follows the last "answer is", "answer:", "option is" or "####".
 """
@@ -30,7 +31,7 @@ _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _UNBRACED = re.compile(r"[-+]?[0-9][0-9.,/]*(?<![.,])|[A-Za-z](?![A-Za-z])|\\(?!boxed|fbox)[^\s$]+")
 _JOINT = re.compile(
     rf"(?:{_GAP}|[A-Za-z](?:_\{{?[0-9]\}}?)?\s*=|[,;$&]|\\[\\()]|\\text\{{|\}}|\band\b|\bor\b"
-    r"|\\\]\s*(?:,|and|or)\s*\\\[)*"
+    r"|\bfor\s+(?:part\s+)?\(?[a-z0-9]\)?(?=,?\s+and\b)|\\\]\s*(?:,|and|or)\s*\\\[)*"
 )
 
 _MARK = re.compile(
@@ -46,6 +47,7 @@ _FORMULA = re.compile(
     r"|\$\s*([^$]*\\[A-Za-z][^$]*?)\s*\$(?![0-9])",
     re.DOTALL,
 )
+_FINAL = re.compile(r"\bfinal answer is:?\s*", re.IGNORECASE)
 _ROWS = re.compile(r"\\(?:begin|end)\{(?:align|aligned|split|gather|gathered|eqnarray)\*?\}")
 _SENTENCE_END = re.compile(
     r"(?<![ap]\.m)(?<!\\)[.!?](?=\s|$)|\u3002|,\s+(?=(?:so|since|because|as|which|where|when)\b)"
@@ -122,7 +124,10 @@ def find(text: str) -> list[list[str]] | None:
     last box that is empty, not closed or too long.
     """
     part, in_tag = _tagged(final_part(text)[-LONGEST_TEXT:])
-    if _BOX.search(part):
+    if boxes := deque(_BOX.finditer(part), maxlen=1):
+        final = _FINAL.search(part, boxes[0].end())
+        if final and (formula := _FORMULA.match(part, final.end())):
+            return [[_with_unit(formula)]]
         groups = _boxes(part)
         groups = [[_concluded(box) or box for box in group] for group in groups or []]
         return groups if groups and _complete(groups[-1]) else None
