@@ -27,7 +27,6 @@ from mugrpo.disk.metrics import EVALUATION, MetricsLog, read_metrics
 from mugrpo.disk.publishing import remove_unfinished
 from mugrpo.report.readable import rounded
 from mugrpo.run.estimate import longest_seconds
-from mugrpo.run.memory import require_room
 from mugrpo.run.opening import OpenRun
 from mugrpo.run.signs import Signs
 from mugrpo.run.sinks import Sinks
@@ -75,7 +74,6 @@ def train(run: OpenRun, on_metrics: OnMetrics | None = None) -> None:
         current = config.schedule.stage_of(update)
         _prepare(run)
         if update < config.schedule.total_updates:
-            _require_room(run)
             preflight(run, work.measures)
         if work.ranks is None:
             run.progress.say(f"loading the model {run.config.model.path}")
@@ -114,11 +112,6 @@ def _prepare(run: OpenRun) -> None:
         run.progress.say(sentence)
 
 
-def _require_room(run: OpenRun) -> None:
-    if warning := require_room(run.config, run.folder):
-        run.progress.say(warning)
-
-
 def check(run: OpenRun) -> str:
     """Try what `train` tries before its first rollout, and say what came of it.
 
@@ -127,7 +120,6 @@ def check(run: OpenRun) -> str:
     schedule = run.config.schedule
     with Work(run) as work:
         _prepare(run)
-        _require_room(run)
         preflight(run, work.measures, verbose=True)
     updates = schedule.total_updates
     rollouts = updates // schedule.passes_per_batch * schedule.rollouts_per_update

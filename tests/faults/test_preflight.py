@@ -10,7 +10,7 @@ from mugrpo.report.summary import LEARNED_NOTHING
 from tests.builders import chain_tokenizer
 from tests.cases import some
 from tests.faults.case import Case, chains
-from tests.faults.harm import stopped
+from tests.faults.harm import refused, stopped
 
 pytest_plugins = ["tests.run_fixtures"]
 
@@ -76,13 +76,67 @@ def test_check_shows_prompts_and_rewards_and_makes_nothing(case: Case):
     ended = case.command("check", *words)
     assert ended.status == 0 and case.loads == []
     first = chains()[0]["prompt"]
-    prompt, ids = (
-        re.findall(f"{name} +'?([^'\n]+)", ended.out)[0] for name in ("prompt ", "prompt ids")
+    (prompt, *_), (ids, *_), (trained_on, *_) = (
+        re.findall(f"{name} +'?([^'\n]+)", ended.out)
+        for name in ("prompt ", "prompt ids", "trained on")
     )
-    assert ids == str(chain_tokenizer()(prompt)["input_ids"])
+    tokenizer = chain_tokenizer()
+    assert ids == f"{tokenizer(prompt)['input_ids']}, not trained on"
+    answer, eos = tokenizer(chains()[0]["answer"])["input_ids"], tokenizer.eos_token_id
+    assert trained_on == f"{[*answer, eos]}, as "
     assert f"prompt      '{first}" in ended.out
     assert ended.out.count("reward      0 (no_answer) for the reference answer") == 6
     assert not case.run_dir.exists()
     pattern = ("--task.rewards", '{name = "regex", pattern = "([0-9])$"}')
     ended = case.command("check", *case.words(*pattern))
     assert ended.out.count("reward      1 (right) for the reference answer") == 3
+
+
+ASKS = """
+def asks(messages, answer, **_):
+    said = [m["content"] for m in messages if m["role"] == "assistant"]
+    return {body}
+"""
+
+
+def environment(case: Case, body: str) -> list[object]:
+    """Write an environment and return the options that choose it, and its own reward."""
+    (case.folder / "asks.py").write_text(ASKS.format(body=body))
+    named = ("--environment.name", f"{case.folder}/asks.py:asks")
+    return [*named, "--task.rewards", '["environment"]', "--prompt.allow_missing", "true"]
+
+
+def test_check_asks_the_environment_for_its_reward(case: Case):
+    """It gives 0.25 for the reference answer, and fails where it has nothing to divide by."""
+    case.data()
+    ended = case.command(
+        "check",
+        *case.words(*environment(case, "0.25 if answer in said else 1.0 if said else '+1='")),
+    )
+    assert ended.status == 0, ended.err
+    assert ended.out.count("reward      0.25 (") == 3
+    refused(
+        case.command("check", *case.words(*environment(case, "1 / (len(said) - 1)"))),
+        "the environment fails on problem",
+        "ZeroDivisionError",
+    )
+
+
+def test_check_tells_all_faults_and_memory_last(case: Case, monkeypatch):
+    case.data()
+    monkeypatch.setattr("mugrpo.run.memory.host_memory", lambda: 1)
+    engine = ("--engine.name", "vllm", "--engine.python", "/nowhere/python")
+    words = case.words(*engine, *judge(case, "raise ValueError('odd')"))
+    ended = case.command("check", *words)
+    refused(ended, "3 faults, all said above")
+    faults = re.findall("fault [0-9] +(.*)", ended.out)
+    for part, fault in zip(("/nowhere/python", "odd", "GiB of memory"), faults, strict=True):
+        assert part in fault
+    assert not case.run_dir.exists()
+
+
+def test_an_interpreter_without_vllm_is_refused_before_the_first_rollout(case: Case):
+    """This environment has no vLLM."""
+    case.data()
+    refused(case.train("--engine.name", "vllm"), "has no vLLM", "mugrpo vllm-env")
+    assert case.loads == []

@@ -86,7 +86,8 @@ TURNS = (
 def test_a_template_that_fails_on_a_prompt_is_reported_before_anything_is_sampled(limit, overlong):
     tokenizer = chain_tokenizer()
     tokenizer.chat_template = (
-        "{% if messages | length > 1 %}{{ raise_exception('one turn only') }}{% endif %}1"
+        "{% if messages | length > 1 %}{{ raise_exception('one turn only') }}{% endif %}"
+        "{{ messages[0].content }}"
     )
     encode = encoder(limit, tokenizer, form="chat", overlong=overlong)
     assert encode.fitting([SIX, TWO]) == [SIX, TWO]
@@ -135,7 +136,7 @@ def test_a_conversation_in_chat_form_by_hand():
 # ---- tools ----
 
 ADD = {"type": "function", "function": {"name": "+", "parameters": {}}}
-TOOLS = "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}"
+TOOLS = "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}{{ messages[0].content }}"
 
 
 def test_tools_beside_those_of_an_environment_are_refused():
@@ -143,7 +144,7 @@ def test_tools_beside_those_of_an_environment_are_refused():
     tokenizer.chat_template = TOOLS
     options = PromptOptions(form="chat")
     encode = PromptEncoder(tokenizer, 16, options, tools=lambda: [ADD])
-    assert encode(TWO).tolist() == [12]
+    assert encode(TWO).tolist() == [12, 3, 14]
     with pytest.raises(UsageError, match="leave the column out"):
         encode(replace(TWO, columns={"tools": [ADD]}))
 

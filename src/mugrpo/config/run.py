@@ -7,6 +7,7 @@ here.
 from __future__ import annotations
 
 import copy
+import datetime
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,14 +88,30 @@ class PromptOptions(Options):
     """Use the problem's text as it is, or as one user message in the chat template."""
     chat_template: PathOrName | None = None
     """A Jinja file to use as the chat template instead of the tokenizer's own."""
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Variables that the chat template gets, such as { enable_thinking = false } for Qwen3. A
+    column of this name has those of a problem."""
+    date: str | None = None
+    """Today, for a chat template that asks (strftime_now), as 2026-11-27. If unset, it is the day
+    on which the run began."""
+    allow_missing: bool = False
+    """Train although the chat template leaves messages out of prompts."""
     overlong: Literal["error", "drop", "truncate"] = "error"
     """If a prompt leaves no room for max_new_tokens in the model's context, refuse it, leave its
     problem out, or use only its last tokens."""
 
+    @field_validator("date")
+    @classmethod
+    def _is_a_day(cls, day: str | None) -> str | None:
+        if day is not None:
+            datetime.date.fromisoformat(day)  # its error says what is wrong
+        return day
+
     @model_validator(mode="after")
     def _template_is_used(self) -> Self:
-        if self.chat_template is not None and self.form != "chat":
-            raise ValueError("a chat_template has no effect with form = 'plain'; use form = 'chat'")
+        for name in ("chat_template", "chat_template_kwargs", "date", "allow_missing"):
+            if getattr(self, name) and self.form != "chat":
+                raise ValueError(f"{name} has no effect with form = 'plain'; use form = 'chat'")
         return self
 
 

@@ -24,7 +24,7 @@ from mugrpo.engines.continuous import ContinuousEngine, require_fit
 from mugrpo.engines.hf import HFEngine
 from mugrpo.engines.process import Host, RemoteEngine, visible_gpus
 from mugrpo.engines.server import ServerEngine
-from mugrpo.engines.vllm import vllm_host
+from mugrpo.engines.vllm import require_vllm, vllm_host
 from mugrpo.model.loading import Vocabulary
 from mugrpo.model.policy import Policy
 from mugrpo.processes.peer import Peer
@@ -82,6 +82,14 @@ def make_engines(
     return [
         RemoteEngine(host, start, notify, check) for host, start in zip(hosts, starts, strict=True)
     ]
+
+
+def require_engines(config: RunConfig) -> None:
+    """Raise UsageError if what starts the engines, or vLLM itself, is not there."""
+    if cluster := config.backend.cluster():
+        cluster.require_room(ranks=0, engines=reserved_gpus(config))
+    elif isinstance(config.engine, VLLMOptions):
+        require_vllm(config.engine.python)
 
 
 def reserved_gpus(config: RunConfig) -> list[int]:

@@ -53,10 +53,15 @@ class Host:
                 log=self.log,
             )
         except OSError as error:
-            raise UsageError(
-                f"engine.python = {python!r} cannot be run ({error.strerror}); name an interpreter "
-                "that has the engine installed"
-            ) from None
+            raise not_run(python, error) from None
+
+
+def not_run(python: str, error: OSError) -> UsageError:
+    """Return the error that says why an interpreter did not start."""
+    return UsageError(
+        f"engine.python = {python!r} cannot be run ({error.strerror}); name an interpreter "
+        "that has the engine installed"
+    )
 
 
 class RemoteEngine(Engine):

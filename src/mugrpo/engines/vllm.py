@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 from mugrpo.config.engines import VLLMOptions
 from mugrpo.config.run import ModelOptions
 from mugrpo.config.training import LoRAOptions
-from mugrpo.engines.process import Host
+from mugrpo.disk.errors import UsageError
+from mugrpo.engines.process import Host, not_run
 from mugrpo.model.hardware import precision_of
 from mugrpo.model.loading import Vocabulary
 from mugrpo.model.pretrained import model_path
@@ -22,6 +25,25 @@ EXTENSION = Path(__file__).with_name("extension")  # on the PYTHONPATH of vLLM's
 def new_enough(version: str) -> bool:
     """Return whether vLLM of this version is at least OLDEST."""
     return tuple(int(n) for n in re.findall(r"\d+", version)[:2]) >= OLDEST
+
+
+def require_vllm(python: str | None) -> None:
+    """Raise UsageError if an interpreter (None for this one) cannot be run or has no vLLM."""
+    interpreter = python or sys.executable
+    asked = "from importlib.metadata import version; print(version('vllm'))"
+    try:
+        found = subprocess.run([interpreter, "-c", asked], capture_output=True, text=True)
+    except OSError as error:
+        raise not_run(interpreter, error) from None
+    if found.returncode:
+        raise UsageError(
+            f"{interpreter} has no vLLM; `mugrpo vllm-env` installs it, --engine.python names it"
+        )
+    if not new_enough(found.stdout):
+        raise UsageError(
+            f"vLLM of {interpreter} is {found.stdout.strip()}; it must be at least "
+            f"{OLDEST[0]}.{OLDEST[1]}: `mugrpo vllm-env` makes another"
+        )
 
 
 def vllm_host(

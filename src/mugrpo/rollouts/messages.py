@@ -22,6 +22,7 @@ Ids = NDArray[np.int32]
 
 _LONGEST = 200  # characters of an error that the model is told
 _SAID_TO_IT = "an environment's message"
+_TOLD: Message = {"role": "user", "content": "mugrpo-tells-this"}  # what a template is tried with
 
 # The form that Qwen and others use: <tool_call>{"name": ..., "arguments": {...}}</tool_call>.
 _TOOL_CALLS: dict[str, Any] = {
@@ -55,8 +56,8 @@ class MessageEncoder:
 
     In the plain form, messages are their contents, one after the other. In the chat form, the chat
     template writes them, and calls of tools are read with the tokenizer's own response template.
-    Raises UsageError if the template does not tell the model about tools that there are, or if
-    there is no response template for them.
+    Raises UsageError if the template does not tell the model about tools that there are, if there
+    is no response template for them, or as `suffix` does on a message of a user.
     """
 
     def __init__(self, prompts: PromptEncoder) -> None:
@@ -66,6 +67,8 @@ class MessageEncoder:
         self._answers: dict[str | None, str] = {}  # what the template writes before messages
         if prompts.tools:
             self._require_tools()
+        if self._chat:
+            self._rest([_TOLD])
 
     def prompt(self, problem: Problem, messages: Sequence[Message]) -> Ids:
         """Return the prompt ids of `problem`, [P].
@@ -123,7 +126,27 @@ class MessageEncoder:
         return {**parsed, "role": "assistant", "content": parsed.get("content") or ""}
 
     def _after(self, stop: str, messages: Sequence[Message]) -> str:
-        """Return what the template writes after a turn that ends with the text `stop`."""
+        """Return what the template writes after a turn that ends with the text `stop`.
+
+        What ends a turn, or begins the next one, is left out if `stop` says it already: GLM's model
+        ends its turn with the <|user|> that begins the user's, and gpt-oss with <|return|> where
+        the template writes <|end|>.
+        """
+        rest, begins = self._rest(messages), self._prompts.turn_begin.rstrip()
+        for end in (stop, self._end.strip(), self._prompts.turn_end.strip()):
+            opens = end != stop and begins.endswith(end)
+            if end and not opens and rest.lstrip().startswith(end):
+                return rest.partition(end)[2]
+        if stop not in (self._prompts.template or ""):
+            return rest
+        special = self._prompts.special_tokens
+        return rest.removeprefix(next((one for one in special if rest.startswith(one)), ""))
+
+    def _rest(self, messages: Sequence[Message]) -> str:
+        """Return what the template writes for `messages` after a turn of the model, with its end.
+
+        Raises UsageError if that is not all of them, or if it rewrites earlier messages.
+        """
         called = next((m.get("name", "tool") for m in messages if m["role"] == "tool"), None)
         turn: dict[str, Any] = {"role": "assistant", "content": SAID}
         if called is not None:  # a template may derive the answer's form from the call
@@ -139,9 +162,8 @@ class MessageEncoder:
                 "the chat template writes earlier messages differently once later ones follow, so "
                 "what was sampled cannot be kept; name another with --prompt.chat_template"
             )
-        rest = whole[len(before) :]
-        ended = rest.find(stop) + len(stop) if stop in self._end and stop in rest else 0
-        return rest[ended:]
+        self._prompts.require_all(messages, whole[len(before) :], _SAID_TO_IT)
+        return whole[len(before) :]
 
     @cached_property
     def _end(self) -> str:
@@ -156,11 +178,7 @@ class MessageEncoder:
         own: dict[str, Any] | None = getattr(self._tokenizer, "response_template", None)
         if own is not None:
             return own
-        without, prompting = (
-            self._prompts.rendered([ASKED], prompting=prompting, about=SHORT)
-            for prompting in (False, True)
-        )
-        return {**_TOOL_CALLS, "start_anchor": prompting.removeprefix(without)}
+        return {**_TOOL_CALLS, "start_anchor": self._prompts.opening}
 
     def _require_tools(self) -> None:
         names = [tool["function"]["name"] for tool in self._prompts.tools]

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
+import inspect
+import json
+import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +20,10 @@ from mugrpo.config.run import PromptOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Message, Problem
 from mugrpo.tasks.cells import literal, present, shown
+
+_VARIABLES = "chat_template_kwargs"  # a column, under TRL's name
+_CLOCK = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")
+_SHORTEST_MARK = 3  # characters; what is shorter may stand in any text
 
 
 class PromptEncoder:
@@ -34,18 +44,20 @@ class PromptEncoder:
         """Prepare an encoder. `tools` returns the schemas that the chat template gets."""
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
-        self.options = options
+        self.options = options  # with a date, if the template asks for one
         self.limit = limit
         self._tools = tools
         self.template: str | None = None
         if options.form == "chat":
             file = options.chat_template
-            self.template = _own_template(tokenizer) if file is None else _read_template(file)
-            if self.template is None:
+            own = _own_template(tokenizer) if file is None else _read_template(file)
+            if own is None:
                 raise UsageError(
                     "prompt.form = 'chat', but the tokenizer has no chat template; use "
                     "--prompt.form plain, or name a template file with --prompt.chat_template"
                 )
+            self.template = self._dated(own)
+            self._require_known(options.chat_template_kwargs, "prompt.chat_template_kwargs")
 
     def __call__(self, problem: Problem) -> NDArray[np.int32]:
         """Return the prompt ids of `problem`, [P]: the last `limit` if `overlong` is "truncate"."""
@@ -118,6 +130,24 @@ class PromptEncoder:
             )
         return problem.prompt
 
+    def _dated(self, template: str) -> str:
+        """Return a template that asks for no date: its clock stands at `options.date`."""
+        if not _CLOCK.search(template):
+            return template
+        day = datetime.date.fromisoformat(self.options.date or f"{datetime.date.today()}")
+        self.options = self.options.model_copy(update={"date": f"{day}"})
+        return _CLOCK.sub(lambda call: repr(day.strftime(call[2])), template)
+
+    def _require_known(self, variables: Mapping[str, Any], source: str) -> None:
+        """Raise UsageError unless the template has these variables, and nothing else sets them."""
+        taken = {"messages", *inspect.signature(self.tokenizer.apply_chat_template).parameters}
+        for name in variables:
+            if name not in (self.template or "") or name in taken - {"documents"}:
+                raise UsageError(
+                    f"{source} has {name!r}, which is no variable of the chat template; leave it "
+                    "out"
+                )
+
     @cached_property
     def _added(self) -> int:
         """The number of tokens that the tokenizer adds to every text."""
@@ -155,8 +185,12 @@ class PromptEncoder:
 
     def _chat_text(self, problem: Problem) -> str:
         about, messages = f"problem {problem.id!r}", self._messages(problem)
-        tools = self._tools_of(problem)
-        text = self.rendered(messages, prompting=True, about=about, tools=tools)
+        tools, variables = self._tools_of(problem), self._variables_of(problem)
+        self._refuse_written(problem, messages)
+        text = self.rendered(
+            messages, prompting=True, about=about, tools=tools, variables=variables
+        )
+        self.require_all(messages, text, about)
         calls = [call for message in messages for call in message.get("tool_calls") or ()]
         for what, named in (("tools", tools), ("tool_calls", calls)):
             names = [name for name in map(_name, named) if name]
@@ -166,6 +200,91 @@ class PromptEncoder:
                     f"{missing}; name another with --prompt.chat_template"
                 )
         return text
+
+    def require_all(self, messages: Sequence[Message], text: str, about: str) -> None:
+        """Raise UsageError if a message is not in what the template has written, unless it may."""
+        if self.options.allow_missing or (lost := next(_unwritten(messages, text), None)) is None:
+            return
+        raise UsageError(
+            f"the chat template leaves the {lost['role']}'s message {shown(lost['content'])} out "
+            f"of {about}; name another with --prompt.chat_template, or accept it with "
+            "--prompt.allow_missing true"
+        )
+
+    def _refuse_written(self, problem: Problem, messages: Sequence[Message]) -> None:
+        """Raise UsageError if a chat template has written the prompt of `problem` already."""
+        said = "\n".join(message["content"] for message in messages)
+        if (mark := next((mark for mark in self._marks if mark in said), None)) is None:
+            return
+        opening = self.opening.strip()
+        whole = isinstance(problem.prompt, str) and opening and said.rstrip().endswith(opening)
+        raise UsageError(
+            f"the prompt of problem {problem.id!r} holds {mark!r}, which the chat template writes "
+            "between messages, so it would be there twice; "
+            + (
+                "use --prompt.form plain, as the data have whole prompts"
+                if whole
+                else "take it out of the data"
+            )
+        )
+
+    @cached_property
+    def opening(self) -> str:
+        """What the template writes to begin the model's turn."""
+        return self._bare[1].rpartition(ASKED["content"])[2].removeprefix(self.turn_end)
+
+    @cached_property
+    def turn_begin(self) -> str:
+        """What the template writes before the first message of the user."""
+        return self._bare[0].partition(ASKED["content"])[0]
+
+    @cached_property
+    def turn_end(self) -> str:
+        """What the template writes after a message of the user, whoever's turn is next."""
+        ends = [text.rpartition(ASKED["content"])[2] for text in self._bare]
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(*ends, strict=False))
+        return re.sub(r"<[^<>]*$", "", "".join(one for one, _ in same))  # no part of a token
+
+    @cached_property
+    def special_tokens(self) -> set[str]:
+        """The tokenizer's special tokens, those without a name in its config too."""
+        added = self.tokenizer.added_tokens_decoder.values()
+        return {token.content for token in added if token.special}
+
+    @cached_property
+    def _bare(self) -> tuple[str, str]:
+        """A short conversation as the template writes it, without and with the model's turn."""
+        try:
+            without, whole = (
+                self.rendered([ASKED], prompting=prompting, about=SHORT)
+                for prompting in (False, True)
+            )
+        except UsageError:  # it takes no such conversation
+            return "", ""
+        return without, whole
+
+    @cached_property
+    def _marks(self) -> list[str]:
+        """What the template writes between messages, and no prompt should hold."""
+        without, whole = self._bare
+        special = self.special_tokens - {self.tokenizer.bos_token}
+        between = whole.rpartition(ASKED["content"])[2].strip()
+        marks = sorted(token for token in special if token in without)
+        return [*marks, between] if len(between) > _SHORTEST_MARK else marks
+
+    def _variables_of(self, problem: Problem) -> Mapping[str, Any]:
+        """Return what a column gives the template for `problem`."""
+        column = problem.columns.get(_VARIABLES)
+        if not (column.strip() if isinstance(column, str) else column):
+            return {}
+        found = present(literal(column) if isinstance(column, str) else column)
+        if not isinstance(found, dict):
+            raise UsageError(
+                f"problem {problem.id!r}: the column {_VARIABLES!r}, which the chat template gets, "
+                f"is {shown(column)}, not a table; rename it if it is something else"
+            )
+        self._require_known(found, f"problem {problem.id!r}: the column {_VARIABLES!r}")
+        return found
 
     def _tools_of(self, problem: Problem) -> Sequence[Mapping[str, Any]]:
         """Return the tools that the template tells about: the environment's, or a column's."""
@@ -193,12 +312,13 @@ class PromptEncoder:
         prompting: bool,
         about: str,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """Return what the chat template writes for `messages`.
 
         If `prompting`, the beginning of the model's next turn is added. It tells about `tools`, by
-        default those of the environment. Raises UsageError, naming what the messages are `about`,
-        if the template fails.
+        default those of the environment, and gets `variables` over those of the options. Raises
+        UsageError, naming what the messages are `about`, if the template fails.
         """
         try:
             text: str = self.tokenizer.apply_chat_template(
@@ -207,6 +327,7 @@ class PromptEncoder:
                 chat_template=self.template,
                 add_generation_prompt=prompting,
                 tokenize=False,
+                **{**self.options.chat_template_kwargs, **(variables or {})},
             )
         except (MemoryError, UsageError):
             raise
@@ -216,6 +337,23 @@ class PromptEncoder:
                 "another with --prompt.chat_template"
             ) from None
         return text
+
+
+def _unwritten(messages: Sequence[Message], text: str) -> Iterator[Message]:
+    """Yield the messages whose content a template has not written into `text`.
+
+    Blanks do not count. A template may write a text as JSON, and leave out what a model thought.
+    """
+    squeezed, seen = " ".join(text.split()), Counter[str]()
+    for message in messages:
+        content = message["content"]
+        if message["role"] == "assistant":
+            content = content.rpartition("</think>")[2]
+        content = " ".join(content.split())
+        seen[content] += 1
+        quoted = json.dumps(message["content"], ensure_ascii=False)[1:-1]
+        if squeezed.count(content) < seen[content] and quoted not in text:
+            yield message
 
 
 def _name(tool: Any) -> str | None:
@@ -242,6 +380,7 @@ def _read_template(file: str) -> str:
 
 ASKED: Message = {"role": "user", "content": "mugrpo-asks-this"}
 SHORT = "a short conversation"  # what errors call one of these
+_LOOKED_AT = 100  # problems whose messages are searched for keys that are not written
 SAID = "mugrpo-said-this"  # stands for a message of the model in what a template writes
 
 
@@ -256,10 +395,24 @@ def notices(
     outside the model's vocabulary.
     """
     if problems:
+        yield from _lost_keys(encode, problems[:_LOOKED_AT])
         yield from _ends(encode(problems[0]).tolist(), encode, stop_ids)
         yield from _read_otherwise(encode, problems)
     if encode.options.form == "chat":
         yield from _turns(encode, stop_ids)
+
+
+def _lost_keys(encode: PromptEncoder, problems: Sequence[Problem]) -> Iterator[str]:
+    """Yield which keys of messages the template does not write."""
+    lost = set[str]()
+    for problem in problems:
+        messages = () if isinstance(problem.prompt, str) else problem.prompt
+        texts = [(key, one) for message in messages for key, one in message.items()]
+        written = encode.text(problem) if messages else ""
+        lost |= {key for key, one in texts if isinstance(one, str) and one.strip() not in written}
+    if lost := lost - {"role", "content"}:
+        keys = ", ".join(map(repr, sorted(lost)))
+        yield f"warning: the chat template leaves out {keys} of messages"
 
 
 def _ends(ids: list[int], encode: PromptEncoder, stop_ids: Collection[int]) -> Iterator[str]:

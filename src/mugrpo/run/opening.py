@@ -35,6 +35,8 @@ from mugrpo.run.target import Target, read_target
 from mugrpo.run.trust import remember
 from mugrpo.tasks.base import Task
 
+_DECIDED = (("model", "precision"), ("prompt", "date"))  # when a run begins
+
 
 @dataclass(frozen=True)
 class OpenRun:
@@ -130,6 +132,7 @@ def open_run(
     if config.lora.rank:
         imported_peft()
     prompts = prompt_encoder(config)
+    config = config.model_copy(update={"prompt": prompts.options})
     problems, eval_problems = (_fitting(prompts, side, progress) for side in target.problems)
     newest = _common_update(folder, config.schedule.total_updates, ranks)
     schedule_of(config, problems)  # raises if there are too few
@@ -201,15 +204,17 @@ def _common_update(folder: RunDir, total: int, ranks: Ranks) -> int:
 
 
 def _for_this_machine(folder: RunDir, config: RunConfig, progress: Progress) -> RunConfig:
-    """Return `config` with the precision of "auto": what the run began with, if it has begun."""
-    if config.model.precision != "auto":
-        return config
+    """Return `config` with what a run decides when it begins: a precision of "auto", a date."""
     if (stored := folder.read_config()) is not None:
-        precision = stored["config"]["model"]["precision"]
-        model = config.model.model_copy(update={"precision": precision})
-        return config.model_copy(update={"model": model})
-    config = with_precision(config)
-    if config.model.precision == "bf16":
+        precision, day = (stored["config"][a][b] for a, b in _DECIDED)
+        model, prompt = config.model, config.prompt
+        if model.precision == "auto":
+            model = model.model_copy(update={"precision": precision})
+        if prompt.date is None:
+            prompt = prompt.model_copy(update={"date": day})
+        return config.model_copy(update={"model": model, "prompt": prompt})
+    automatic, config = config.model.precision == "auto", with_precision(config)
+    if automatic and config.model.precision == "bf16":
         progress.say("precision: bf16; the GPU computes in it")
     return config
 

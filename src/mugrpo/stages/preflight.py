@@ -1,4 +1,6 @@
-"""What a run needs only later, tried before its first rollout: prompts, rewards, suites.
+"""What a run needs only later, tried before its first rollout, in the order of cost.
+
+These are prompts, engines, environments, rewards, suites, and room in memory and on the disk.
 
 The data is read, with the held-out problems, when the run is opened, and its sinks are opened with
 `Work`. The rewards judge a made-up completion here: the reference answer, in a box if that is what
@@ -11,7 +13,7 @@ results: the same command may succeed later, when a judge's server is back.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 
 from mugrpo.config.base import RewardOption
@@ -19,45 +21,81 @@ from mugrpo.config.rewards import EnvironmentReward
 from mugrpo.config.tasks import asks_environment, datasets_in
 from mugrpo.disk.errors import BrokenReward, RunStopped, UsageError
 from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
+from mugrpo.engines import require_engines
+from mugrpo.environments.base import Environments, Reply
+from mugrpo.environments.pool import row_of
 from mugrpo.optimize.loss import UpdateLoss
 from mugrpo.processes.messages import printable
+from mugrpo.processes.peer import TICK
+from mugrpo.rollouts.messages import MessageEncoder
 from mugrpo.rollouts.prompts import notices
+from mugrpo.run.memory import require_room
 from mugrpo.run.opening import OpenRun
 from mugrpo.stages.evaluate import Measures
 from mugrpo.stages.ranks import require_gpus
 
+_Offer = Sequence[tuple[Problem, str]]  # problems with an answer to each
 _SHOWN = 3  # problems to train on, and as many held-out ones, that `mugrpo check` shows
 _TRIED = 8  # problems of each source that are answered with what says nothing
 _LITTLE = 0.05  # mean reward that such an answer may have without a warning
-_IDS = 40  # of a prompt's beginning, and as many of its end
 
 
 def preflight(run: OpenRun, measures: Measures | None, *, verbose: bool = False) -> None:
     """Try what the rest of the run needs. Say what may go wrong, and with `verbose` what was tried.
 
-    Raises UsageError for more ranks than GPUs, a file without an objective, and a reward that
-    fails, breaks its contract or finds the reference answer wrong, with `verbose` also if it pays
-    as much for nothing. For rewards that fail it is RunStopped if the run has results already.
+    Raises UsageError for prompts that a template does not write whole, engines that cannot start,
+    more ranks than GPUs, a file without an objective, an environment or a reward that fails or
+    breaks its contract, a reference answer that is found wrong, with `verbose` also if as much is
+    paid for nothing, and for a model that cannot fit. For rewards that fail it is RunStopped if the
+    run has results already. With `verbose`, all faults are said.
     """
-    _try_prompts(run, verbose)
-    if run.config.distributed.processes > 1 and not run.config.backend.clustered:
-        require_gpus(run.config.distributed)
-    UpdateLoss(run.config)  # a file of the user's own may not be one
-    _try_rewards(run, verbose)
+    tries = [_try_prompts, _try_machine, _try_rewards, _try_suites(measures), _try_room]
     if verbose:
-        _try_for_nothing(run)
-    for sentence in measures.preflight() if measures else ():
-        if verbose:
-            run.progress.say(sentence)
+        tries.insert(3, _try_for_nothing)
+    faults = list[Exception]()
+    for trial in tries:
+        try:
+            trial(run, verbose)
+        except (UsageError, RunStopped) as error:
+            if not verbose:
+                raise
+            faults.append(error)
+    if len(faults) == 1:
+        raise faults[0]
+    for number, fault in enumerate(faults, 1):
+        run.progress.say(f"fault {number}     {fault}")
+    if faults:
+        raise UsageError(f"{len(faults)} faults, all said above, keep this run from training")
+
+
+def _try_machine(run: OpenRun, _: bool) -> None:
+    """Try what engines and ranks need here, and the file of an objective."""
+    config = run.config
+    if config.distributed.processes > 1 and not config.backend.clustered:
+        require_gpus(config.distributed)
+    require_engines(config)
+    UpdateLoss(config)  # a file of the user's own may not be one
+
+
+def _try_suites(measures: Measures | None) -> Callable[[OpenRun, bool], None]:
+    def tried(run: OpenRun, verbose: bool) -> None:
+        for sentence in measures.preflight() if measures else ():
+            if verbose:
+                run.progress.say(sentence)
+
+    return tried
+
+
+def _try_room(run: OpenRun, _: bool) -> None:
+    if warning := require_room(run.config, run.folder):
+        run.progress.say(warning)
 
 
 def _try_prompts(run: OpenRun, verbose: bool) -> None:
     for sentence in notices(run.prompts, run.vocabulary.stop_ids, run.problems):
         run.progress.say(sentence)
-    if verbose:
-        ids = run.prompts(run.problems[0]).tolist()
-        shown = f"{str(ids[:_IDS])[:-1]}, ... {str(ids[-_IDS:])[1:]}"
-        run.progress.say(f"prompt ids  {ids if len(ids) <= 2 * _IDS else shown}")
+    if run.config.environment.given:
+        MessageEncoder(run.prompts)  # raises if the template cannot write a conversation
 
 
 def _try_rewards(run: OpenRun, verbose: bool) -> None:
@@ -70,7 +108,10 @@ def _try_rewards(run: OpenRun, verbose: bool) -> None:
     if shown:  # first, as a function that hangs is stopped only after a minute
         run.progress.say(f"rewards     try {len(problems)} reference answers")
     responses = [(p, _right(run, p)) for p in problems]
-    for (problem, text), score in zip(responses, _scores(run, responses), strict=True):
+    own = _own_rewards(run, responses) if verbose else None
+    if shown:
+        _show_row(run, *responses[0])
+    for (problem, text), score in zip(responses, _scores(run, responses, own), strict=True):
         made_up = f"the reference answer {text!r}" if problem.answer else "an empty answer"
         completion = f"{made_up} as the response to problem {problem.id!r}"
         if verbose:
@@ -133,18 +174,62 @@ def _by_source(problems: Sequence[Problem], count: int) -> list[list[Problem]]:
     return [some[:count] for some in by_source.values()]
 
 
-def _scores(run: OpenRun, responses: Sequence[tuple[Problem, str]]) -> Iterator[Score]:
-    """Yield the score of each response.
+def _show_row(run: OpenRun, problem: Problem, text: str) -> None:
+    """Say what a training row is: all ids of the prompt, and of the response that is trained on."""
+    prompt, response = run.prompts(problem).tolist(), run.prompts.ids_of(text)
+    run.progress.say(f"prompt ids  {prompt}, not trained on")
+    run.progress.say(f"trained on  {[*response, run.prompts.tokenizer.eos_token_id]}, as {text!r}")
+
+
+def _own_rewards(run: OpenRun, responses: _Offer) -> list[float | None] | None:
+    """Return the environment's own reward for each response, None if no reward asks for it.
+
+    Raises UsageError if an environment cannot be loaded, BrokenReward if it breaks its contract.
+    """
+    if not run.config.environment.given:
+        return None
+    environments, rewards = run.environments(0), list[float | None]()
+    try:
+        for number, (problem, text) in enumerate(responses):
+            environments.begin(number, run.config.seed, row_of(problem))
+            reply = _reply(environments)
+            if not reply.done:
+                environments.step(number, {"role": "assistant", "content": text})
+                reply = _reply(environments)
+            if not reply.done:
+                environments.end(number)
+                reply = _reply(environments)
+            if reply.failure:
+                raise UsageError(
+                    f"the environment fails on problem {problem.id!r}: {reply.failure}; fix that "
+                    "first"
+                )
+            rewards.append(reply.reward)
+    finally:
+        environments.close()
+    return rewards if asks_environment(run.config.task) else None
+
+
+def _reply(environments: Environments) -> Reply:
+    while not (replies := environments.replies(TICK)):
+        pass
+    return replies[0][1]
+
+
+def _scores(
+    run: OpenRun, responses: _Offer, own: Sequence[float | None] | None = None
+) -> Iterator[Score]:
+    """Yield the score of each response. `own` has the environment's reward for each.
 
     Raises BrokenReward if a reward breaks its contract, or UsageError in its place if the run has
     no results yet.
     """
     newest = run.folder.newest_update()
     state = run.state(newest, run.config.schedule.stage_of(newest))
-    own = 1.0 if asks_environment(run.config.task) else None
+    claimed = 1.0 if asks_environment(run.config.task) else None
     answers = (
-        Answer(p, text, run.prompts.ids_of(text), FinishReason.STOP, state, own)
-        for p, text in responses
+        Answer(p, text, run.prompts.ids_of(text), FinishReason.STOP, state, reward)
+        for (p, text), reward in zip(responses, own or [claimed] * len(responses), strict=True)
     )
     try:
         yield from run.task.score(answers)
@@ -153,11 +238,10 @@ def _scores(run: OpenRun, responses: Sequence[tuple[Problem, str]]) -> Iterator[
         raise (UsageError if run.folder.is_untouched() else BrokenReward)(text) from None
 
 
-_Offer = list[tuple[Problem, str]]  # problems with an answer to each
 _RIGHT = "the right answer"
 
 
-def _try_for_nothing(run: OpenRun) -> None:
+def _try_for_nothing(run: OpenRun, _: bool) -> None:
     """Say what the rewards pay for the right answer, and for answers that say nothing.
 
     Training finds what is paid without work. Raises UsageError if it is as much as for the right

@@ -1,0 +1,207 @@
+"""What chat templates leave out, write twice, and ask the clock: found before anything is sampled.
+
+The templates are TRL's copies of those of Qwen, Cohere, GLM, gpt-oss and others.
+"""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import pytest
+
+from mugrpo.config.run import PromptOptions
+from mugrpo.disk.errors import UsageError
+from mugrpo.disk.records import Problem
+from mugrpo.rollouts.messages import MessageEncoder
+from mugrpo.rollouts.prompts import PromptEncoder, notices
+from tests.cases import table
+from tests.rollouts.test_message_tokens import template_of, tokenizer_of
+
+SYSTEM = {"role": "system", "content": "Answer in  French."}
+QUESTION = {"role": "user", "content": "What is 2 + 3?\n"}
+SAID = {"role": "assistant", "content": "<think>hm</think> It is five."}
+TOLD = {"role": "tool", "name": "weather", "content": "Oslo: 3\ndegrees"}
+# Writes content in parts alone, as templates of models of images do
+PARTS = "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}.{% endfor %}"
+LAST = "{{ messages[-1].content }}."
+NO_SYSTEM = "{% for m in messages if m.role != 'system' %}{{ m.content }};{% endfor %}"
+
+
+def encoder(template: str, *special: str, **options: Any) -> PromptEncoder:
+    tokenizer = tokenizer_of(template)
+    tokenizer.add_special_tokens({"additional_special_tokens": list(special)})
+    return PromptEncoder(tokenizer, len(tokenizer), PromptOptions(form="chat", **options))
+
+
+def refusal(encode: PromptEncoder, *messages: Any, **columns: Any) -> str:
+    prompt = messages[0] if isinstance(messages[0], str) else messages
+    with pytest.raises(UsageError) as refused:
+        encode(Problem("p", prompt, "5", columns))
+    return str(refused.value)
+
+
+# ---- what is left out ----
+
+
+@table(
+    "template, messages, lost",
+    [
+        (PARTS, [QUESTION], "user's message \"What is 2 + 3?"),
+        (LAST, [QUESTION, SAID, {**QUESTION, "content": "And 4?"}], "user's message \"What is"),
+        (NO_SYSTEM, [SYSTEM, QUESTION], 'system\'s message "Answer in  French."'),
+        ("qwen2_5", [{**SYSTEM, "role": "developer"}, QUESTION], "developer's message"),
+        ("cohere2", [QUESTION, SAID, TOLD], "tool's message"),
+        ("idefics3", [QUESTION], "user's message"),
+        ("{{ messages[0].content[:6] }}", [QUESTION], "user's message"),
+    ],
+)
+def test_a_message_that_the_template_leaves_out_is_named(template: str, messages: Any, lost: str):
+    template = template if "{" in template else template_of(template)
+    said = refusal(encoder(template), *messages)
+    assert f"leaves the {lost}" in said and "--prompt.allow_missing true" in said
+    encode = encoder(template, allow_missing=True)
+    assert encode.text(Problem("p", tuple(messages), "5")) is not None
+
+
+@table(
+    "name", ["qwen2_5", "qwen3", "llama3_1", "gemma3", "gptoss", "glm4moe", "deepseekv3", "lfm2"]
+)
+def test_templates_of_models_write_all_that_they_get(name: str):
+    """Blanks at the ends go, and so does what a model has thought."""
+    encode = encoder(template_of(name))
+    written = encode.text(Problem("p", (SYSTEM, QUESTION, SAID, QUESTION), "5"))
+    assert written.count("What is 2 + 3?") == 2 and "It is five." in written
+
+
+def test_a_tools_answer_may_be_written_as_json():
+    encode = encoder(template_of("llama3_1"))
+    call = {"function": {"name": "weather", "arguments": {"city": "Oslo"}}, "type": "function"}
+    called = {"role": "assistant", "content": "", "tool_calls": [call]}
+    assert r"Oslo: 3\ndegrees" in encode.text(Problem("p", (QUESTION, called, TOLD), "5"))
+
+
+def test_keys_of_messages_that_are_not_written_are_said():
+    encode = encoder(template_of("qwen3"))
+    asked = {**QUESTION, "name": "Ada", "persona": "a curious child"}
+    thought = {"role": "assistant", "content": "5", "reasoning_content": "2 and 3 are 5"}
+    problem = Problem("p", (asked, thought, {**QUESTION, "content": "And 4?"}), "5")
+    (said,) = notices(encode, [encode.tokenizer.eos_token_id], [problem])
+    assert "leaves out 'name', 'persona', 'reasoning_content' of messages" in said
+
+
+# ---- what is written twice ----
+
+QWEN = "<|im_start|>user\nWhat is 2 + 3?<|im_end|>\n<|im_start|>assistant\n"
+
+
+@table(
+    "template, special, prompt, mark, remedy",
+    [
+        ("qwen2_5", (), QWEN, "<|im_end|>", "--prompt.form plain"),
+        ("qwen2_5", (), f"{QWEN}It is", "<|im_end|>", "take it out"),
+        ("qwen2_5", (), ({**QUESTION, "content": QWEN},), "<|im_end|>", "take it out"),
+        ("qwen2_5", (), ({**SYSTEM, "content": "<|im_start|>"}, QUESTION), "<|im_start|>", "take"),
+        ("phi3", (), "<|user|>\nHi<|end|>\n<|assistant|>\n", "<|end|>\n<|assistant|>", "plain"),
+        ("glm4moe", ("<|user|>",), "[gMASK]<sop><|user|>\nHi<|assistant|>\n", "<|user|>", "plain"),
+    ],
+)
+def test_a_prompt_that_a_template_has_written_is_refused(
+    template: str, special: Any, prompt: Any, mark: str, remedy: str
+):
+    encode = encoder(template_of(template), *special)
+    said = refusal(encode, *([prompt] if isinstance(prompt, str) else prompt))
+    assert f"holds {mark!r}" in said and remedy in said
+
+
+def test_what_a_prompt_may_ask_for_is_no_mark_of_a_template():
+    encode = encoder(template_of("qwen3"))
+    text = "Think within <think> and </think>, call <tool_call>, and strike <s>this</s>."
+    assert text in encode.text(Problem("p", text, "5"))
+
+
+# ---- variables and the clock ----
+
+
+def test_thinking_is_switched_off_by_an_option_or_a_column():
+    """Qwen3's template writes the empty thought, as its documentation says."""
+    thinks, does_not = (
+        encoder(template_of("qwen3"), chat_template_kwargs=kwargs)
+        for kwargs in ({}, {"enable_thinking": False})
+    )
+    problem, off = (Problem("p", "2+3", "5", c) for c in ({}, {"chat_template_kwargs": "[]"}))
+    assert not thinks.text(problem).endswith("</think>\n\n")
+    assert does_not.text(problem).endswith("<think>\n\n</think>\n\n")
+    for column in ({"enable_thinking": False}, '{"enable_thinking": false, "unset": null}'):
+        off = Problem("p", "2+3", "5", {"chat_template_kwargs": column})
+        assert thinks.text(off) == does_not.text(problem)
+    on = Problem("p", "2+3", "5", {"chat_template_kwargs": {"enable_thinking": True}})
+    assert does_not.text(on) == thinks.text(problem)
+
+
+@table("column", [{"thinks": 1}, {"messages": []}, {"tools": []}, ["enable_thinking"], "yes"])
+def test_variables_that_no_template_can_get_are_refused(column: Any):
+    said = refusal(encoder(template_of("qwen3")), "2+3", chat_template_kwargs=column)
+    assert "chat_template_kwargs" in said and ("leave it out" in said or "rename it" in said)
+
+
+DATED = "{{ strftime_now('%d %b %Y') }}: {{ messages[0].content }}"
+
+
+@table(
+    "options, day",
+    [({"date": "2025-02-03"}, "03 Feb 2025"), ({}, f"{datetime.date.today():%d %b %Y}")],
+)
+def test_a_templates_clock_stands(options: dict[str, Any], day: str):
+    encode = encoder(DATED, **options)
+    assert encode.text(Problem("p", "2+3", "5")) == f"{day}: 2+3"
+    again = encoder(DATED, **encode.options.model_dump(include={"date"}))
+    assert again.text(Problem("p", "2+3", "5")) == f"{day}: 2+3"
+
+
+def test_a_template_without_a_clock_has_no_date():
+    assert encoder(template_of("qwen3")).options.date is None
+    assert encoder(template_of("llama3_2")).options.date is not None
+
+
+# ---- turns ----
+
+GO_ON = {"role": "user", "content": "Go on."}
+OF_QWEN = "\n<|im_start|>user\nGo on.<|im_end|>\n<|im_start|>assistant\n"
+
+
+@table(
+    "name, stop, expected",
+    [
+        ("qwen2_5", "<|im_end|>", OF_QWEN),
+        (
+            "qwen2_5",
+            "<|endoftext|>",
+            "\n<|im_start|>user\nGo on.<|im_end|>\n<|im_start|>assistant\n",
+        ),
+        ("glm4moe", "<|user|>", "\nGo on.<|assistant|>"),
+        ("glm4moe", "<|observation|>", "\nGo on.<|assistant|>"),
+        ("glm4moe", "<|endoftext|>", "<|user|>\nGo on.<|assistant|>"),
+        ("gptoss", "<|return|>", "<|start|>user<|message|>Go on.<|end|><|start|>assistant"),
+        ("phi3", "<|end|>", "\n<|user|>\nGo on.<|end|>\n<|assistant|>\n"),
+        (
+            "gemma3",
+            "<end_of_turn>",
+            "\n<start_of_turn>user\nGo on.<end_of_turn>\n<start_of_turn>model\n",
+        ),
+    ],
+)
+def test_a_turns_end_is_not_written_twice(name: str, stop: str, expected: str):
+    special = ("<|user|>", "<|observation|>", "<|return|>", "<|end|>", "<end_of_turn>")
+    encode = encoder(template_of(name), *special, "<|start|>", "<|assistant|>")
+    last = encode.tokenizer.convert_tokens_to_ids(stop)
+    assert encode.tokenizer.decode(MessageEncoder(encode).suffix(last, [GO_ON])) == expected
+
+
+@table(
+    "template, words", [(PARTS, "leaves the user's message"), ("qwen3", "writes earlier messages")]
+)
+def test_a_template_that_cannot_write_turns_is_refused_at_the_start(template: str, words: str):
+    template = template if "{" in template else template_of(template)
+    with pytest.raises(UsageError, match=words):
+        MessageEncoder(encoder(template))
