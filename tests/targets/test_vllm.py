@@ -136,7 +136,7 @@ def test_a_killed_engine_is_started_again_and_the_shards_that_are_done_are_kept(
     config: Path, tmp_path: Path
 ):
     process = start(config, tmp_path / "run")
-    until(lambda: manifest(tmp_path / "run"))
+    until(lambda: manifest(tmp_path / "run"), 600)
     before = manifest(tmp_path / "run")
     for pid in engines_of(process.pid):
         os.kill(pid, signal.SIGKILL)
@@ -151,7 +151,7 @@ def test_a_killed_engine_is_started_again_and_the_shards_that_are_done_are_kept(
 @pytest.mark.promise("vllm")
 def test_a_killed_run_leaves_no_engine_and_goes_on_where_it_was(config: Path, tmp_path: Path):
     process = start(config, tmp_path / "run")
-    until(lambda: manifest(tmp_path / "run"))
+    until(lambda: manifest(tmp_path / "run"), 600)
     workers = engines_of(process.pid)
     before = manifest(tmp_path / "run")
     process.kill()

@@ -206,7 +206,7 @@ def _common_update(folder: RunDir, total: int, ranks: Ranks) -> int:
 def _for_this_machine(folder: RunDir, config: RunConfig, progress: Progress) -> RunConfig:
     """Return `config` with what a run decides when it begins: a precision of "auto", a date."""
     if (stored := folder.read_config()) is not None:
-        precision, day = (stored["config"][a][b] for a, b in _DECIDED)
+        precision, day = (stored["config"][a].get(b) for a, b in _DECIDED)
         model, prompt = config.model, config.prompt
         if model.precision == "auto":
             model = model.model_copy(update={"precision": precision})
