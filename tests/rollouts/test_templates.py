@@ -145,6 +145,15 @@ def test_variables_that_no_template_can_get_are_refused(column: Any):
     assert "chat_template_kwargs" in said and ("leave it out" in said or "rename it" in said)
 
 
+def test_variables_of_a_problem_are_refused_with_an_environment():
+    """Its later turns are written without the problem."""
+    tokenizer = tokenizer_of(template_of("qwen3"))
+    options = PromptOptions(form="chat")
+    encode = PromptEncoder(tokenizer, len(tokenizer), options, tools=lambda: [])
+    said = refusal(encode, "2+3", chat_template_kwargs={"enable_thinking": False})
+    assert "set prompt.chat_template_kwargs for all problems" in said
+
+
 DATED = "{{ strftime_now('%d %b %Y') }}: {{ messages[0].content }}"
 
 

@@ -274,30 +274,26 @@ class PromptEncoder:
 
     def _variables_of(self, problem: Problem) -> Mapping[str, Any]:
         """Return what a column gives the template for `problem`."""
-        column = problem.columns.get(_VARIABLES)
-        if not (column.strip() if isinstance(column, str) else column):
+        found = _cell(problem, _VARIABLES)
+        if found is None:
             return {}
-        found = present(literal(column) if isinstance(column, str) else column)
         if not isinstance(found, dict):
-            raise UsageError(
-                f"problem {problem.id!r}: the column {_VARIABLES!r}, which the chat template gets, "
-                f"is {shown(column)}, not a table; rename it if it is something else"
-            )
+            raise _misread(problem, _VARIABLES, "a table")
         self._require_known(found, f"problem {problem.id!r}: the column {_VARIABLES!r}")
+        if self._tools is not None:  # later turns are written for all problems alike
+            raise UsageError(
+                f"problem {problem.id!r} has a column {_VARIABLES!r}, which no run with an "
+                f"environment can use; set prompt.{_VARIABLES} for all problems"
+            )
         return found
 
     def _tools_of(self, problem: Problem) -> Sequence[Mapping[str, Any]]:
         """Return the tools that the template tells about: the environment's, or a column's."""
-        column = problem.columns.get("tools")
-        if not (column.strip() if isinstance(column, str) else column):
+        found = _cell(problem, "tools")
+        if found is None:
             return self.tools
-        found = present(literal(column) if isinstance(column, str) else column)
         if not isinstance(found, list) or not all(map(_name, found)):
-            raise UsageError(
-                f"problem {problem.id!r}: the column 'tools', which the chat template gets, is "
-                f"{shown(column)}, not a list of JSON schemas of functions; rename it if it is "
-                "something else"
-            )
+            raise _misread(problem, "tools", "a list of JSON schemas of functions")
         if self.tools and found:
             raise UsageError(
                 f"problem {problem.id!r} has tools in its column 'tools', but only those of the "
@@ -337,6 +333,22 @@ class PromptEncoder:
                 "another with --prompt.chat_template"
             ) from None
         return text
+
+
+def _cell(problem: Problem, column: str) -> Any:
+    """Return what a column has for the template, read if it is text, or None if it is empty."""
+    value = problem.columns.get(column)
+    if not (value.strip() if isinstance(value, str) else value):
+        return None
+    read = present(literal(value) if isinstance(value, str) else value)
+    return value if read is None else read
+
+
+def _misread(problem: Problem, column: str, wanted: str) -> UsageError:
+    return UsageError(
+        f"problem {problem.id!r}: the column {column!r}, which the chat template gets, is "
+        f"{shown(problem.columns[column])}, not {wanted}; rename it if it is something else"
+    )
 
 
 def _unwritten(messages: Sequence[Message], text: str) -> Iterator[Message]:
