@@ -100,12 +100,12 @@ class PromptOptions(Options):
     """If a prompt leaves no room for max_new_tokens in the model's context, refuse it, leave its
     problem out, or use only its last tokens."""
 
-    @field_validator("date")
+    @field_validator("date", mode="before")
     @classmethod
-    def _is_a_day(cls, day: str | None) -> str | None:
-        if day is not None:
+    def _is_a_day(cls, day: Any) -> Any:
+        if isinstance(day, str):
             datetime.date.fromisoformat(day)  # its error says what is wrong
-        return day
+        return f"{day}" if isinstance(day, datetime.date) else day  # TOML has dates
 
     @model_validator(mode="after")
     def _template_is_used(self) -> Self:
