@@ -43,7 +43,8 @@ from mugrpo.model.loading import (
     vocabulary_of,
 )
 from mugrpo.model.pretrained import model_path
-from mugrpo.model.shared_prompts import can_share_prompts
+from mugrpo.model.probe import bound_rows, untrainable
+from mugrpo.model.shared_prompts import body_of, can_share_prompts
 from mugrpo.processes.messages import first_line
 from mugrpo.processes.ranks import ALONE, Ranks
 
@@ -80,8 +81,9 @@ class Policy:
         pad_id = tokenizer.pad_token_id
         padded = pad_id is not None and pad_id < self.vocab_size
         self.pad_id: int = pad_id if padded else tokenizer.eos_token_id
-        if model.get_output_embeddings() is None or model.base_model is model:
+        if model.get_output_embeddings() is None or body_of(model) is model:
             raise UsageError(f"{options.path} has no head of its own; train another model")
+        bound_rows(self.model)
         _turn_off_dropout(self.model)
         if options.gradient_checkpointing:
             checkpoint_activations(self.model)
@@ -253,7 +255,8 @@ def load_policy(
     memory from here on (`keep_freed_memory`). `notify` reports a router's loss that is left
     out. Under an adapter, a model in bf16 has its own weights only in bf16. With `share_prompts`,
     whether the model can share prompts is tried before that, as the trial takes fp32. Raises
-    UsageError if model or tokenizer cannot be loaded, and as `put_adapter` does.
+    UsageError if model or tokenizer cannot be loaded, if logprobs would not be the model's own
+    (`untrainable`), and as `put_adapter` does.
     """
     path, place = model_path(options), device()
     model = load_model(path) if ranks.first else None
@@ -271,7 +274,12 @@ def load_policy(
     else:
         torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for each shape, for 0.4 s
     shares: bool | None = None
-    if adapter and precision_of(options) == "bf16":
+    halves = adapter and precision_of(options) == "bf16"
+    if ranks.size == 1 and not halves:
+        model.to(place)
+    if fault := ranks.from_first(untrainable(model, path) if ranks.first else None):
+        raise UsageError(fault)
+    if halves:
         if share_prompts:
             shares = ranks.from_first(ranks.first and can_share_prompts(model))
         halve_frozen(model)

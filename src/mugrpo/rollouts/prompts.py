@@ -30,13 +30,19 @@ class PromptEncoder:
         options: PromptOptions,
         limit: int | None = None,
         tools: Callable[[], Sequence[Mapping[str, Any]]] | None = None,
+        why: str = "",
     ) -> None:
-        """Prepare an encoder. `tools` returns the schemas that the chat template gets."""
+        """Prepare an encoder. `tools` returns the schemas that the chat template gets.
+
+        `why` says what makes the model's context so short, after a comma.
+        """
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
         self.options = options
         self.limit = limit
         self._tools = tools
+        self._why = why
+        self.unread: Sequence[str] = ()  # tokens that stand for images, which no prompt may have
         self.template: str | None = None
         if options.form == "chat":
             file = options.chat_template
@@ -83,6 +89,12 @@ class PromptEncoder:
         cannot be written in the chosen form, or if an id is outside the model's vocabulary.
         """
         texts, limit = [self.text(problem) for problem in problems], self.limit
+        for problem, text in zip(problems, texts, strict=True):
+            if seen := next((token for token in self.unread if token in text), None):
+                raise UsageError(
+                    f"problem {problem.id!r} has {seen}, which stands for an image or sound, but "
+                    "models are trained on text alone; leave such problems out"
+                )
         if self._may_be_outside:
             for problem, text in zip(problems, texts, strict=True):
                 self.checked(self._ids(problem, text), f"problem {problem.id!r}")
@@ -101,8 +113,8 @@ class PromptEncoder:
             choices = "drop or truncate" if fitting else "truncate"
             raise UsageError(
                 f"{overlong} of {len(problems)} prompts are longer than the {limit} tokens that "
-                f"rollouts.max_new_tokens leaves of the model's context (the longest has "
-                f"{longest}); lower rollouts.max_new_tokens, or choose "
+                f"rollouts.max_new_tokens leaves of the model's context{self._why} (the longest "
+                f"has {longest}); lower rollouts.max_new_tokens, or choose "
                 f"--prompt.overlong {choices}"
             )
         return fitting
