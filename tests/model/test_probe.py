@@ -35,13 +35,13 @@ LONG = {
     **THETA,
     "short_factor": [1.0, 1.1, 1.2, 1.3],
     "long_factor": [1.5, 3.0, 6.0, 12.0],
-    "original_max_position_embeddings": 64,
 }
 DYNAMIC = {"rope_type": "dynamic", **THETA, "factor": 2.0}
 YARN = {"rope_type": "yarn", **THETA, "factor": 4.0, "original_max_position_embeddings": 32768}
 
 
 WIDTH = {"hidden_size": 32, "num_attention_heads": 4, "pad_token_id": 0}
+ORIGINAL = {"original_max_position_embeddings": 64}  # where Phi3's config has it
 
 
 def rotating(kind: str) -> Policy:
@@ -49,7 +49,7 @@ def rotating(kind: str) -> Policy:
     torch.manual_seed(7)
     sizes = {key: value for key, value in SIZES.items() if key != "max_position_embeddings"}
     config = (
-        Phi3Config(**sizes, max_position_embeddings=512, rope_parameters=LONG)
+        Phi3Config(**sizes, max_position_embeddings=512, rope_parameters=LONG, **ORIGINAL)
         if kind == "longrope"
         else LlamaConfig(**sizes, max_position_embeddings=64, rope_parameters=DYNAMIC)
     )
@@ -86,7 +86,7 @@ def test_a_row_beyond_it_is_refused_by_trainer_and_engine(kind: str):
     ("config", "length", "shortened"),
     [
         (LlamaConfig(max_position_embeddings=4096), 4096, False),
-        (Phi3Config(**WIDTH, max_position_embeddings=131072, rope_parameters=LONG), 64, True),
+        (Phi3Config(**WIDTH, **ORIGINAL, rope_parameters=LONG), 64, True),
         (LlamaConfig(max_position_embeddings=2048, rope_parameters=DYNAMIC), 2048, False),
         # as Qwen2.5's model card has it; 4 x 32768
         (Qwen2Config(max_position_embeddings=32768, rope_parameters=YARN), 131072, False),
@@ -124,7 +124,7 @@ BOTH_WAYS = BertConfig(
 )
 def test_a_model_is_refused_if_its_logprobs_would_be_others(config: Any, change: Any, reason: Any):
     torch.manual_seed(7)
-    model = AutoModelForCausalLM.from_config(config)
+    model = AutoModelForCausalLM.from_config(config).eval()
     if change:
         change(model)
     fault = untrainable(model, "here")

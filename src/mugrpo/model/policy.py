@@ -252,11 +252,11 @@ def load_policy(
 
     If there are several `ranks`, only the first reads weights, into host memory. On the others the
     weights are arbitrary until `fsdp.distribute` fills them. On a CPU, the process keeps freed
-    memory from here on (`keep_freed_memory`). `notify` reports a router's loss that is left
-    out. Under an adapter, a model in bf16 has its own weights only in bf16. With `share_prompts`,
-    whether the model can share prompts is tried before that, as the trial takes fp32. Raises
-    UsageError if model or tokenizer cannot be loaded, if logprobs would not be the model's own
-    (`untrainable`), and as `put_adapter` does.
+    memory from here on (`keep_freed_memory`). `notify` reports a router's loss that is left out,
+    and a router that an adapter trains. Under an adapter, a model in bf16 has its own weights only
+    in bf16. With `share_prompts`, whether the model can share prompts is tried before that, as the
+    trial takes fp32. Raises UsageError if model or tokenizer cannot be loaded, if logprobs would
+    not be the model's own (`untrainable`), and as `put_adapter` does.
     """
     path, place = model_path(options), device()
     model = load_model(path) if ranks.first else None
@@ -286,12 +286,20 @@ def load_policy(
     policy = Policy(model.to(place) if ranks.size == 1 else model, tokenizer, options, adapter)
     policy.ranks, policy.device = ranks, torch.device(place)
     policy.can_share_prompts = shares
+    for sentence in _notices(model, adapter):
+        notify(sentence)
+    return policy
+
+
+def _notices(model: Any, adapter: Adapter | None) -> Iterator[str]:
+    """Yield what happens to the router of a mixture of experts."""
     if coefficient := getattr(model.config.get_text_config(), "router_aux_loss_coef", None):
-        notify(
+        yield (
             f"the router's auxiliary loss (router_aux_loss_coef = {coefficient}) is left out: "
             "updates follow the objective alone"
         )
-    return policy
+    if adapter and adapter.parameters:
+        yield f"the adapter also trains routers and experts: {', '.join(adapter.parameters)}"
 
 
 def _turn_off_dropout(model: nn.Module) -> None:
