@@ -170,6 +170,15 @@ def image_tokens(options: ModelOptions, tokenizer: Any) -> list[str]:
     return [token for token in tokenizer.convert_ids_to_tokens(ids) if token]
 
 
+def processor_files(path: str) -> list[Path]:
+    """Return the files by which other programs prepare images and sound for a model, if any."""
+    folder = Path(path)
+    if not folder.is_dir():  # of a hub id, they are beside its config
+        config = cached_file(path, "config.json", _raise_exceptions_for_missing_entries=False)
+        folder = Path(config or path).parent
+    return sorted(folder.glob("*processor*_config.json"))
+
+
 def _config_at(path: str) -> Any:
     """Return the config of the model at `path`, without an attention that it names.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -40,6 +41,7 @@ from mugrpo.model.loading import (
     empty_model,
     load_model,
     load_tokenizer,
+    processor_files,
     vocabulary_of,
 )
 from mugrpo.model.pretrained import model_path
@@ -78,6 +80,10 @@ class Policy:
         generation_config = getattr(model, "generation_config", None)
         self.vocabulary = vocabulary_of(size, tokenizer, generation_config, options)
         self.vocab_size, self.stop_ids = self.vocabulary.size, self.vocabulary.stop_ids
+        for config in (generation_config, model.config.get_text_config()):
+            if config is not None:  # what is saved stops where responses stopped
+                config.eos_token_id = self.stop_ids[0] if len(self.stop_ids) == 1 else self.stop_ids
+        self.processor_files: list[Path] = []  # of a model that also reads images, to save with it
         pad_id = tokenizer.pad_token_id
         padded = pad_id is not None and pad_id < self.vocab_size
         self.pad_id: int = pad_id if padded else tokenizer.eos_token_id
@@ -145,6 +151,8 @@ class Policy:
     ) -> dict[str, str]:
         """Write the model, or its adapter, and the tokenizer to `folder` in Hugging Face format.
 
+        With them goes what serving needs: the ids that end a response, and `processor_files`.
+
         If ranks split the model, all must call this, and each writes its part: `weights`, by
         default those of now, rounded to `dtype`. Return what `write_weights` does.
         """
@@ -154,8 +162,11 @@ class Policy:
             sums = write_weights(self.model, weights, self.ranks, folder)
         elif self.ranks.first:
             self.adapter.write(weights.tensors, folder)
+            self.model.generation_config.save_pretrained(folder)
         if self.ranks.first:
             self.tokenizer.save_pretrained(folder)
+            for file in self.processor_files:
+                shutil.copyfile(file, folder / file.name)
         return sums
 
     def load_weights(self, path: str | Path, update: int) -> None:
@@ -286,6 +297,7 @@ def load_policy(
     policy = Policy(model.to(place) if ranks.size == 1 else model, tokenizer, options, adapter)
     policy.ranks, policy.device = ranks, torch.device(place)
     policy.can_share_prompts = shares
+    policy.processor_files = processor_files(path)
     for sentence in _notices(model, adapter):
         notify(sentence)
     return policy

@@ -46,7 +46,7 @@ class PromptEncoder:
         self.template: str | None = None
         if options.form == "chat":
             file = options.chat_template
-            self.template = _own_template(tokenizer) if file is None else _read_template(file)
+            self.template = _own_template(tokenizer) if file is None else read_template(file)
             if self.template is None:
                 raise UsageError(
                     "prompt.form = 'chat', but the tokenizer has no chat template; use "
@@ -242,7 +242,8 @@ def _own_template(tokenizer: Any) -> str | None:
     return template.get("default") if isinstance(template, dict) else template
 
 
-def _read_template(file: str) -> str:
+def read_template(file: str) -> str:
+    """Return the chat template in a file. Raises UsageError if it cannot be read."""
     try:
         return Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
