@@ -19,6 +19,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
     TopPLogitsWarper,
 )
 
@@ -58,10 +59,13 @@ def tiny_config(form: str) -> Any:
             attn_pdrop=0.5,
             **shared,
         )
+    if form == "qwen3_moe":
+        shared |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
     forms = {
         "llama": LlamaConfig,
         "qwen2": Qwen2Config,
         "qwen3": Qwen3Config,
+        "qwen3_moe": Qwen3MoeConfig,
         "gemma3": Gemma3TextConfig,
         "mistral": MistralConfig,
     }

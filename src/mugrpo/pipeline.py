@@ -20,11 +20,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Self
 
+from mugrpo.config.engines import OwnEngineOptions
 from mugrpo.config.run import RunConfig
 from mugrpo.config.training import SinkOptions
 from mugrpo.disk.errors import Interrupted
 from mugrpo.disk.metrics import EVALUATION, MetricsLog, read_metrics
 from mugrpo.disk.publishing import remove_unfinished
+from mugrpo.engines import make_engine
 from mugrpo.report.readable import rounded
 from mugrpo.run.estimate import longest_seconds
 from mugrpo.run.opening import OpenRun
@@ -121,6 +123,11 @@ def check(run: OpenRun) -> str:
     with Work(run) as work:
         _prepare(run)
         preflight(run, work.measures, verbose=True)
+        if work.ranks is None:  # those load the model on their own
+            run.progress.say(f"loading the model {run.config.model.path}")
+            policy = work.weights.load()
+            if isinstance(run.config.engine, OwnEngineOptions):
+                make_engine(policy, run.config.engine)
     updates = schedule.total_updates
     rollouts = updates // schedule.passes_per_batch * schedule.rollouts_per_update
     prompts = [len(run.prompts(problem)) for problem in run.problems[:_PROMPTS]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Gemma2Config
+from transformers import AutoModelForCausalLM, Gemma2Config, Mamba2Config
 
 from mugrpo.config.engines import ContinuousOptions, HFOptions
 from mugrpo.config.run import ModelOptions
@@ -114,6 +114,24 @@ def test_a_model_that_asks_for_another_attention_is_refused():
     policy = Policy(model, chain_tokenizer(), ModelOptions())
     with pytest.raises(UsageError, match=r"softcap is not supported.*--engine\.name hf"):
         make_engine(policy, ContinuousOptions(slots=8))
+
+
+@table(
+    ("engine", "sentence"),
+    [
+        (ContinuousOptions(slots=8), r"neither engine .* \(continuous: list index out of range\)"),
+        (HFOptions(slots=8), r"neither engine of mugrpo can .* \(hf: its logits differ by \d+%"),
+    ],
+)
+def test_a_model_that_no_engine_can_decode_is_refused(engine, sentence):
+    """transformers' static cache keeps no state of Mamba2 for rows of different lengths."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 24, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}
+    ids = {"bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0}
+    config = Mamba2Config(**sizes, **ids, num_heads=8, head_dim=8, n_groups=2)
+    policy = Policy(AutoModelForCausalLM.from_config(config), chain_tokenizer(), ModelOptions())
+    with pytest.raises(UsageError, match=sentence):
+        make_engine(policy, engine)
 
 
 # ---- the cache against attention over whole sequences ----

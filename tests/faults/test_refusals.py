@@ -154,6 +154,15 @@ def test_a_config_json_that_is_none_is_refused(run_dir: Path, command: Command):
         refused(command("train", run_dir), words)
 
 
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0] * 16,
+    "long_factor": [4.0] * 16,
+    "original_max_position_embeddings": 52,  # 48 of them are the response's
+}
+
+
 def test_a_folder_or_file_that_is_no_run_is_refused_and_left(tmp_path: Path, command: Command):
     config, file = write_config(tmp_path / "config"), tmp_path / "file"
     file.write_text("text")
@@ -177,7 +186,9 @@ def test_a_folder_or_file_that_is_no_run_is_refused_and_left(tmp_path: Path, com
         ("config.json", {"hidden_act": 3}, "cannot be loaded (Validation error for field 'hidden"),
         ("config.json", {"attn_implementation": "their/kernel"}, "a kernel of the hub, their/kern"),
         ("config.json", {"experts_implementation": "a/b"}, "remove experts_implementation from"),
-        ("config.json", {"attn_implementation": "nonesuch"}, "cannot be loaded (Specified `attn_"),
+        ("config.json", {"rope_parameters": LONG_ROPE}, "of the model's context, as its rotation"),
+        ("config.json", {"model_type": "t5"}, "which transformers has no causal language model of"),
+        ("config.json", {"model_type": "llava"}, "it reads images or sound, and is of the type"),
         ("config.json", {"rope_parameters": {"rope_type": "nonesuch"}}, "there is no 'nonesuch'"),
         ("config.json", {"num_hidden_layers": 0}, "has 0 layers; fix its config.json"),
         ("model.safetensors", None, "cannot be loaded ("),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, MambaConfig
 
 from mugrpo.config.load import build_config
 from mugrpo.config.run import ModelOptions
@@ -15,7 +16,7 @@ from mugrpo.config.training import LoRAOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.model.policy import load_policy
 from mugrpo.optimize.forward import rollout_logprobs
-from tests.builders import PROMPTS, adapted_policy, encoded
+from tests.builders import PROMPTS, adapted_policy, chain_tokenizer, encoded, tiny_policy
 from tests.cases import table
 from tests.updates import config_of
 
@@ -65,7 +66,7 @@ def test_the_seed_alone_decides_the_initial_values_and_peft_draws_them_alike():
             assert tensor.std().item() == pytest.approx(bound / 3**0.5, rel=0.1)
 
 
-@table("form", ["gpt2", "chain", "llama"], first=1)  # the first has transposed weights
+@table("form", ["gpt2", "qwen3_moe", "chain", "llama"], first=2)  # the first has transposed weights
 def test_a_saved_adapter_loads_with_peft_and_here_to_the_same_bits(form: str, tmp_path: Path):
     policy = adapted_policy(form, tmp_path / "base", LORA)
     policy.save(tmp_path / "adapter")
@@ -84,7 +85,7 @@ def test_a_saved_adapter_loads_with_peft_and_here_to_the_same_bits(form: str, tm
     assert torch.equal(logits_of(again.model, policy), logits_of(plain.model, policy))
 
 
-@table("form", ["gpt2", "chain", "llama"], first=1)
+@table("form", ["gpt2", "qwen3_moe", "chain", "llama"], first=2)
 def test_a_merged_model_is_plain_and_has_the_same_logits_up_to_rounding(form: str, tmp_path: Path):
     policy = adapted_policy(form, tmp_path / "base", LORA)
     expected, base = logits_of(policy.model, policy), policy.model.name_or_path
@@ -95,6 +96,28 @@ def test_a_merged_model_is_plain_and_has_the_same_logits_up_to_rounding(form: st
     merged = logits_of(policy.model, policy)
     torch.testing.assert_close(merged, expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item())
     assert (merged - logits_of(plain, policy)).abs().max() > 100 * (merged - expected).abs().max()
+
+
+def test_of_a_mixture_of_experts_the_router_is_trained_too_and_that_is_said(tmp_path: Path):
+    """With the ranks and alphas that peft gives parameters: those of two layers have twice them."""
+    tiny_policy("qwen3_moe").save(tmp_path)
+    said: list[str] = []
+    policy = load_policy(ModelOptions(path=str(tmp_path)), said.append, lora=LORA)
+    named = "the adapter also trains routers and experts: down_proj, gate.weight, gate_up_proj"
+    assert named in said
+    policy.save(tmp_path / "adapter")
+    stored = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert stored["target_parameters"] == ["down_proj", "gate.weight", "gate_up_proj"]
+    assert [*stored["rank_pattern"].values()] == [8]
+    assert [*stored["alpha_pattern"].values()] == [2 * LORA.alpha]
+
+
+def test_a_model_that_peft_refuses_is_refused_in_a_sentence(tmp_path: Path):
+    config = MambaConfig(vocab_size=24, hidden_size=16, num_hidden_layers=1, state_size=4)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    chain_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match=r"peft has no adapter .*'out_proj'.* \(lora.rank = 0\)$"):
+        load_policy(ModelOptions(path=str(tmp_path)), lora=LORA)
 
 
 def test_an_adapter_of_another_form_is_refused(tmp_path: Path):

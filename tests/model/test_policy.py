@@ -4,21 +4,33 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
+    GenerationConfig,
     Qwen3MoeConfig,
+    pipeline,
 )
 
 from mugrpo.config.run import ModelOptions
+from mugrpo.config.training import LoRAOptions
 from mugrpo.disk.errors import UsageError
+from mugrpo.engines.base import Request
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.model.pretrained import model_fingerprint
 from mugrpo.model.shared_prompts import can_share_prompts
-from tests.builders import TINY_FORMS, chain_tokenizer, tiny_policy
+from tests.builders import (
+    PROMPTS,
+    TINY_FORMS,
+    chain_tokenizer,
+    encoded,
+    generated,
+    tiny_policy,
+)
 from tests.cases import table
 
 
@@ -126,6 +138,30 @@ def test_a_tokenizer_without_eos_is_refused_and_the_option_sets_one(model_folder
         load_policy(ModelOptions(path=str(model_folder)))
     policy = load_policy(ModelOptions(path=str(model_folder), eos_token="<eos>"))
     assert policy.tokenizer.eos_token_id == 1 and policy.stop_ids == [1]
+
+
+@table("rank", [0, 4])
+def test_what_is_saved_stops_where_responses_stop_in_transformers_pipeline_too(
+    model_folder: Path, tmp_path: Path, rank: int
+):
+    """The option adds a token that the base model goes on after. Processor files go along."""
+    (model_folder / "preprocessor_config.json").write_text("{}")
+    options = ModelOptions(path=str(model_folder), eos_token="-")
+    policy = load_policy(options, lora=LoRAOptions(rank=rank))
+    policy.save(tmp_path / "saved")
+    assert (tmp_path / "saved" / "preprocessor_config.json").read_text() == "{}"
+    generate = pipeline("text-generation", str(tmp_path / "saved"))
+    how: dict[str, Any] = {"do_sample": False}
+    if rank:  # transformers takes the base model's
+        how |= {"generation_config": GenerationConfig.from_pretrained(tmp_path / "saved")}
+    ends = []
+    for prompt in PROMPTS:
+        (ours,) = generated(policy, [Request(encoded(policy, prompt), 0)], temperature=1e-3)
+        (theirs,) = generate(prompt, **how, max_new_tokens=48, return_tensors=True)
+        ids = theirs["generated_token_ids"][len(encoded(policy, prompt)) :]
+        assert ids == ours.ids.tolist()
+        ends.append(policy.tokenizer.convert_ids_to_tokens(ids[-1]))
+    assert set(ends) == {"-", "<eos>"}
 
 
 def test_a_mixture_of_experts_says_that_its_routers_loss_is_left_out(tmp_path):

@@ -7,9 +7,11 @@ from transformers import (
     AutoModelForCausalLM,
     Cohere2Config,
     CohereConfig,
+    FalconH1Config,
     Gemma2Config,
     GraniteConfig,
     GraniteMoeConfig,
+    HyperCLOVAXConfig,
     LlamaConfig,
     OPTConfig,
 )
@@ -35,6 +37,7 @@ SIZES = {
     "eos_token_id": 1,
     "pad_token_id": 0,
 }
+STATES = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8}
 MODELS = {
     "llama": (LlamaConfig(**SIZES), Shaping()),
     "gpt2": (tiny_config("gpt2"), Shaping()),
@@ -43,6 +46,8 @@ MODELS = {
     "cohere2": (Cohere2Config(**SIZES, logit_scale=4.0), Shaping(4.0)),
     "granite": (GraniteConfig(**SIZES, logits_scaling=8.0), Shaping(1 / 8)),
     "granitemoe": (GraniteMoeConfig(**SIZES, logits_scaling=0.5), Shaping(2.0)),
+    "falcon_h1": (FalconH1Config(**SIZES, **STATES, lm_head_multiplier=0.5), Shaping(0.5)),
+    "hyperclovax": (HyperCLOVAXConfig(**SIZES, logits_scaling=3.0), Shaping(3.0)),
     "gemma2": (Gemma2Config(**SIZES, final_logit_softcapping=2.0), Shaping(1.0, 2.0)),
 }
 

@@ -136,12 +136,6 @@ def test_a_state_space_model_cannot_share():
     assert not can_share_prompts(AutoModelForCausalLM.from_config(config))
 
 
-def test_a_model_cannot_share_if_rotary_embeddings_depend_on_the_length():
-    model = tiny_policy("llama").model
-    model.config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
-    assert not can_share_prompts(model)
-
-
 class Wrapped(nn.Module):
     """A causal model whose base model mishandles packed tokens, as `fault` says."""
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from mugrpo.config.engines import (
@@ -19,27 +21,64 @@ from mugrpo.config.engines import (
 )
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
+from mugrpo.engines import continuous, hf
 from mugrpo.engines.base import Engine
-from mugrpo.engines.continuous import ContinuousEngine, require_fit
+from mugrpo.engines.continuous import ContinuousEngine
 from mugrpo.engines.hf import HFEngine
 from mugrpo.engines.process import Host, RemoteEngine, visible_gpus
 from mugrpo.engines.server import ServerEngine
 from mugrpo.engines.vllm import require_vllm, vllm_host
 from mugrpo.model.loading import Vocabulary
 from mugrpo.model.policy import Policy
+from mugrpo.processes.messages import first_line
 from mugrpo.processes.peer import Peer
 
 
 def make_engine(policy: Policy, options: EngineOptions) -> Engine:
     """Return the engine that `options` describes, in this process, sampling from `policy`.
 
-    Raises UsageError if continuous batching cannot decode the model.
+    Raises UsageError if it cannot decode the model, and names one that can.
     """
+    if fault := _decoding_fault(policy, options.name):
+        if options.name == "continuous" and _decoding_fault(policy, "hf") is None:
+            raise UsageError(
+                f"continuous batching cannot decode this model ({fault}); use --engine.name hf"
+            )
+        raise UsageError(
+            f"neither engine of mugrpo can decode this model ({options.name}: {fault}); use "
+            "--engine.name vllm if vLLM has its architecture, else train another model"
+        )
     if isinstance(options, ContinuousOptions):
-        require_fit(policy)
         return ContinuousEngine(policy, options)
     assert isinstance(options, HFOptions), f"no engine for {type(options).__name__}"
     return HFEngine(policy, options)
+
+
+# Largest norm of a difference in logits, relative to their norm. What bf16 rounds is a few percent.
+_TOLERANCE = {"fp32": 1e-3, "bf16": 0.25}
+
+
+@torch.inference_mode()
+def _decoding_fault(policy: Policy, name: str) -> str | None:
+    """Return why the engine `name` cannot decode the policy's model, tried on two tiny rows.
+
+    They are of different lengths; the model's own pass over each row alone says what is right. What
+    shows in longer rows only is left to the canary.
+    """
+    forced = {"continuous": continuous.forced, "hf": hf.forced}[name]
+    rows = [np.arange(n, dtype=np.int32) % min(7, policy.vocab_size - 1) + 1 for n in (6, 12)]
+    ids = [torch.from_numpy(row).long().to(policy.device)[None] for row in rows]
+    try:
+        with policy.evaluating() as model:
+            tokens = torch.cat([row[:, -3:] for row in ids])
+            ours = torch.stack([*forced(policy, [row[:-3] for row in rows], tokens)], 1)
+            theirs = torch.cat([model(input_ids=r, use_cache=False).logits[:, -4:] for r in ids])
+    except Exception as error:  # other kinds of models may fail in any way
+        return first_line(error)
+    gap = float((ours - theirs).float().norm() / theirs.float().norm())
+    if gap <= _TOLERANCE[policy.precision] or math.isnan(gap):  # NaN is found as such
+        return None
+    return f"its logits differ by {gap:.0%} from the model's own"
 
 
 def make_engines(

@@ -20,14 +20,12 @@ import torch.nn.functional as F
 from transformers import DynamicCache
 
 from mugrpo.config.engines import ContinuousOptions
-from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import FinishReason
 from mugrpo.engines.base import Arrivals, Completion, Decoded, Engine, Request
 from mugrpo.engines.cache import ATTENTION, KeysValues, SlotCache, cache_argument, reordered
 from mugrpo.engines.sampling import left_padded, refuse_nan, sample, uniforms
 from mugrpo.model.attention import attending
 from mugrpo.model.policy import Policy
-from mugrpo.processes.messages import first_line
 
 # The model's output for a prompt: keys and values of each layer, both [H, P, D], and the logits [V]
 # of the first response token.
@@ -104,6 +102,19 @@ def decode(
             slots=cache,
         ).logits
     return logits[:, -1]
+
+
+def forced(
+    policy: Policy, prompts: Sequence[np.ndarray], ids_UT: torch.Tensor
+) -> Iterator[torch.Tensor]:
+    """Yield the logits [U, V] after each prompt, then after each of the tokens that follow it."""
+    cache = SlotCache(len(prompts), split=policy.device.type == "cpu")
+    prefilled = prefill(policy, prompts)
+    for slot, (layers, _) in enumerate(prefilled):
+        cache.begin(np.array([slot]), layers)
+    yield torch.stack([logits_V for _, logits_V in prefilled])
+    for t, token_U in enumerate(ids_UT.T):
+        yield decode(policy, cache, token_U, np.full(len(prompts), t))
 
 
 class _Sequences:
@@ -261,20 +272,3 @@ class _Sequences:
                 device[gaps] = device[movers]
         live = int(self.length_S[:remaining].max(initial=0))
         self.cache.compact(movers, gaps, remaining, live)
-
-
-def require_fit(policy: Policy) -> None:
-    """Raise UsageError if the model cannot be decoded in slots, tried on one token.
-
-    If that token were wrong, the canary would say so: it compares engine and trainer.
-    """
-    prompt, cache = np.arange(2, dtype=np.int32), SlotCache(1, split=policy.device.type == "cpu")
-    try:
-        with policy.evaluating(), torch.inference_mode():
-            cache.begin(np.array([0]), prefill(policy, [prompt])[0][0])
-            decode(policy, cache, torch.tensor([0], device=policy.device), np.array([0]))
-    except Exception as error:  # other kinds of models may fail in any way
-        raise UsageError(
-            f"continuous batching cannot decode this model ({first_line(error)}); use "
-            "--engine.name hf"
-        ) from None

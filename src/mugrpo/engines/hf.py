@@ -59,35 +59,21 @@ class HFEngine(Engine):
         self, requests: Sequence[Request], temperature: float, limits: Sequence[int], top_p: float
     ) -> list[Completion]:
         policy, steps = self.policy, max(limits)
-        step_ids, mask_BL = left_padded([r.prompt_ids for r in requests], policy)
-        position_ids = (mask_BL.cumsum(-1) - 1).clamp(min=0)
         stop_ids = torch.tensor(policy.stop_ids, device=policy.device)
         uniforms_BT = torch.from_numpy(uniforms([r.seed for r in requests], steps))
         uniforms_BT = uniforms_BT.to(policy.device)
         limit_B = torch.tensor(limits, device=policy.device)
         finished_B = torch.zeros(len(requests), dtype=torch.bool, device=policy.device)
-        drawn = []
+        drawn: list[tuple[torch.Tensor, torch.Tensor]] = []
+        decoding = _Decoding(policy, [r.prompt_ids for r in requests], steps)
         with policy.evaluating() as model:
-            cache = _cache(model.config, mask_BL.shape[1] + steps)
-            cached = cache_argument(cache, model)
-            for t in range(steps):
-                logits_BV = model(
-                    input_ids=step_ids,
-                    attention_mask=mask_BL,
-                    position_ids=position_ids,
-                    use_cache=True,
-                    logits_to_keep=1,
-                    **cached,
-                ).logits[:, -1]
+            while not finished_B.all():
+                t, logits_BV = len(drawn), decoding.step(model)
                 token_B, logprob_B = sample(logits_BV, temperature, uniforms_BT[:, t], top_p)
                 refuse_nan(logprob_B, policy)
                 drawn.append((token_B, logprob_B))
                 finished_B |= torch.isin(token_B, stop_ids) | (limit_B == t + 1)
-                if finished_B.all():
-                    break
-                step_ids = token_B[:, None]
-                mask_BL = torch.cat([mask_BL, torch.ones_like(step_ids)], -1)
-                position_ids = position_ids[:, -1:] + 1
+                decoding.append(token_B)
         ids_BT, logprobs_BT = (torch.stack(column, -1) for column in zip(*drawn, strict=True))
         return self._completions(ids_BT, logprobs_BT, limits)
 
@@ -105,6 +91,46 @@ class HFEngine(Engine):
                 Completion(ids[row, :length].copy(), logprobs[row, :length].copy(), reason)
             )
         return completions
+
+
+class _Decoding:
+    """A batch of rows that grow by a token with each step, and their cache."""
+
+    def __init__(self, policy: Policy, prompts: Sequence[np.ndarray], steps: int) -> None:
+        """Begin with `prompts`, each followed by up to `steps` tokens."""
+        self._ids, self._mask_BL = left_padded(prompts, policy)
+        self._positions = (self._mask_BL.cumsum(-1) - 1).clamp(min=0)
+        self._cache = _cache(policy.model.config, self._mask_BL.shape[1] + steps)
+
+    def step(self, model: Any) -> torch.Tensor:
+        """Return the logits [B, V] after the last token of each row."""
+        logits: torch.Tensor = model(
+            input_ids=self._ids,
+            attention_mask=self._mask_BL,
+            position_ids=self._positions,
+            use_cache=True,
+            logits_to_keep=1,
+            **cache_argument(self._cache, model),
+        ).logits
+        return logits[:, -1]
+
+    def append(self, token_B: torch.Tensor) -> None:
+        """Let each row go on with its token."""
+        self._ids = token_B[:, None]
+        self._mask_BL = torch.cat([self._mask_BL, torch.ones_like(self._ids)], -1)
+        self._positions = self._positions[:, -1:] + 1
+
+
+@torch.inference_mode()
+def forced(
+    policy: Policy, prompts: Sequence[np.ndarray], ids_BT: torch.Tensor
+) -> Iterator[torch.Tensor]:
+    """Yield the logits [B, V] after each prompt, then after each of the tokens that follow it."""
+    decoding = _Decoding(policy, prompts, ids_BT.shape[1])
+    yield decoding.step(policy.working())
+    for token_B in ids_BT.T:
+        decoding.append(token_B)
+        yield decoding.step(policy.working())
 
 
 # Their attention adds a bias per key of the mask (ALiBi), and a static cache has more keys.

@@ -14,7 +14,7 @@ from mugrpo.config.training import LoRAOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.engines.process import Host, not_run
 from mugrpo.model.hardware import precision_of
-from mugrpo.model.loading import Vocabulary
+from mugrpo.model.loading import Vocabulary, model_sizes
 from mugrpo.model.pretrained import model_path
 
 OLDEST = (0, 26)  # its reload_weights takes a path; tools/vllm_env.py has the tested version
@@ -59,6 +59,7 @@ def vllm_host(
     If the run trains an adapter, the process keeps the base model. vLLM's engine core runs in that
     same process, so nothing is left to hang when it is killed.
     """
+    _, context, why = model_sizes(model)
     room = next(rank for rank in _LORA_RANKS if rank >= lora.rank)
     arguments = {
         "dtype": "float32" if precision_of(model) == "fp32" else "bfloat16",
@@ -67,6 +68,8 @@ def vllm_host(
         "gpu_memory_utilization": options.gpu_memory_utilization,
         **options.arguments,
     }
+    if context and why:  # vLLM rotates all rows as long ones if one may be long
+        arguments["max_model_len"] = min(context, options.max_model_len or context)
     setup = {
         "backend": "vllm",
         "arguments": arguments,

@@ -22,6 +22,7 @@ from torch import nn
 from mugrpo.config.training import LoRAOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.model.files import local, own_rows, readable_as
+from mugrpo.processes.messages import first_line
 
 CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."  # of names in peft's files
@@ -50,6 +51,11 @@ class Adapter:
                 module.weight = nn.Parameter(torch.empty(parameter.shape, device=model.device))
         self._set(values)
 
+    @property
+    def parameters(self) -> list[str]:
+        """The names of what it trains other than linear layers: of routers and experts."""
+        return list(self._config.target_parameters or ())
+
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the adapter's tensors by their names in peft's files."""
         trained = ((n, p) for n, p in self._model.named_parameters() if p.requires_grad)
@@ -72,9 +78,11 @@ class Adapter:
     def merge(self) -> None:
         """Add the adapter to the model's weights and leave a plain model. This adapter ends."""
         for name, layer in list(self._model.named_modules()):
-            if hasattr(layer, "lora_A"):
-                layer.merge()
-                self._model.set_submodule(name, layer.get_base_layer())
+            if hasattr(layer, "lora_A") and not name.endswith(".base_layer"):
+                while hasattr(layer, "lora_A"):  # experts have one inside another
+                    layer.merge()
+                    layer = layer.base_layer
+                self._model.set_submodule(name, layer)
 
     def _initial(self) -> dict[str, torch.Tensor]:
         """Return the first values: B is 0, so the policy is the model; A is drawn as peft does."""
@@ -126,7 +134,9 @@ def put_adapter(model: Any, options: LoRAOptions) -> Any:
     """Put an adapter without values into `model`, freeze the rest, and return peft's config.
 
     Every linear layer but the output head gets one: logprobs are computed from the head's own
-    weights, so an adapter there would not count. Raises UsageError if peft is missing.
+    weights, so an adapter there would not count. Of a mixture of experts, so do the router and the
+    experts, in one parameter each; peft doubles the rank and alpha of those that hold two layers.
+    Raises UsageError if peft is missing or refuses the model.
     """
     peft = imported_peft()
     config = peft.LoraConfig(
@@ -137,7 +147,15 @@ def put_adapter(model: Any, options: LoRAOptions) -> Any:
         lora_dropout=0.0,  # the policy that is trained must be the one that was sampled from
     )
     with warnings.catch_warnings(), torch.device("meta"):
-        warnings.simplefilter("ignore", UserWarning)  # of transposed weights, as in GPT-2
-        peft.inject_adapter_in_model(config, model)
-    config.target_modules = sorted(config.target_modules or ())  # a set has no order
+        for kind in (UserWarning, RuntimeWarning):  # of transposed weights, and of parameters
+            warnings.simplefilter("ignore", kind)
+        try:
+            peft.inject_adapter_in_model(config, model)
+        except ValueError as error:  # its advice is on options that there are not here
+            reason = first_line(error).partition(". ")[0]
+            raise UsageError(
+                f"peft has no adapter for this model ({reason}); train all of it (lora.rank = 0)"
+            ) from None
+    for targets in ("target_modules", "target_parameters"):  # a set has no order
+        setattr(config, targets, sorted(getattr(config, targets) or ()) or None)
     return config

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -25,12 +27,16 @@ from mugrpo.config.run import ModelOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.model.files import tensors_of
 from mugrpo.model.pretrained import model_path, refuse_no_folder
+from mugrpo.model.probe import context_of
 from mugrpo.processes.messages import first_line
 
 _REMEDY = (
     "name a directory in Hugging Face format, or a hub id if there is a network (a gated one "
     "needs `hf auth login`)"
 )
+
+# What multimodal configs call the id of a token that stands for an image, a part of it, or sound.
+_IMAGE_TOKEN = "(image|video|audio|vision|boi|boa).*_token_(id|index)"
 
 transformers_logging.disable_progress_bar()
 
@@ -98,13 +104,13 @@ def _telling(state: dict[str, Any]) -> dict[str, Any]:
     return {key: one or None for key, one in state.items() if key != "trim_offsets"}
 
 
-def model_sizes(options: ModelOptions) -> tuple[int, int | None]:
-    """Return (vocabulary size, longest context in tokens or None), from the config alone.
+def model_sizes(options: ModelOptions) -> tuple[int, int | None, str]:
+    """Return (vocabulary size, *`probe.context_of`), from the config alone.
 
     Raises UsageError if the config cannot be read.
     """
-    text = model_config(options).get_text_config()
-    return text.vocab_size, getattr(text, "max_position_embeddings", None)
+    config = model_config(options)
+    return config.get_text_config().vocab_size, *context_of(config)
 
 
 def load_vocabulary(options: ModelOptions, tokenizer: Any) -> Vocabulary:
@@ -156,8 +162,29 @@ def sketched(options: ModelOptions) -> Any:
         return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
 
 
+def image_tokens(options: ModelOptions, tokenizer: Any) -> list[str]:
+    """Return the tokens that stand for images or sound in texts that the model gets."""
+    values = model_config(options).to_dict()
+    names = (name for name in values if re.fullmatch(_IMAGE_TOKEN, name))
+    ids = [values[name] for name in names if isinstance(values[name], int)]
+    return [token for token in tokenizer.convert_ids_to_tokens(ids) if token]
+
+
+def processor_files(path: str) -> list[Path]:
+    """Return the files by which other programs prepare images and sound for a model, if any."""
+    folder = Path(path)
+    if not folder.is_dir():  # of a hub id, they are beside its config
+        config = cached_file(path, "config.json", _raise_exceptions_for_missing_entries=False)
+        folder = Path(config or path).parent
+    return sorted(folder.glob("*processor*_config.json"))
+
+
 def _config_at(path: str) -> Any:
-    """Return the config of the model at `path`. Raises UsageError if it names code of its own."""
+    """Return the config of the model at `path`, without an attention that it names.
+
+    Raises UsageError if it names code of its own, or if transformers has no causal language model
+    of its kind.
+    """
     _refuse_no_model(path)
     with _loading(f"the model {path}"):
         config: Any = AutoConfig.from_pretrained(path, trust_remote_code=False)
@@ -169,6 +196,13 @@ def _config_at(path: str) -> Any:
                     f"the model {path} names a kernel of the hub, {first_line(name)}, which is "
                     f"code of its own; remove {kind} from its config.json"
                 )
+    config._attn_implementation = None  # transformers' default, of all parts: others need packages
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        reads = "reads images or sound, and " if len(config.sub_configs) > 1 else ""
+        raise UsageError(
+            f"the model {path} cannot be trained: it {reads}is of the type {config.model_type}, "
+            "which transformers has no causal language model of; name a model of text"
+        )
     if (layers := getattr(config.get_text_config(), "num_hidden_layers", 1)) < 1:
         raise UsageError(f"the model {path} has {layers} layers; fix its config.json")
     return config
@@ -180,12 +214,16 @@ def load_model(path: str | Path) -> Any:
     Raises UsageError if it cannot be loaded or lacks weights, or if they are quantized already.
     """
     text = str(path)
-    _config_at(text)
+    config = _config_at(text)
     model: Any
     info: dict[str, Any]
     with _loading(f"the model {text}"):
         model, info = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]
-            path, dtype=torch.float32, output_loading_info=True, trust_remote_code=False
+            path,
+            config=config,
+            dtype=torch.float32,
+            output_loading_info=True,
+            trust_remote_code=False,
         )
     if getattr(model, "hf_quantizer", None) is not None:
         raise UsageError(

@@ -31,13 +31,16 @@ class Shaping:
 
     @classmethod
     def of(cls, model: Any) -> Shaping:
-        """Return what `model` does to its logits, by the names that Cohere, Granite and Gemma have.
+        """Return what `model` does to its logits, by the names that architectures have for it.
 
-        If another model does more, the canary finds it: engines sample from its own forward pass.
+        If another model does more, `probe.untrainable` finds it.
         """
         config = model.config.get_text_config()
-        scale = getattr(config, "logit_scale", None) or 1.0
-        scale /= getattr(config, "logits_scaling", None) or 1.0
+        scale = 1.0
+        for name in ("logit_scale", "lm_head_multiplier"):  # Cohere, FalconH1
+            scale *= getattr(config, name, None) or 1.0
+        scaling = getattr(config, "logits_scaling", None) or 1.0  # Granite divides by it
+        scale = scale * scaling if config.model_type == "hyperclovax" else scale / scaling
         return cls(scale, getattr(config, "final_logit_softcapping", None))
 
     def __call__(self, raw: torch.Tensor) -> torch.Tensor:
@@ -205,6 +208,11 @@ def response_logprobs(
     )
     zeros_BT = torch.zeros(mask_BT.shape, dtype=logprobs_N.dtype, device=ids_BL.device)
     return zeros_BT.masked_scatter(mask_BT, logprobs_N), zeros_BT.masked_scatter(mask_BT, entropy_N)
+
+
+def full_logits(hidden_NH: torch.Tensor, head: Any, shaping: Shaping) -> torch.Tensor:
+    """Return the logits whose logprobs `chunked_logprobs` computes, all of them, [N, V] in fp32."""
+    return shaping(_logits(hidden_NH, head.weight, head.bias))
 
 
 def _logits(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -40,10 +41,12 @@ from mugrpo.model.loading import (
     empty_model,
     load_model,
     load_tokenizer,
+    processor_files,
     vocabulary_of,
 )
 from mugrpo.model.pretrained import model_path
-from mugrpo.model.shared_prompts import can_share_prompts
+from mugrpo.model.probe import bound_rows, untrainable
+from mugrpo.model.shared_prompts import body_of, can_share_prompts
 from mugrpo.processes.messages import first_line
 from mugrpo.processes.ranks import ALONE, Ranks
 
@@ -77,11 +80,16 @@ class Policy:
         generation_config = getattr(model, "generation_config", None)
         self.vocabulary = vocabulary_of(size, tokenizer, generation_config, options)
         self.vocab_size, self.stop_ids = self.vocabulary.size, self.vocabulary.stop_ids
+        for config in (generation_config, model.config.get_text_config()):
+            if config is not None:  # what is saved stops where responses stopped
+                config.eos_token_id = self.stop_ids[0] if len(self.stop_ids) == 1 else self.stop_ids
+        self.processor_files: list[Path] = []  # of a model that also reads images, to save with it
         pad_id = tokenizer.pad_token_id
         padded = pad_id is not None and pad_id < self.vocab_size
         self.pad_id: int = pad_id if padded else tokenizer.eos_token_id
-        if model.get_output_embeddings() is None or model.base_model is model:
+        if model.get_output_embeddings() is None or body_of(model) is model:
             raise UsageError(f"{options.path} has no head of its own; train another model")
+        bound_rows(self.model)
         _turn_off_dropout(self.model)
         if options.gradient_checkpointing:
             checkpoint_activations(self.model)
@@ -143,6 +151,8 @@ class Policy:
     ) -> dict[str, str]:
         """Write the model, or its adapter, and the tokenizer to `folder` in Hugging Face format.
 
+        With them goes what serving needs: the ids that end a response, and `processor_files`.
+
         If ranks split the model, all must call this, and each writes its part: `weights`, by
         default those of now, rounded to `dtype`. Return what `write_weights` does.
         """
@@ -152,8 +162,11 @@ class Policy:
             sums = write_weights(self.model, weights, self.ranks, folder)
         elif self.ranks.first:
             self.adapter.write(weights.tensors, folder)
+            self.model.generation_config.save_pretrained(folder)
         if self.ranks.first:
             self.tokenizer.save_pretrained(folder)
+            for file in self.processor_files:
+                shutil.copyfile(file, folder / file.name)
         return sums
 
     def load_weights(self, path: str | Path, update: int) -> None:
@@ -250,10 +263,11 @@ def load_policy(
 
     If there are several `ranks`, only the first reads weights, into host memory. On the others the
     weights are arbitrary until `fsdp.distribute` fills them. On a CPU, the process keeps freed
-    memory from here on (`keep_freed_memory`). `notify` reports a router's loss that is left
-    out. Under an adapter, a model in bf16 has its own weights only in bf16. With `share_prompts`,
-    whether the model can share prompts is tried before that, as the trial takes fp32. Raises
-    UsageError if model or tokenizer cannot be loaded, and as `put_adapter` does.
+    memory from here on (`keep_freed_memory`). `notify` reports a router's loss that is left out,
+    and a router that an adapter trains. Under an adapter, a model in bf16 has its own weights only
+    in bf16. With `share_prompts`, whether the model can share prompts is tried before that, as the
+    trial takes fp32. Raises UsageError if model or tokenizer cannot be loaded, if logprobs would
+    not be the model's own (`untrainable`), and as `put_adapter` does.
     """
     path, place = model_path(options), device()
     model = load_model(path) if ranks.first else None
@@ -271,19 +285,33 @@ def load_policy(
     else:
         torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for each shape, for 0.4 s
     shares: bool | None = None
-    if adapter and precision_of(options) == "bf16":
+    halves = adapter and precision_of(options) == "bf16"
+    if ranks.size == 1 and not halves:
+        model.to(place)
+    if fault := ranks.from_first(untrainable(model, path) if ranks.first else None):
+        raise UsageError(fault)
+    if halves:
         if share_prompts:
             shares = ranks.from_first(ranks.first and can_share_prompts(model))
         halve_frozen(model)
     policy = Policy(model.to(place) if ranks.size == 1 else model, tokenizer, options, adapter)
     policy.ranks, policy.device = ranks, torch.device(place)
     policy.can_share_prompts = shares
+    policy.processor_files = processor_files(path)
+    for sentence in _notices(model, adapter):
+        notify(sentence)
+    return policy
+
+
+def _notices(model: Any, adapter: Adapter | None) -> Iterator[str]:
+    """Yield what happens to the router of a mixture of experts."""
     if coefficient := getattr(model.config.get_text_config(), "router_aux_loss_coef", None):
-        notify(
+        yield (
             f"the router's auxiliary loss (router_aux_loss_coef = {coefficient}) is left out: "
             "updates follow the objective alone"
         )
-    return policy
+    if adapter and adapter.parameters:
+        yield f"the adapter also trains routers and experts: {', '.join(adapter.parameters)}"
 
 
 def _turn_off_dropout(model: nn.Module) -> None:

@@ -48,7 +48,7 @@ def shared_hidden(
         real_BR = torch.arange(int(lengths_B1.max()), device=ids_BL.device) < lengths_B1
     packing = Packing(ids_BL, prompt_lengths_B, real_BR, prompts_B, kernel)
     with attending(model.config, PACKED):
-        hidden_MH = model.base_model(
+        hidden_MH = body_of(model)(
             input_ids=packing.ids[None],
             position_ids=packing.positions[None],
             use_cache=False,
@@ -228,21 +228,12 @@ def _gathered(states_MHD: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     return chosen.view(*indices.shape, *chosen.shape[1:]).transpose(1, 2)
 
 
-def rotates_by_length(model: Any) -> bool:
-    """Return whether the model's rotary embeddings depend on the sequence's length."""
-    rope = str(getattr(model.config, "rope_parameters", None))
-    return "dynamic" in rope or "longrope" in rope
-
-
 def can_share_prompts(model: Any) -> bool:
     """Return whether `shared_hidden` equals `plain_hidden`, tested on tiny rows in fp32.
 
     They differ for models that mix tokens other than by attention, or whose attention is not
-    supported. Rotary embeddings that depend on the sequence's length are refused without a test:
-    they would differ only beyond the tested length.
+    supported.
     """
-    if rotates_by_length(model):
-        return False
     device = model.device
     ids_BL = torch.arange(3 * 8, device=device).view(3, 8) % 7 + 1
     ids_BL[1, :3] = ids_BL[0, :3]  # two responses to a prompt of three tokens, one to one of five
@@ -281,6 +272,12 @@ def _with_gradient(hidden_NH: torch.Tensor, weights: Sequence[torch.Tensor]) -> 
 # response, N packed chosen tokens, H hidden size.
 
 
+def body_of(model: Any) -> Any:
+    """Return the part of a causal language model that computes hidden states, without the head."""
+    base = model.base_model  # Llama4 gives its language model another name than it says
+    return getattr(model, "model", model) if base is model else base
+
+
 def response_places(
     ids_BL: torch.Tensor,
     prompt_lengths_B: torch.Tensor,
@@ -317,7 +314,7 @@ def plain_hidden(
     `ids_BL` is padded on the right. A causal model never attends to later tokens, so no attention
     mask is needed and the fast kernels stay usable.
     """
-    hidden_BLH = model.base_model(input_ids=ids_BL, use_cache=False).last_hidden_state
+    hidden_BLH = body_of(model)(input_ids=ids_BL, use_cache=False).last_hidden_state
     places_N = response_places(ids_BL, prompt_lengths_B, mask_BT, steps_BT)
     hidden_NH: torch.Tensor = hidden_BLH.flatten(0, 1).index_select(0, places_N - 1)
     return hidden_NH

@@ -19,7 +19,7 @@ from mugrpo.model.attention import Kernel, varlen_kernel
 from mugrpo.model.files import local
 from mugrpo.model.logprobs import response_logprobs
 from mugrpo.model.policy import Policy
-from mugrpo.model.shared_prompts import can_share_prompts, rotates_by_length
+from mugrpo.model.shared_prompts import can_share_prompts
 from mugrpo.optimize.cut import Price, rounds
 from mugrpo.optimize.experience import MicroBatch, Responses, TokenBudget, collate, computing
 from mugrpo.optimize.fsdp import release
@@ -146,12 +146,8 @@ def kernel_fault(policy: Policy, kernel: Kernel) -> str | None:
 
     Hidden states and a gradient of three short responses, two of them to one prompt, are compared
     with those of padded rows; once with that prompt shared, once without. (Logprobs differ too
-    little: most of each is the logarithm of the vocabulary's size.) Rotary embeddings that depend
-    on the sequence's length are refused without a test: they would differ only beyond the tested
-    length. All ranks must call this.
+    little: most of each is the logarithm of the vocabulary's size.) All ranks must call this.
     """
-    if rotates_by_length(policy.model):
-        return "the model's rotary embeddings depend on the sequence's length"
     fault = ""
     try:
         plain = _hidden_and_gradient(policy, None, shared=False)

@@ -75,15 +75,20 @@ def _lines(run: RunData) -> Iterator[str]:
     longest = _text(run.options["rollouts.max_new_tokens"])
     yield "\n## Use\n"
     yield "```python"
-    yield "from transformers import pipeline"
+    adapter = bool(run.options.get("lora.rank"))
+    yield f"from transformers import {'GenerationConfig, ' * adapter}pipeline"
     yield '\ngenerate = pipeline("text-generation", "THIS MODEL")'
+    how = f"max_new_tokens={longest}"
+    if adapter:  # of an adapter, transformers takes the base model's, which may stop elsewhere
+        yield 'stops = GenerationConfig.from_pretrained("THIS MODEL")'
+        how += ", generation_config=stops"
     if run.options.get("prompt.form") == "chat":
         yield 'messages = [{"role": "user", "content": "..."}]'
-        yield f"generate(messages, max_new_tokens={longest})"
+        yield f"generate(messages, {how})"
     else:
-        yield f'generate("...", max_new_tokens={longest})'
+        yield f'generate("...", {how})'
     yield "```"
-    if run.options.get("lora.rank"):
+    if adapter:
         yield "\nThis is an adapter of peft on the base model."
 
 

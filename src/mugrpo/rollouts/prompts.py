@@ -40,17 +40,26 @@ class PromptEncoder:
         options: PromptOptions,
         limit: int | None = None,
         tools: Callable[[], Sequence[Mapping[str, Any]]] | None = None,
+        *,
+        why: str = "",
+        unread: Sequence[str] = (),
     ) -> None:
-        """Prepare an encoder. `tools` returns the schemas that the chat template gets."""
+        """Prepare an encoder. `tools` returns the schemas that the chat template gets.
+
+        `why` says what makes the model's context so short, after a comma. `unread` are tokens that
+        stand for images, which no prompt may have.
+        """
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
         self.options = options  # with a date, if the template asks for one
         self.limit = limit
         self._tools = tools
+        self._why = why
+        self._unread = unread
         self.template: str | None = None
         if options.form == "chat":
             file = options.chat_template
-            own = _own_template(tokenizer) if file is None else _read_template(file)
+            own = _own_template(tokenizer) if file is None else read_template(file)
             if own is None:
                 raise UsageError(
                     "prompt.form = 'chat', but the tokenizer has no chat template; use "
@@ -95,6 +104,12 @@ class PromptEncoder:
         cannot be written in the chosen form, or if an id is outside the model's vocabulary.
         """
         texts, limit = [self.text(problem) for problem in problems], self.limit
+        for problem, text in zip(problems, texts, strict=True):
+            if seen := next((token for token in self._unread if token in text), None):
+                raise UsageError(
+                    f"problem {problem.id!r} has {seen}, which stands for an image or sound, but "
+                    "models are trained on text alone; leave such problems out"
+                )
         if self._may_be_outside:
             for problem, text in zip(problems, texts, strict=True):
                 self.checked(self._ids(problem, text), f"problem {problem.id!r}")
@@ -113,8 +128,8 @@ class PromptEncoder:
             choices = "drop or truncate" if fitting else "truncate"
             raise UsageError(
                 f"{overlong} of {len(problems)} prompts are longer than the {limit} tokens that "
-                f"rollouts.max_new_tokens leaves of the model's context (the longest has "
-                f"{longest}); lower rollouts.max_new_tokens, or choose "
+                f"rollouts.max_new_tokens leaves of the model's context{self._why} (the longest "
+                f"has {longest}); lower rollouts.max_new_tokens, or choose "
                 f"--prompt.overlong {choices}"
             )
         return fitting
@@ -380,7 +395,8 @@ def _own_template(tokenizer: Any) -> str | None:
     return template.get("default") if isinstance(template, dict) else template
 
 
-def _read_template(file: str) -> str:
+def read_template(file: str) -> str:
+    """Return the chat template in a file. Raises UsageError if it cannot be read."""
     try:
         return Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

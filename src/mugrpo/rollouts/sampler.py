@@ -10,6 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mugrpo.disk.publishing import passing
 from mugrpo.disk.records import Problem, Rollout
 from mugrpo.disk.shards import ShardSet, write_rollouts
@@ -47,7 +50,7 @@ class Sampler:
         dialogue: Dialogue | None = None,
     ) -> None:
         self.engine = engine
-        self.encode = encode
+        self.encode: Callable[[Problem], NDArray[np.int32]] = encode
         self.seed = seed
         self.stage = stage
         self.group_size = group_size

@@ -18,7 +18,13 @@ from mugrpo.environments.base import Environments
 from mugrpo.environments.pool import environments_of, tools_of
 from mugrpo.model.adapter import imported_peft
 from mugrpo.model.hardware import with_precision
-from mugrpo.model.loading import Vocabulary, load_tokenizer, load_vocabulary, model_sizes
+from mugrpo.model.loading import (
+    Vocabulary,
+    image_tokens,
+    load_tokenizer,
+    load_vocabulary,
+    model_sizes,
+)
 from mugrpo.processes.lifetime import StopFlag
 from mugrpo.processes.ranks import ALONE, Ranks
 from mugrpo.rollouts.prompts import PromptEncoder
@@ -224,18 +230,27 @@ def prompt_encoder(config: RunConfig) -> PromptEncoder:
 
     Raises UsageError if `max_new_tokens` leaves no room for a prompt.
     """
-    vocab_size, context = model_sizes(config.model)
+    vocab_size, context, why = model_sizes(config.model)
     longest = config.rollouts.max_new_tokens
     if (engine_context := config.engine.max_model_len) is not None:
         context = min(engine_context, context or engine_context)
     if context is not None and context <= longest:
         raise UsageError(
             f"rollouts.max_new_tokens = {longest} leaves no room for a prompt in the model's "
-            f"context of {context} tokens; lower it"
+            f"context of {context} tokens{why}; lower it"
         )
     limit = None if context is None else context - longest
     tools = partial(tools_of, config) if config.environment.given else None
-    return PromptEncoder(load_tokenizer(config.model), vocab_size, config.prompt, limit, tools)
+    tokenizer = load_tokenizer(config.model)
+    return PromptEncoder(
+        tokenizer,
+        vocab_size,
+        config.prompt,
+        limit,
+        tools,
+        why=why,
+        unread=image_tokens(config.model, tokenizer),
+    )
 
 
 def _fitting(

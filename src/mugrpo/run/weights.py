@@ -23,6 +23,7 @@ from mugrpo.optimize.experience import TokenBudget
 from mugrpo.optimize.forward import rollout_logprobs
 from mugrpo.optimize.fsdp import distribute
 from mugrpo.processes.ranks import ALONE, Ranks
+from mugrpo.rollouts.prompts import read_template
 
 _NOT_THE_MODEL = ("optimizer", "trainer.json", "stages.json", "sha256.json", "part-")
 
@@ -126,6 +127,8 @@ class Weights:
         """
         config = self._config
         policy = load_policy(config.model, notify, ranks, lora=config.lora, seed=config.seed)
+        if (template := config.prompt.chat_template) is not None:  # checkpoints have it
+            policy.tokenizer.chat_template = read_template(template)
         policy.waking_remedy = config.engine.loading_remedy
         return policy
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from mugrpo.disk.publishing import passing
 from mugrpo.disk.records import Rollout
 from mugrpo.engines.base import Engine
 from mugrpo.model.hardware import Precision, out_of_memory_explained, precision_of
-from mugrpo.rollouts.sampler import Draw
+from mugrpo.rollouts.sampler import Draw, Sampler
 from mugrpo.run.opening import OpenRun
 from mugrpo.stages.sampling import Background, Sampling, at_once, samplers_of
 
@@ -87,15 +88,24 @@ class Refresh:
         self._spent["canary"] += time.monotonic() - began
 
     def _sampled(self, groups: Sequence[Draw], stage: str) -> list[Rollout]:
-        """Return a short response from each engine to each of the first groups."""
+        """Return a short response from each engine to each of the first groups.
+
+        The last one is to a prompt repeated until the row is as long as any that the stage may
+        have: what depends on length shows, without the time that so long a response takes.
+        """
         run, remedy = self._run, self._run.config.engine.memory_remedy
-        samplers = samplers_of(run, self.engines, stage, 1, self._update)
-        draws = groups[:CANARY_RESPONSES]
+        longest = max(len(run.prompts(problem)) for problem, _ in groups)
+        longest += max(0, run.config.rollouts.max_new_tokens - _LONGEST)
+
+        def sampled(sampler: Sampler) -> list[Rollout]:
+            sample = partial(sampler.sample, on_decoded=lambda _: run.stop.check())
+            rollouts = [*sample(groups[:CANARY_RESPONSES], longest=_LONGEST)]
+            sampler.encode = lambda problem: np.resize(run.prompts(problem), longest)
+            return [*rollouts, *sample(groups[:1], longest=_LONGEST)]
+
         with out_of_memory_explained("generation", remedy):
-            sampled = at_once(
-                lambda s: s.sample(draws, lambda _: run.stop.check(), longest=_LONGEST), samplers
-            )
-        return [rollout for rollouts in sampled for rollout in rollouts]
+            each = at_once(sampled, samplers_of(run, self.engines, stage, 1, self._update))
+        return [rollout for rollouts in each for rollout in rollouts]
 
     def _compare(self, rollouts: Sequence[Rollout]) -> None:
         precision = precision_of(self._run.config.model)

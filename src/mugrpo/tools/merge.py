@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+
+from transformers import GenerationConfig
 
 from mugrpo.config.load import build_config
 from mugrpo.config.run import RunConfig
@@ -12,7 +15,7 @@ from mugrpo.disk.publishing import publish_folder, sealed_folder_fault
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.model.adapter import CONFIG, Adapter, read_config
 from mugrpo.model.files import save_model
-from mugrpo.model.loading import load_model, tokenizer_at
+from mugrpo.model.loading import load_model, processor_files, tokenizer_at
 from mugrpo.model.pretrained import model_fingerprint, model_path
 
 
@@ -55,10 +58,13 @@ def merge(
         )
     model = load_model(path)
     Adapter(model, config.lora, path, seed=0, path=checkpoint).merge()
+    model.generation_config = GenerationConfig.from_pretrained(checkpoint)
     tokenizer = tokenizer_at(str(checkpoint))
     with publish_folder(target, replace=False) as folder:
         save_model(model, folder)
         tokenizer.save_pretrained(folder)
+        for file in processor_files(str(checkpoint)):
+            shutil.copyfile(file, folder / file.name)
     return target
 
 

@@ -99,7 +99,7 @@ def _with_room(config: RunConfig, problems: Sequence[Problem], progress: Progres
     A prompt that takes more than half of the context is overlong if it leaves less than the suite
     allows.
     """
-    vocab_size, context = model_sizes(config.model)
+    vocab_size, context, _ = model_sizes(config.model)
     context = min(filter(None, [context, config.engine.max_model_len]), default=None)
     if context is None:
         return config
