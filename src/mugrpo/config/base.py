@@ -213,6 +213,11 @@ class RewardOption(MadeOptions):
         """Return whether it compares the text of an answer with the reference."""
         return True
 
+    @property
+    def decides(self) -> bool:
+        """Return whether its verdict says which responses are right."""
+        return self.verifies
+
     def written(self, reference: str) -> str:
         """Return a response whose answer is the reference."""
         return reference

@@ -96,7 +96,10 @@ class EveryGroup(NamedOptions):
 
 
 class DynamicSampling(NamedOptions):
-    """Groups with both right and wrong responses; others are replaced by further samples (DAPO)."""
+    """Groups with both right and wrong responses; others are replaced by further samples (DAPO).
+
+    If no reward says what is right, these are the groups with different rewards.
+    """
 
     name: Literal["dynamic"] = "dynamic"
 

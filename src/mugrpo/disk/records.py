@@ -73,6 +73,7 @@ class Status(StrEnum):
     RIGHT = "right"
     WRONG = "wrong"
     NO_ANSWER = "no_answer"
+    GRADED = "graded"  # it has a reward, and no reward says whether it is right
     TRUNCATED = "truncated"
     UNFINISHED = "unfinished"  # the judge ran out of time, memory or stack on it
     SKIPPED = "skipped"  # no reward function gave it a reward

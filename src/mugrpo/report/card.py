@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.metrics import Line, number
+from mugrpo.disk.metrics import number
 from mugrpo.disk.publishing import publish_file
-from mugrpo.report.read import RunData, accuracy_text, read_runs
+from mugrpo.report.read import RunData, read_runs
 from mugrpo.report.readable import in_markdown
+from mugrpo.rollouts.statistics import headline, value_text
 
 _TRAINING = {
     "preset": "method",
@@ -29,7 +30,7 @@ _TRAINING = {
 def write_card(target: Path, out: Path | None) -> Path:
     """Write the card of the run at `target` to `out`, by default RUN/model_card.md.
 
-    It has what is known: base model, method, options, accuracies with intervals, use. Returns the
+    It has what is known: base model, method, options, accuracies or rewards with intervals, use. Returns the
     file. Raises UsageError if there is no run, if it has made no update, or if something is wrong
     with its files.
     """
@@ -64,7 +65,7 @@ def _lines(run: RunData) -> Iterator[str]:
         f"policy was refreshed {run.count('refresh')} times for its rollouts."
     )
     if run.evaluations:
-        yield from _accuracy(run)
+        yield from _results(run)
     yield "\n## Training\n\n| | |\n| --- | --- |"
     for option, meaning in _TRAINING.items():
         if (value := run.options.get(option)) not in (None, 0) or option == "seed":
@@ -98,8 +99,9 @@ def _text(value: object) -> str:
     return in_markdown(str(value))
 
 
-def _accuracy(run: RunData) -> Iterator[str]:
+def _results(run: RunData) -> Iterator[str]:
     first, last = run.evaluations[0], run.evaluations[-1]
+    name = headline(first, last)
     if max(line["update"] for line in run.updates) > last["update"]:
         last = {key: last.get(key) for key in ("problems", "temperature")}  # not measured
     yield "\n## Results\n"
@@ -109,16 +111,13 @@ def _accuracy(run: RunData) -> Iterator[str]:
     )
     yield "\n| | before | after |\n| --- | --- | --- |"
 
-    def row(name: str, of: str) -> str:
-        return f"| {_text(name)} | {_measured(first, of)} | {_measured(last, of)} |"
+    def row(title: str, of: str) -> str:
+        return f"| {_text(title)} | {value_text(first, of)} | {value_text(last, of)} |"
 
-    yield row(f"accuracy at temperature {number(last, 'temperature') or 1:g}", "accuracy")
-    for key in ("greedy/accuracy", *run.keys("evaluation", "pass@")):
+    title = "accuracy" if name == "accuracy" else "mean reward"
+    yield row(f"{title} at temperature {number(last, 'temperature') or 1:g}", name)
+    each = run.keys("evaluation", "rewards/", "/mean") if name == "reward" else []
+    for key in ("greedy/accuracy", *run.keys("evaluation", "pass@"), *each):
         if number(first, key) is not None and number(last, key) is not None:
-            yield row(key.replace("greedy/accuracy", "greedy accuracy"), key)
-
-
-def _measured(line: Line, key: str) -> str:
-    if key == "accuracy":
-        return accuracy_text(line)
-    return f"{number(line, key) or 0:.3f}"
+            title = re.sub("^rewards/(.*)/mean$", r"mean of the reward \1", key)
+            yield row(title.replace("greedy/accuracy", "greedy accuracy"), key)

@@ -30,6 +30,7 @@ from mugrpo.disk.metrics import (
 )
 from mugrpo.disk.publishing import read_summed
 from mugrpo.disk.run_dir import RunDir
+from mugrpo.rollouts.statistics import headline
 from mugrpo.run.faults import faults
 
 _PART = "time/refresh/"
@@ -88,19 +89,15 @@ class RunData:
         """Return the number of updates before each refresh: its place on an axis of updates."""
         return [line["update"] for line in self.refreshes]
 
+    @cached_property
+    def headline(self) -> str:
+        """Return "accuracy", or "reward" if nothing says what is right."""
+        return headline(*self.evaluations)
+
     def keys(self, kind: str, prefix: str = "", suffix: str = "") -> list[str]:
         """Return the keys in lines of `kind` with `prefix` and `suffix`, by first appearance."""
         keys = dict.fromkeys(key for line in self.lines(kind) for key in line)
         return [key for key in keys if key.startswith(prefix) and key.endswith(suffix)]
-
-
-def accuracy_text(line: Line) -> str:
-    """Return an evaluation's accuracy, with its 95 % interval if the line has one."""
-    share, low, high = (number(line, f"accuracy{end}") for end in ("", "_low", "_high"))
-    if share is None:
-        return "not measured"
-    around = f" ({low:.3f} to {high:.3f})" if low is not None and high is not None else ""
-    return f"{share:.3f}{around}"
 
 
 def column(lines: Sequence[Line], key: str) -> list[float | None]:

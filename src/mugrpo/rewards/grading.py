@@ -17,7 +17,7 @@ from mugrpo.disk.records import Answer, Score, Status
 from mugrpo.processes.messages import printable, to_json
 from mugrpo.processes.workers import Limits, PoolJob, Worker, WorkerPool
 
-_RIGHT_AT = 1.0  # the reward from which a response counts as right if only functions judge
+_RIGHT_AT = 1.0  # the value from which the reward that is named as the verdict calls it right
 LOOK_AHEAD = 512  # most calls held at once: waiting, in progress, or done but not yet yielded
 
 
@@ -134,8 +134,9 @@ class Grader:
     of the first verifier. The part "answer" of a score is the answer that this verifier read, and
     "answer/NAME" the one that the verifier NAME read, if there are several.
 
-    If no reward is a verifier, the status is RIGHT for a reward of at least 1, otherwise WRONG. It
-    is SKIPPED if no reward is a number. Raises UsageError if `rewards` is empty.
+    A reward that is named as the verdict decides in its place: RIGHT for at least 1, otherwise
+    WRONG. If nothing decides, or its value is None, the status is GRADED. It is SKIPPED if no
+    reward is a number. Raises UsageError if `rewards` is empty.
     """
 
     def __init__(self, rewards: tuple[RewardOption, ...], workers: WorkerOptions) -> None:
@@ -143,6 +144,8 @@ class Grader:
             raise UsageError("no reward is named; name at least one, such as rewards = ['math']")
         self._rewards, self._workers = rewards, workers
         self._weights = {reward.label: reward.weight for reward in rewards}
+        named = [reward.label for reward in rewards if reward.decides and not reward.verifies]
+        self._verdict = named[0] if named else None
         self._with_prompts = any(isinstance(reward, FunctionOptions) for reward in rewards)
         self._pool = Pool(rewards, workers)
 
@@ -226,6 +229,9 @@ class Grader:
         if not terms:
             reason = {"reason": "no reward is a number"}
             return Score(Status.SKIPPED, None, parts | reason, logged)
-        reward = sum(terms)
-        right = Status.RIGHT if reward >= _RIGHT_AT else Status.WRONG
-        return Score(Status(outcome.get("status", right)), reward, parts, logged)
+        status = Status(outcome.get("status", Status.GRADED))
+        if self._verdict is not None:
+            value = values[self._verdict]
+            known = Status.WRONG if value is None or value < _RIGHT_AT else Status.RIGHT
+            status = Status.GRADED if value is None else known
+        return Score(status, sum(terms), parts, logged)

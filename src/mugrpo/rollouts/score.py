@@ -82,7 +82,9 @@ class Scorer:
             if score.status.failed:
                 reasons[f"{score.status.value}: {score.parts.get('reason', _NONE)}"] += 1
                 self._stop_at_limit(reasons, len(responses))
-        notes = {"judge": self.judge, "seconds": time.monotonic() - began}
+        asked = {r.problem_id: self.problems[r.problem_id] for r in responses}
+        undecided = [id_ for id_, problem in asked.items() if not self.task.decides(problem)]
+        notes = {"judge": self.judge, "seconds": time.monotonic() - began, "undecided": undecided}
         publish_scores(scores, rollouts, shard, responses, verdicts, self.options, **notes)
 
     def _scores(self, rollouts: Sequence[Rollout]) -> Iterator[Score]:
@@ -170,11 +172,18 @@ def publish_scores(
     responses: Sequence[Rollout],
     verdicts: Sequence[Score],
     options: RewardOptions,
+    *,
+    undecided: Sequence[str] = (),
     **notes: Any,
 ) -> None:
-    """Publish the verdicts on `responses`, the rollouts of `shard`, with counts and `notes`."""
+    """Publish the verdicts on `responses`, the rollouts of `shard`, with counts and `notes`.
+
+    `undecided` are the problems for which no reward says what is right.
+    """
     groups = groupby(zip(responses, verdicts, strict=True), key=lambda pair: pair[0].group)
-    counted = [[s for _, s in group if options.counts(s.status)] for _, group in groups]
+    of_problem = {key: [s for _, s in group if options.counts(s.status)] for key, group in groups}
+    counted = list(of_problem.values())
+    decided = [group for key, group in of_problem.items() if key.problem_id not in undecided]
     rewards = [score.reward for score in verdicts if score.reward is not None]
     write_scores(
         scores,
@@ -186,7 +195,9 @@ def publish_scores(
         rewarded=len(rewards),
         groups=len(counted),
         zero_variance_groups=sum(len({s.reward for s in group}) <= 1 for group in counted),
-        groups_right=groups_right(counted),
+        groups_right=groups_right(decided),
+        undecided=list(undecided),
+        truncated=sum(r.finish_reason is FinishReason.LENGTH for r in responses),
         **logged_sums(verdicts),
         **notes,
     )
@@ -213,9 +224,11 @@ def overlong_penalty(length: int, longest: int, buffer: float) -> float:
 def groups_right(groups: Sequence[Sequence[Score]]) -> dict[str, int]:
     """Count the groups by their share of right responses, such as "0.250": 1 of 4, or 2 of 8.
 
-    `groups` holds only the responses that count. A group without any is left out.
+    `groups` holds only the responses that count. A group without any is left out, as is one with
+    responses that have no verdict.
     """
-    right = [(sum(s.status is Status.RIGHT for s in group), len(group)) for group in groups]
+    judged = [group for group in groups if all(s.status is not Status.GRADED for s in group)]
+    right = [(sum(s.status is Status.RIGHT for s in group), len(group)) for group in judged]
     return dict(sorted(Counter(f"{k / n:.3f}" for k, n in right if n).items()))
 
 

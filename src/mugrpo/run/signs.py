@@ -57,7 +57,7 @@ class Signs:
             # above noise: the best accuracy is outside of the last one's interval
             high = number("accuracy_high") or accuracy
             yield "fall", fall > _FALL and high < self._best, text
-        elif kind == "refresh" and (rows := number("rollouts")):
-            share = number("status/truncated") / rows
+        elif kind == "refresh":
+            share = number("truncated_share")
             text = f"{share:.0%} of the stage's responses are truncated; limit {_TRUNCATED:.0%}"
             yield "truncated", _TRUNCATED < share < MOSTLY, text  # above, `truncation` says it

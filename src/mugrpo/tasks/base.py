@@ -36,6 +36,10 @@ class Task(Protocol):
         """
         ...
 
+    def decides(self, problem: Problem) -> bool:
+        """Return whether verdicts say which responses to `problem` are right."""
+        ...
+
     def written(self, problem: Problem, answer: str) -> str:
         """Return a response to `problem` whose answer is `answer`, in the form that is judged."""
         ...

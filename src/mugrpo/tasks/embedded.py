@@ -75,6 +75,9 @@ class EmbeddedTask(ABC):
                 status = Status.RIGHT if right else Status.WRONG
                 yield Score(status, float(right), {"answer": found})
 
+    def decides(self, problem: Problem) -> bool:
+        return True
+
     def written(self, problem: Problem, answer: str) -> str:
         return answer
 

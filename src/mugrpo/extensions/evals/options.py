@@ -70,6 +70,15 @@ class SuiteOptions(Options):
         return {**raw, **filled}
 
     @model_validator(mode="after")
+    def _says_what_is_right(self) -> Self:
+        if not any(reward.decides for reward in self.task.rewards):
+            raise ValueError(
+                "a suite measures accuracy, and none of its task.rewards says what is right; give "
+                "verdict = true to the one that does"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _all_problems_are_asked(self) -> Self:
         fields = DatasetOptions.model_fields
         named = [name for name in _OF_RUNS if getattr(self.task, name) != fields[name].default]

@@ -299,9 +299,7 @@ class _Importer:
         return np.array(row.logprobs, np.float32)
 
     def _score(self, row: Row) -> Score:
-        status = Status.SKIPPED if row.reward is None else Status.WRONG
-        if row.reward is not None and row.reward >= 1.0:
-            status = Status.RIGHT
+        status = Status.SKIPPED if row.reward is None else Status.GRADED
         try:
             return Score(row.status or status, row.reward, row.parts)
         except ValueError as error:
