@@ -86,16 +86,11 @@ def test_refreshes_are_compared_with_those_of_grpo_if_it_makes_more():
 
 
 @table(
-    ("refresh", "blamed"),
-    [
-        ({"status/truncated": 8}, True),  # half of 16
-        ({"status/truncated": 7}, False),
-        ({"status/wrong": 16, "mean_length": 48.0}, True),  # all judged, with truncated = "scored"
-        ({"status/wrong": 16, "mean_length": 47.9}, False),
-    ],
+    ("share", "blamed"),
+    [(0.5, True), (0.499, False), (None, False)],
 )
-def test_truncated_responses_are_blamed_on_their_limit(refresh: dict[str, Any], blamed: bool):
-    line = {"kind": "refresh", "stage": 1, "rollouts": 16, **refresh}
+def test_truncated_responses_are_blamed_on_their_limit(share: float | None, blamed: bool):
+    line = {"kind": "refresh", "stage": 1, "rollouts": 16, "truncated_share": share}
     sentence = standstill([line, *stage(1, WRONG)], 48) or ""
     assert ("rollouts.max_new_tokens = 48" in sentence) is blamed
     assert ("how hard" in sentence) is not blamed

@@ -34,8 +34,10 @@ UNREADABLE = (
 )
 
 
-def function(name: str, weight: float = 1.0, file: Path = FILE) -> FunctionOptions:
-    return FunctionOptions(function=f"{file}:{name}", weight=weight)
+def function(
+    name: str, weight: float = 1.0, file: Path = FILE, verdict: bool = False
+) -> FunctionOptions:
+    return FunctionOptions(function=f"{file}:{name}", weight=weight, verdict=verdict)
 
 
 def answer(text: str, reference: str = "12", **columns: object) -> Answer:
@@ -46,13 +48,13 @@ def answer(text: str, reference: str = "12", **columns: object) -> Answer:
 @table(
     ("own", "status", "reward"),
     [
-        (0.75, Status.RIGHT, 1.0 + 2 * 0.75),
-        (-0.5, Status.WRONG, 0.0),
-        (None, Status.RIGHT, 1.0),  # the function's alone
+        (1.0, Status.RIGHT, 1.0 + 2 * 1.0),
+        (0.75, Status.WRONG, 1.0 + 2 * 0.75),
+        (None, Status.GRADED, 1.0),  # the function's alone, and that is no verdict
     ],
 )
 def test_the_environments_reward_is_summed_with_a_functions(own, status, reward):
-    rewards = (EnvironmentReward(weight=2.0), function("length"))
+    rewards = (EnvironmentReward(weight=2.0, verdict=True), function("length"))
     found = kept(rewards, ONE).scores([replace(answer("x"), environment_reward=own)])
     (score,) = found
     assert (score.status, score.reward) == (status, reward)
@@ -128,11 +130,32 @@ def test_references_that_are_not_equal_to_themselves_are_found():
         assert grader.unreadable(["12", "$"]) == {"$": f"math: ValueError: {UNREADABLE}"}
 
 
-def test_functions_alone_are_right_from_a_reward_of_1():
-    rewards = (function("half", weight=2.0), function("length", weight=0.25))
+@table(
+    ("named", "statuses"),
+    [
+        ((False, False), (Status.GRADED, Status.GRADED)),  # 3 and 0.75 are rewards, no verdicts
+        ((False, True), (Status.RIGHT, Status.RIGHT)),  # lengths of 8 and 3
+        ((True, False), (Status.WRONG, Status.GRADED)),  # 0.5 and None
+    ],
+)
+def test_a_sum_is_no_verdict_and_a_function_is_one_if_it_is_named(named, statuses):
+    half, length = named
+    rewards = (
+        function("half", weight=2.0, verdict=half),
+        function("length", weight=0.25, verdict=length),
+    )
     assert scores(rewards, "halfhalf", "abc") == [
-        Score(Status.RIGHT, 3.0, {"half": 0.5, "length": 8.0}),
-        Score(Status.WRONG, 0.75, {"half": None, "length": 3.0}),
+        Score(statuses[0], 3.0, {"half": 0.5, "length": 8.0}),
+        Score(statuses[1], 0.75, {"half": None, "length": 3.0}),
+    ]
+
+
+def test_a_function_that_is_named_decides_before_a_built_in_judge():
+    rewards = (ExactOptions(), function("length", weight=0.0, verdict=True))
+    assert [(s.status, s.reward) for s in scores(rewards, "12", "13", "")] == [
+        (Status.RIGHT, 1.0),
+        (Status.RIGHT, 0.0),
+        (Status.WRONG, 0.0),
     ]
 
 

@@ -33,6 +33,10 @@ class Fixed:
         self.verdicts = iter(verdicts)
         self.ahead = ahead
         self.asked: list[Answer] = []
+        self.undecided: tuple[str, ...] = ()
+
+    def decides(self, problem: Problem) -> bool:
+        return problem.id not in self.undecided
 
     def score(self, answers: Iterable[Answer]) -> Iterator[Score]:
         for answer in list(answers) if self.ahead else answers:

@@ -9,11 +9,12 @@ import pytest
 
 from mugrpo.config.run import PromptOptions
 from mugrpo.disk.errors import RunStopped
-from mugrpo.disk.records import Answer, FinishReason, Outcome, Status
+from mugrpo.disk.records import Answer, FinishReason, Outcome, Score, Status
 from mugrpo.optimize import diagnostics
 from mugrpo.rollouts.messages import MessageEncoder
 from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.score import response_text, scored
+from mugrpo.rollouts.statistics import refresh_metrics
 from tests.builders import chain_tokenizer
 from tests.cases import table
 from tests.rollouts.scoring import (
@@ -188,3 +189,22 @@ def test_groups_are_counted_by_the_share_right_of_the_responses_that_count(folde
     folder.score(Fixed(*verdicts), failure_limit=1.0)
     # 1 of 4, 2 of 8, 1 of 2: a reward of 0 for a cut response counts, an unknown one does not
     assert folder.scores.entry(0)["groups_right"] == {"0.250": 2, "0.500": 1}
+
+
+def test_a_group_without_a_verdict_has_no_share_right_and_all_cut_responses_are_counted(folder):
+    """Groups: two graded; two cut, of a problem without a verdict; one of two right, one cut."""
+    folder.write(*groups(2), response(1, 0, cut=True), response(1, 1, cut=True))
+    folder.write(response(2, 0), response(2, 1, cut=True), shard=1)
+    graded = Score(Status.GRADED, 0.4)
+    task = Fixed(graded, graded, graded, RIGHT, RIGHT, WRONG)
+    task.undecided = ("p0", "p1")
+    folder.score(task, truncated="zero")
+    task.verdicts = iter([RIGHT, WRONG])
+    folder.score(task, shard=1, truncated="scored")
+    first, second = folder.scores.entries()
+    assert first["undecided"] == ["p0", "p1"] and first["groups_right"] == {}
+    assert (first["truncated"], first["statuses"]) == (2, {"graded": 2, "truncated": 2})
+    assert (second["undecided"], second["groups_right"]) == ([], {"0.500": 1})
+    assert (second["truncated"], second["statuses"]) == (1, {"right": 1, "wrong": 1})
+    refresh = refresh_metrics(folder.rollouts, folder.scores)
+    assert refresh["truncated_share"] == 3 / 6

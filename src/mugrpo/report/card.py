@@ -30,9 +30,9 @@ _TRAINING = {
 def write_card(target: Path, out: Path | None) -> Path:
     """Write the card of the run at `target` to `out`, by default RUN/model_card.md.
 
-    It has what is known: base model, method, options, accuracies or rewards with intervals, use. Returns the
-    file. Raises UsageError if there is no run, if it has made no update, or if something is wrong
-    with its files.
+    It has what is known: base model, method, options, accuracies or rewards with intervals, use.
+    Returns the file. Raises UsageError if there is no run, if it has made no update, or if
+    something is wrong with its files.
     """
     (run,) = read_runs([target])
     if run.faults:

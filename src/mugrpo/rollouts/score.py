@@ -84,8 +84,17 @@ class Scorer:
                 self._stop_at_limit(reasons, len(responses))
         asked = {r.problem_id: self.problems[r.problem_id] for r in responses}
         undecided = [id_ for id_, problem in asked.items() if not self.task.decides(problem)]
-        notes = {"judge": self.judge, "seconds": time.monotonic() - began, "undecided": undecided}
-        publish_scores(scores, rollouts, shard, responses, verdicts, self.options, **notes)
+        publish_scores(
+            scores,
+            rollouts,
+            shard,
+            responses,
+            verdicts,
+            self.options,
+            undecided=undecided,
+            judge=self.judge,
+            seconds=time.monotonic() - began,
+        )
 
     def _scores(self, rollouts: Sequence[Rollout]) -> Iterator[Score]:
         """Yield a score for every rollout, in order. The task judges only those that need it."""

@@ -178,21 +178,17 @@ def accuracy(verdicts: Sequence[dict[str, Any]], k: int, decided: Sequence[bool]
 
     `accuracy` is avg@k, the mean over problems of the share of right samples, and `accuracy_low`
     and `accuracy_high` are the ends of its 95 % interval. `reward` is the mean reward, with the
-    interval of Student's t over problems. All leave out samples that could not be judged. `pass@k` is the share of problems with at least one right
-    sample among k, of those whose k samples were all judged. What no sample tells is None.
+    interval of Student's t over problems. All leave out samples that could not be judged. `pass@k`
+    is the share of problems with at least one right sample among k, of those whose k samples were
+    all judged. What no sample tells is None.
     """
-    rewards = [v["reward"] for v in verdicts if v["reward"] is not None]
     starts = range(0, len(verdicts), k)
     right_P = [sum(v["status"] == Status.RIGHT for v in verdicts[i : i + k]) for i in starts]
     known = [v["reward"] is not None and v["status"] != Status.GRADED for v in verdicts]
     judged_P = [sum(known[i : i + k]) * d for i, d in zip(starts, decided, strict=True)]
     statuses = Counter(v["status"] for v in verdicts)
     kept_P = ([v["reward"] for v in verdicts[i : i + k] if v["reward"] is not None] for i in starts)
-    margin = _margin([sum(kept) / len(kept) for kept in kept_P if kept])
-    reward = sum(rewards) / len(rewards) if rewards else None
-    around = (
-        (None, None) if reward is None or margin is None else (reward - margin, reward + margin)
-    )
+    reward, *ends = _mean_reward([kept for kept in kept_P if kept])
     shares, passes = _known(avg_at(right_P, judged_P)), _known(pass_at(right_P, judged_P, k))
     low, high = interval(shares, k) if len(shares) else (None, None)
     return {
@@ -200,7 +196,7 @@ def accuracy(verdicts: Sequence[dict[str, Any]], k: int, decided: Sequence[bool]
         "accuracy_low": None if low is None else float(low),
         "accuracy_high": None if high is None else float(high),
         "reward": reward,
-        **dict(zip(("reward_low", "reward_high"), around, strict=True)),
+        **dict(zip(("reward_low", "reward_high"), ends, strict=True)),
         f"pass@{k}": float(passes.mean()) if len(passes) else None,
         "problems": len(starts),
         "samples": k,
@@ -229,11 +225,21 @@ def accuracy_by_source(
     return found
 
 
-def _margin(means_P: Sequence[float]) -> float | None:
-    """Return half the width of the 95 % interval of the mean of `means_P`, None if P < 2."""
-    if len(means_P) < 2:
-        return None
-    return float(quantile(0.975, len(means_P) - 1) * np.std(means_P, ddof=1) / len(means_P) ** 0.5)
+def _mean_reward(rewards_P: Sequence[Sequence[float]]) -> tuple[float | None, ...]:
+    """Return the mean of all rewards and the ends of its 95 % interval, None if not known.
+
+    `rewards_P` has those of each problem. Of one problem the interval is not known.
+    """
+    if not rewards_P:
+        return None, None, None
+    rewards = [reward for of_problem in rewards_P for reward in of_problem]
+    mean = sum(rewards) / len(rewards)
+    if len(rewards_P) == 1:
+        return mean, None, None
+    means_P = [sum(of_problem) / len(of_problem) for of_problem in rewards_P]
+    error = float(np.std(means_P, ddof=1)) / math.sqrt(len(means_P))
+    margin = float(quantile(0.975, len(means_P) - 1)) * error
+    return mean, mean - margin, mean + margin
 
 
 def _known(values_P: Floats) -> Floats:

@@ -1,7 +1,7 @@
 """Where metrics go besides metrics.jsonl: TensorBoard and Weights & Biases, each optional.
 
-A sink gets the numbers of every line of metrics.jsonl, named `kind/key`, at its update. The thirteen
-in `FIRST` are under `Main/`, which dashboards show before all others. It is a copy for viewing: a
+A sink gets the numbers of every line of metrics.jsonl, named `kind/key`, at its update. Those in
+`FIRST` are under `Main/`, which dashboards show before all others. It is a copy for viewing: a
 resumed run continues in the same place, and a sink that fails is dropped.
 """
 

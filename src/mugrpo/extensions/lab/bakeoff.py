@@ -88,7 +88,8 @@ def table(methods: dict[str, list[Line]], first: int) -> str:
     """Return a Markdown table of methods from their metrics lines, by descending accuracy.
 
     `first` is the update that all methods start from. Accuracy, or the mean reward if nothing says
-    what is right, is followed by the 95 % interval of its evaluation. Shares and times are those of the updates after `first`.
+    what is right, is followed by the 95 % interval of its evaluation. Shares and times are those of
+    the updates after `first`.
     """
     evaluations = [x for lines in methods.values() for x in lines if x["kind"] == "evaluation"]
     by = headline(*evaluations)
