@@ -22,7 +22,7 @@ from mugrpo.config.rewards import (
     RegexOptions,
 )
 from mugrpo.disk.errors import RunStopped, UsageError
-from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status, TrainerState
+from mugrpo.disk.records import Answer, FinishReason, GroupKey, Problem, Score, Status, TrainerState
 from mugrpo.rewards.grading import Grader
 from tests.cases import table
 from tests.rewards.hostile import HOSTILE
@@ -148,6 +148,56 @@ def test_a_sum_is_no_verdict_and_a_function_is_one_if_it_is_named(named, statuse
         Score(statuses[0], 3.0, {"half": 0.5, "length": 8.0}),
         Score(statuses[1], 0.75, {"half": None, "length": 3.0}),
     ]
+
+
+COMPARES = """
+def majority(completions, **_):
+    ends = [text[-1] for text in completions]
+    return [float(end == max(ends, key=ends.count)) for end in ends]
+
+
+def shortest(completions, prompts, log_metric, **_):
+    log_metric("calls", len(completions))
+    lengths = [len(text) for text in completions]
+    return [0.5 * (n == min(lengths)) - 0.5 * (n == max(lengths)) for n in lengths]
+"""
+
+
+@table(
+    ("batch_size", "calls"),
+    [(1, [4, 4, 2]), (3, [4, 4, 2]), (7, [4, 6]), (8, [8, 2]), (64, [10])],
+)
+def test_functions_get_whole_groups_in_order(batch_size, calls, tmp_path):
+    """Two draws of a problem and one of another, with four, four and two responses.
+
+    The number of responses in a call is what the function logs.
+    """
+    file = tmp_path / "compares.py"
+    file.write_text(COMPARES)
+    options = (function("majority", file=file), function("shortest", file=file))
+    workers = WorkerOptions(count=2, batch_size=batch_size)
+    groups = (["1", "22", "1", "333"], ["4", "5", "65", "4"], ["7", "88"])
+    draws = (GroupKey("p1", 0), GroupKey("p1", 1), GroupKey("p2", 0))
+    asked = (
+        replace(answer(t), group=d) for d, some in zip(draws, groups, strict=True) for t in some
+    )
+    with closing(Grader(options, workers)) as grader:
+        found = list(grader.scores(asked))
+    logged = [score.logged.get("logged/calls") for score in found]
+    assert [int(some[0]) for some in logged if some] == calls
+    if calls == [4, 4, 2]:
+        # of 1 2 1 3 it is 1, of 4 5 5 4 the first, 4; of 7 8, 7; shortest and longest by hand
+        assert [score.reward for score in found] == [
+            *(1.5, 0.0, 1.5, -0.5),
+            *(1.5, 0.5, -0.5, 1.5),
+            *(1.5, -0.5),
+        ]
+
+
+def test_built_in_rewards_get_single_responses_whatever_the_group():
+    asked = [replace(answer(text), group=GroupKey("p1", 0)) for text in ("12", "13")]
+    grader = kept((ExactOptions(),), ONE)
+    assert [len(call) for call in grader._calls(asked)] == [1, 1]
 
 
 def test_a_function_that_is_named_decides_before_a_built_in_judge():

@@ -34,6 +34,10 @@ class Fixed:
         self.ahead = ahead
         self.asked: list[Answer] = []
         self.undecided: tuple[str, ...] = ()
+        self.groups = False
+
+    def takes_groups(self, problem: Problem) -> bool:
+        return self.groups
 
     def decides(self, problem: Problem) -> bool:
         return problem.id not in self.undecided

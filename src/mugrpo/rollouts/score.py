@@ -97,18 +97,27 @@ class Scorer:
         )
 
     def _scores(self, rollouts: Sequence[Rollout]) -> Iterator[Score]:
-        """Yield a score for every rollout, in order. The task judges only those that need it."""
+        """Yield a score for every rollout, in order. The task judges only those that need it.
+
+        Truncated ones that are not judged still reach what compares the responses of a group.
+        """
         everything = self.options.truncated == "scored"
+        whole = [everything or r.finish_reason is FinishReason.STOP for r in rollouts]
         judged = [
-            not _failed(r) and (everything or r.finish_reason is FinishReason.STOP)
-            for r in rollouts
+            not _failed(r) and (ended or self.task.takes_groups(self.problems[r.problem_id]))
+            for r, ended in zip(rollouts, whole, strict=True)
         ]
         verdicts = self.task.score(self._answer(r) for r in compress(rollouts, judged))
-        for rollout, is_judged in zip(rollouts, judged, strict=True):
+        for rollout, ended, is_judged in zip(rollouts, whole, judged, strict=True):
+            score = next(verdicts) if is_judged else None
             if failed := _failed(rollout):
                 yield failed
-            else:
-                yield next(verdicts) if is_judged else Score(Status.TRUNCATED, 0.0)
+            elif score is not None and ended:
+                yield score
+            else:  # of its call's metrics, a score may be the only one that has them
+                logged = score.logged.items() if score is not None else ()
+                kept = {name: some for name, some in logged if name.startswith("logged/")}
+                yield Score(Status.TRUNCATED, 0.0, logged=kept)
 
     def _penalized(self, score: Score, rollout: Rollout) -> Score:
         """Return the score of a rollout, less the penalty on its length."""
@@ -142,6 +151,7 @@ class Scorer:
             state,
             outcome.reward if outcome else None,
             outcome.messages if outcome else None,
+            rollout.group,
         )
 
     def _stop_at_limit(self, reasons: Counter[str], rows: int) -> None:

@@ -51,6 +51,9 @@ class GradedTask(ABC):
     def decides(self, problem: Problem) -> bool:
         return self._decides
 
+    def takes_groups(self, problem: Problem) -> bool:
+        return self.grader.takes_groups
+
     def written(self, problem: Problem, answer: str) -> str:
         return self._verifier.written(answer) if self._verifier else answer
 

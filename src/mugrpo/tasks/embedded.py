@@ -78,6 +78,9 @@ class EmbeddedTask(ABC):
     def decides(self, problem: Problem) -> bool:
         return True
 
+    def takes_groups(self, problem: Problem) -> bool:
+        return False
+
     def written(self, problem: Problem, answer: str) -> str:
         return answer
 

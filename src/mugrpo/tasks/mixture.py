@@ -67,6 +67,9 @@ class Mixture:
     def decides(self, problem: Problem) -> bool:
         return self._of(problem).decides(problem)
 
+    def takes_groups(self, problem: Problem) -> bool:
+        return self._of(problem).takes_groups(problem)
+
     def written(self, problem: Problem, answer: str) -> str:
         return self._of(problem).written(problem, answer)
 
