@@ -19,10 +19,10 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from mugrpo.config.base import Options, members_of
+from mugrpo.config.base import Options, members_of, tuples
 from mugrpo.config.describe import as_toml, describe
 from mugrpo.config.rewards import Reward
-from mugrpo.config.run import RunConfig
+from mugrpo.config.run import METHOD, PRESETS, RunConfig
 from mugrpo.config.tasks import Source
 from mugrpo.disk.errors import UsageError
 
@@ -49,8 +49,12 @@ def apply_overrides(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, 
 
 
 def lay_over(raw: dict[str, Any], pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Return `raw` with (dotted name, value) pairs laid over it, names of groups first."""
+    """Return `raw` with (dotted name, value) pairs laid over it, names of groups first.
+
+    Raises UsageError if a preset among them would lose to what `raw` says of the method.
+    """
     raw = copy.deepcopy(raw)
+    _require_preset_wins(raw, dict(pairs))
     for name, value in sorted(pairs, key=lambda pair: not pair[0].endswith(".name")):
         _set(raw, name, value)
     return raw
@@ -185,6 +189,29 @@ def _set(raw: dict[str, Any], name: str, value: Any) -> None:
     if chooses and RunConfig.over_preset(raw)[path[0]]["name"] != value:
         table.clear()
     table[leaf] = value
+
+
+def _require_preset_wins(raw: dict[str, Any], over: dict[str, Any]) -> None:
+    """Raise UsageError if `raw` says something else of the method than the preset in `over`.
+
+    What lies beneath would be trained under the preset's name.
+    """
+    chosen = over.get("preset", raw.get("preset"))
+    if chosen == raw.get("preset") or chosen not in PRESETS:
+        return
+    said = tuples({group: raw[group] for group in METHOD if group in raw})
+    own = dict(
+        leaves({group: PRESETS[chosen][group] for group in PRESETS[chosen].keys() & set(METHOD)})
+    )
+    for name, value in leaves(said):
+        again = {name, f"{name.partition('.')[0]}.name"} & over.keys()
+        if name in own and value != own[name] and not again:
+            theirs, ours = as_toml(value), as_toml(own[name])
+            raise UsageError(
+                f"--preset {chosen} has {name} = {ours}, but the config below it says {name} = "
+                f"{theirs}, which would be trained under the name {chosen}; leave that out there, "
+                f"or say which one is meant with --{name} {ours} or --{name} {theirs}"
+            )
 
 
 _IN_TOML = {

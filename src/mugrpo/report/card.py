@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from mugrpo.config.run import method_of
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.metrics import number
 from mugrpo.disk.publishing import publish_file
@@ -15,7 +16,6 @@ from mugrpo.report.readable import in_markdown
 from mugrpo.rollouts.statistics import headline, value_text
 
 _TRAINING = {
-    "preset": "method",
     "schedule.stages": "stages",
     "schedule.problems_per_update": "problems of an update",
     "schedule.group_size": "responses to a problem",
@@ -60,13 +60,14 @@ def _lines(run: RunData) -> Iterator[str]:
     yield f"\n# {name}, trained by reinforcement learning with verifiable rewards\n"
     yield (
         f"{name} after {updates:,} of {run.planned_updates:,} updates of "
-        f"{_text(run.options['preset'])} on {_data(run)}, with mugrpo "
+        f"{_text(method_of(run.config))} on {_data(run)}, with mugrpo "
         f"{_text(run.provenance['mugrpo'])}. The "
         f"policy was refreshed {run.count('refresh')} times for its rollouts."
     )
     if run.evaluations:
         yield from _results(run)
     yield "\n## Training\n\n| | |\n| --- | --- |"
+    yield f"| method | {_text(method_of(run.config))} |"
     for option, meaning in _TRAINING.items():
         if (value := run.options.get(option)) not in (None, 0) or option == "seed":
             yield f"| {meaning} | {_text(value)} |"

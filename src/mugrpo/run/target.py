@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mugrpo.config.load import apply_overrides, build_config, load_config
+from mugrpo.config.load import apply_overrides, build_config, load_config, parse_overrides
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Problem
@@ -81,13 +81,14 @@ def _folder_and_config(
         if stored is None:
             raise UsageError(f"{target} is an empty directory, not a run; name a config file")
         own = stored["config"]
-        raw = apply_overrides(own, overrides)
-        if raw.get("preset") != (preset := own.get("preset")):
+        preset = own.get("preset")
+        if dict(parse_overrides(overrides)).get("preset", preset) != preset:
             raise UsageError(
                 f"{target} was started with preset {preset}, whose options are already part of its "
                 "config; change single options, or start another run from a config file with "
                 "--run-dir"
             )
+        raw = apply_overrides(own, overrides)
         config = build_config(raw, " ".join([str(folder.config), *overrides]))
         theirs = build_config(own, str(folder.config)) if overrides else config
         return folder, config, (stored, theirs)
