@@ -128,8 +128,7 @@ def test_a_file_replaces_its_presets_values_and_the_command_line_the_files(toml)
         "clip_center": "behavior",
     }
     assert config.reduction == "constant" and config.veto.name == "off"
-    words = ["--preset=mu-grpo", "--reduction=constant", "--objective.ratio_clip=[0.9,1.1]"]
-    other = load_config(file, words)
+    other = load_config(file, ["--preset=mu-grpo"])
     assert other.objective.knobs["level"] == "token" and other.veto.name == "negative_advantage"
 
 
@@ -155,9 +154,8 @@ def test_batches_and_passes_of_a_stage_are_those_of_the_literature(name, batches
     [
         ('[objective]\nname = "grpo"', "--preset m2po", "objective.name = 'm2po'.*'grpo'"),
         ('preset = "grpo"\n[objective]\nname = "topr"', "--preset m2po", "objective.name"),
-        ("[objective]\nratio_clip = [0.8, 1.2]", "--preset dapo", "objective.ratio_clip = "),
         ('[sampling]\nname = "every"', "--preset dapo", "sampling.name = "),
-        ('reduction = "constant"', "--preset m2po", "reduction = "),
+        ('reduction = "constant"', "--preset m2po", None),  # its name says it
         ('[objective]\nname = "grpo"', "--preset m2po --objective.name m2po", None),
         ('[objective]\nname = "grpo"', "--preset m2po --objective.name grpo", None),
         ('preset = "m2po"\n[objective]\nname = "grpo"', "--preset m2po", None),  # it is one config
@@ -170,7 +168,7 @@ def test_a_later_preset_does_not_lose_in_silence_to_what_a_file_says(toml, below
     if fault is None:
         load_config(toml(below), words)
         return
-    with pytest.raises(UsageError, match=f"--preset {words[1]} has {fault.replace('[', '.')}"):
+    with pytest.raises(UsageError, match=f"the preset {words[1]} has {fault}"):
         load_config(toml(below), words)
 
 

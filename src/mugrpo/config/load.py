@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from mugrpo.config.base import Options, members_of, tuples
+from mugrpo.config.base import Options, members_of
 from mugrpo.config.describe import as_toml, describe
 from mugrpo.config.rewards import Reward
 from mugrpo.config.run import METHOD, PRESETS, RunConfig
@@ -192,25 +192,21 @@ def _set(raw: dict[str, Any], name: str, value: Any) -> None:
 
 
 def _require_preset_wins(raw: dict[str, Any], over: dict[str, Any]) -> None:
-    """Raise UsageError if `raw` says something else of the method than the preset in `over`.
+    """Raise UsageError if `raw` names another part of the method than the preset in `over`.
 
-    What lies beneath would be trained under the preset's name.
+    That part would be trained under the preset's name.
     """
-    chosen = over.get("preset", raw.get("preset"))
-    if chosen == raw.get("preset") or chosen not in PRESETS:
+    preset = over.get("preset", raw.get("preset"))
+    if preset == raw.get("preset") or preset not in PRESETS:
         return
-    said = tuples({group: raw[group] for group in METHOD if group in raw})
-    own = dict(
-        leaves({group: PRESETS[chosen][group] for group in PRESETS[chosen].keys() & set(METHOD)})
-    )
-    for name, value in leaves(said):
-        again = {name, f"{name.partition('.')[0]}.name"} & over.keys()
-        if name in own and value != own[name] and not again:
-            theirs, ours = as_toml(value), as_toml(own[name])
+    named = dict(leaves({group: PRESETS[preset].get(group) for group in METHOD}))
+    for name, value in leaves({group: raw.get(group) for group in METHOD}):
+        ours = named.get(name)
+        if name.endswith(".name") and name not in over and ours not in (None, value):
             raise UsageError(
-                f"--preset {chosen} has {name} = {ours}, but the config below it says {name} = "
-                f"{theirs}, which would be trained under the name {chosen}; leave that out there, "
-                f"or say which one is meant with --{name} {ours} or --{name} {theirs}"
+                f"the preset {preset} has {name} = {ours!r}, but the config below it says {name} = "
+                f"{value!r}, which would be trained in its place; leave that out there, or say "
+                f"which one is meant: --{name} {ours}, or --{name} {value}"
             )
 
 
