@@ -9,6 +9,7 @@ option that does not exist, the error says which one was probably meant.
 from __future__ import annotations
 
 import copy
+import os
 import re
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -24,7 +25,7 @@ from mugrpo.config.describe import as_toml, describe
 from mugrpo.config.rewards import Reward
 from mugrpo.config.run import METHOD, PRESETS, RunConfig
 from mugrpo.config.tasks import Source
-from mugrpo.disk.errors import UsageError
+from mugrpo.disk.errors import UsageError, absent
 
 OptionGroup = TypeVar("OptionGroup", bound=Options)
 
@@ -41,6 +42,19 @@ def load_config(file: Path | str | None = None, overrides: Sequence[str] = ()) -
     """
     raw = apply_overrides(read_toml(Path(file)) if file else {}, overrides)
     return build_config(raw, " ".join([str(file), *overrides]) if file else "on the command line")
+
+
+def require_places(raw: dict[str, Any], folder: Path) -> None:
+    """Raise UsageError if a relative path in `raw` is not here, but in the config's `folder`."""
+    for name, value in leaves(raw):
+        for text in value if isinstance(value, list) else [value]:
+            place = text.get("function") if isinstance(text, dict) else text
+            place = re.sub(r"(?<=\.py):\w+$", "", place) if isinstance(place, str) else ""
+            if Path(place).suffix and not os.path.exists(place) and (folder / place).is_file():
+                raise UsageError(
+                    f"{name}: {absent(place)}, where paths are looked up, but the config's folder "
+                    f"has one; go there, or name {(folder / place).resolve()}"
+                )
 
 
 def apply_overrides(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -234,6 +248,11 @@ def _sentence(error: Any, root: type[Options]) -> str:
     if not name:  # the error is about the config as a whole
         return message
     message = _IN_TOML.get(error["type"], message)
+    if name.rpartition(".")[2] == "temperature" and value == 0:
+        message += (
+            "; greedy evaluation is evaluation.greedy = true, and a benchmark is nearly greedy at "
+            "--temperature 0.01"
+        )
     return f"{name} = {value!r}: {message[0].lower()}{message[1:]}"
 
 

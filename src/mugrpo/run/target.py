@@ -7,9 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mugrpo.config.load import apply_overrides, build_config, load_config, parse_overrides
+from mugrpo.config.load import (
+    apply_overrides,
+    build_config,
+    load_config,
+    parse_overrides,
+    read_toml,
+    require_places,
+)
 from mugrpo.config.run import RunConfig
-from mugrpo.disk.errors import UsageError
+from mugrpo.disk.errors import UsageError, absent
 from mugrpo.disk.records import Problem
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.model.pretrained import model_path, refuse_no_folder
@@ -92,10 +99,11 @@ def _folder_and_config(
         config = build_config(raw, " ".join([str(folder.config), *overrides]))
         theirs = build_config(own, str(folder.config)) if overrides else config
         return folder, config, (stored, theirs)
+    require_places(apply_overrides(read_toml(target), overrides), target.parent)
     config = load_config(target, overrides)
     for option, file in config.own_files.items():
         if not file.is_file():
-            raise UsageError(f"{option} = {str(file)!r}: there is no such file")
+            raise UsageError(f"{option}: {absent(file)}")
     folder = RunDir(Path(run_dir) if run_dir else Path("runs") / target.stem)
     folder.read_config()
     return folder, config, None

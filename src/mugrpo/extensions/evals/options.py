@@ -22,7 +22,7 @@ from mugrpo.config.load import changes, read_toml, validated
 from mugrpo.config.run import PromptOptions
 from mugrpo.config.tasks import DatasetOptions
 from mugrpo.config.training import SuiteUse, suite_file
-from mugrpo.disk.errors import UsageError
+from mugrpo.disk.errors import UsageError, absent
 
 _FOLDER = Path(__file__).parent / "suites"
 
@@ -165,7 +165,7 @@ def _found(
     if file in within:
         raise UsageError(f"{file} is a group that holds itself; leave it out of its suites")
     if not file.is_file():
-        raise UsageError(f"there is no suite file {file}")
+        raise UsageError(absent(file, "suite file"))
     raw = read_toml(file)
     if "suites" not in raw:
         yield file, raw
