@@ -373,3 +373,5 @@ class Work:
         self._signs.see(kind, update, values, self.run.progress.say)
         if self._on_metrics:
             self._on_metrics(kind, update, values)
+        if self._signs.collapse and self.run.config.evaluation.stop_on_collapse:
+            raise Interrupted(f"{self._signs.collapse}; evaluation.stop_on_collapse stops the run")

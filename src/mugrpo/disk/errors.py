@@ -35,4 +35,4 @@ class BrokenReward(RunStopped):
 
 
 class Interrupted(RunStopped):
-    """A stop by a signal, or because the run asked its ranks to stop."""
+    """A stop by a signal, by a collapse, or because the run asked its ranks to stop."""

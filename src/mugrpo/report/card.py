@@ -10,7 +10,7 @@ from pathlib import Path
 from mugrpo.config.run import method_of
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.metrics import number
-from mugrpo.disk.publishing import publish_file
+from mugrpo.report import publish_text
 from mugrpo.report.read import RunData, read_runs
 from mugrpo.report.readable import in_markdown
 from mugrpo.rollouts.statistics import headline, value_text
@@ -40,8 +40,7 @@ def write_card(target: Path, out: Path | None) -> Path:
     if not run.updates:
         raise UsageError(f"{target} has made no update: there is no model to describe")
     file = out or target / "model_card.md"
-    with publish_file(file) as card:
-        card.write("\n".join(_lines(run)).encode())
+    publish_text(file, "\n".join(_lines(run)))
     return file
 
 

@@ -32,6 +32,7 @@ from mugrpo.disk.publishing import read_summed
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.rollouts.statistics import headline
 from mugrpo.run.faults import faults
+from mugrpo.run.signs import Signs
 
 _PART = "time/refresh/"
 _ORDER = ("update", "evaluation", "refresh")  # of the lines with the same number of updates
@@ -158,7 +159,8 @@ def _read_run(root: Path, name: str) -> RunData:
             f"the lines of {width} updates are drawn as one: the sums of seconds and counts, and "
             "the means of other numbers"
         )
-    kinds, counts = _drawn(counting(run_dir.metrics, history), history, width)
+    lines = _watched(counting(run_dir.metrics, history), notes)
+    kinds, counts = _drawn(lines, history, width)
     return RunData(
         name=name,
         config=config,
@@ -180,6 +182,14 @@ def _lost(run_dir: RunDir, history: History) -> Iterator[str]:
             lost += line["update"] - made if line["kind"] == REPAIR else 0
             made = line["update"]
         yield f"the lines of {lost:,} updates were lost, says a repair"
+
+
+def _watched(lines: Iterable[Line], notes: list[str]) -> Iterator[Line]:
+    """Yield `lines`, and add the warning signs in them to `notes`."""
+    signs = Signs()
+    for line in lines:
+        signs.see(line["kind"], line["update"], line, notes.append)
+        yield line
 
 
 def _drawn(

@@ -125,9 +125,8 @@ def standstill(lines: Iterable[Line], longest: int) -> str | None:
         "If all responses to a problem get the same reward, there is nothing to learn from: look "
         "at the samples, the rewards, and how hard the problems are"
     )
-    return (
-        f"nothing was learned: {skipped} of {updates} updates were not applied, and the "
-        f"others had no gradient. {cut or usual}"
-        if updates
-        else None
-    )
+    if not updates:
+        return None
+    lost = f"{skipped} of {updates} updates were not applied, and the others had no gradient"
+    why = lost if skipped else f"none of the {updates} updates had a gradient"
+    return f"nothing was learned: {why}. {cut or usual}"
