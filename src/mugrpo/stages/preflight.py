@@ -70,7 +70,13 @@ def _try_rewards(run: OpenRun, verbose: bool) -> None:
     if shown:  # first, as a function that hangs is stopped only after a minute
         run.progress.say(f"rewards     try {len(problems)} reference answers")
     responses = [(p, _right(run, p)) for p in problems]
-    for (problem, text), score in zip(responses, _scores(run, responses), strict=True):
+    scores = list(_scores(run, responses))
+    if verbose and [s.reward for s in _scores(run, responses)] != [s.reward for s in scores]:
+        run.progress.say(
+            "warning: asked twice, the rewards answer differently: one of them has a state, or is "
+            "random. A run that stops and is resumed has other rewards than one that does not"
+        )
+    for (problem, text), score in zip(responses, scores, strict=True):
         made_up = f"the reference answer {text!r}" if problem.answer else "an empty answer"
         completion = f"{made_up} as the response to problem {problem.id!r}"
         if verbose:
