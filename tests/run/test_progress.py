@@ -129,3 +129,22 @@ def test_each_sign_is_said_once_by_the_line_that_goes_beyond_its_limit():
         ["5", "0.06", "0", "0.05"],
         ["6", "11", "10"],
     ]
+
+
+def test_a_collapse_is_a_fall_by_more_than_half_of_the_best_beyond_the_interval():
+    """Accuracy 0.8, then 0.41, then 0.39; rewards 2, then 1.1 within an interval, then 0.9."""
+    for name, lines in {
+        "accuracy": [({"accuracy": 0.8}, 0), ({"accuracy": 0.41}, 0), ({"accuracy": 0.39}, 1)],
+        "reward": [
+            ({"reward": 2.0}, 0),
+            ({"reward": 0.9, "reward_high": 2.1}, 0),
+            ({"reward": 0.9, "reward_high": 1.5}, 1),
+        ],
+    }.items():
+        signs, said = Signs(), list[str]()
+        for update, (values, collapsed) in enumerate(lines):
+            signs.see("evaluation", update, values, said.append)
+            assert bool(signs.collapse) == bool(collapsed)
+        assert f"a collapse: {name} fell from" in said[-1]
+        signs.see("update", 4, {}, said.append)
+        assert signs.collapse is None  # it stops a run once

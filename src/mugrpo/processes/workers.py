@@ -89,7 +89,11 @@ class PoolJob:
     """What a worker works on: one call, or all that is said in a rollout."""
 
     deaths = 0  # of workers, in its calls
-    size = 1  # how many times the limits of time its calls have
+
+    @property
+    def size(self) -> int:
+        """Return how many times the limits of time its calls have."""
+        return 1
 
 
 class WorkerPool(ABC):

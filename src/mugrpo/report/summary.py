@@ -127,6 +127,6 @@ def standstill(lines: Iterable[Line], longest: int) -> str | None:
     )
     if not updates:
         return None
-    lost = f"{skipped} of {updates} updates were not applied, and the others had no gradient"
-    why = lost if skipped else f"none of the {updates} updates had a gradient"
+    some = f"{skipped} of {updates} updates were not applied, and the others had no gradient"
+    why = some if skipped else f"none of the {updates} updates had a gradient"
     return f"nothing was learned: {why}. {cut or usual}"

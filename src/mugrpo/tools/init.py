@@ -114,18 +114,7 @@ def write_config(data: str, out: Path, model: str | None, say: Callable[[str], N
             f"{data}: no column is called {', '.join(_PROMPTS)}; rename the one with the problems "
             f"(it has {names})"
         )
-    references = [] if answer is None else list(_references(looked, answer))
-    alone = [literal(text) for text in references]
-    listed = all(isinstance(one, list) and len(one) == 1 for one in alone)
-    if answer and listed and _reward(references)[0] != "code":
-        answer = f"{answer}.0"  # each is a list with the answer alone
-        references = list(_references(looked, answer))
-    _require_whole_prompts(data, looked, prompt, references)
-    reward, count = _reward(references)
-    fault = _fault(data, prompt, answer, reward) if reward and answer else None
-    if fault:
-        say(f"the reward {reward!r} does not fit: {fault}")
-        reward = ""
+    answer, references, reward, count = _guessed(data, looked, prompt, answer, say)
     added, tokens, kind = _REWARDS.get(reward, ("", 256, ""))
     if median(len(str(entry(row, prompt))) for _, row in looked) < _EASY:
         tokens = min(tokens, _FEW)
@@ -163,6 +152,27 @@ def write_config(data: str, out: Path, model: str | None, say: Callable[[str], N
     written = f"{out} is written ({stub} is yours)" if kept else f"{out} and {stub} are written"
     it = "it" if kept else "both" if not reward else f"it ({stub} has an example to add to rewards)"
     say(f"{written}; look at {it}, then: mugrpo check {out}")
+
+
+def _guessed(
+    data: str, rows: Sequence[Row], prompt: str, answer: str | None, say: Callable[[str], None]
+) -> tuple[str | None, list[str], str, int]:
+    """Return the column of the answers, these, a reward that fits or "", and how many it can use.
+
+    Say why one that seems to fit does not.
+    """
+    references = [] if answer is None else list(_references(rows, answer))
+    alone = [literal(text) for text in references]
+    listed = all(isinstance(one, list) and len(one) == 1 for one in alone)
+    if answer and listed and _reward(references)[0] != "code":
+        answer = f"{answer}.0"  # each is a list with the answer alone
+        references = list(_references(rows, answer))
+    _require_whole_prompts(data, rows, prompt, references)
+    reward, count = _reward(references)
+    if reward and answer and (fault := _fault(data, prompt, answer, reward)):
+        say(f"the reward {reward!r} does not fit: {fault}")
+        reward = ""
+    return answer, references, reward, count
 
 
 def _require_whole_prompts(

@@ -66,7 +66,8 @@ def run_import(options: argparse.Namespace) -> None:
     """Do what the arguments of `mugrpo import` ask for."""
     read_toml(options.target)  # refuse a bad file before PyTorch is imported
     options.say(f"{options.target}: loading PyTorch, then the rollouts and the tokenizer")
-    from mugrpo.extensions.exchange.importing import Source, import_rollouts
+    from mugrpo.extensions.exchange.importing import import_rollouts
+    from mugrpo.extensions.exchange.writing import Source
 
     source = Source(
         options.sources,
