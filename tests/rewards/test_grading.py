@@ -195,9 +195,13 @@ def test_functions_get_whole_groups_in_order(batch_size, calls, tmp_path):
 
 
 def test_built_in_rewards_get_single_responses_whatever_the_group():
-    asked = [replace(answer(text), group=GroupKey("p1", 0)) for text in ("12", "13")]
+    def asked(group: GroupKey | None) -> Iterator[Answer]:
+        return (replace(answer(text), group=group) for text in ("12", "13", "14"))
+
     grader = kept((ExactOptions(),), ONE)
-    assert [len(call) for call in grader._calls(asked)] == [1, 1]
+    assert [len(call) for call in grader._calls(asked(GroupKey("p1", 0)))] == [1, 1, 1]
+    functions = kept((function("length"),), ONE)  # and so do functions, of answers of no group
+    assert [len(call) for call in functions._calls(asked(None))] == [1, 1, 1]
 
 
 def test_a_function_that_is_named_decides_before_a_built_in_judge():

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass
-from itertools import groupby
+from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
@@ -230,9 +230,11 @@ class Grader:
     def _calls(self, answers: Iterable[Answer]) -> Iterator[list[str]]:
         """Yield the items of each call: up to `batch_size` answers, but never a part of a group."""
 
+        alone = count()
+
         def whole(answer: Answer) -> Any:
             grouped = self.takes_groups and answer.group is not None
-            return answer.group if grouped else id(answer)
+            return answer.group if grouped else next(alone)
 
         for _, same in groupby(answers, key=lambda answer: answer.state):
             call: list[str] = []
