@@ -16,12 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from statistics import fmean
 from typing import Any, Self
 
 from mugrpo.config.engines import OwnEngineOptions
-from mugrpo.config.run import RunConfig
 from mugrpo.config.training import SinkOptions
 from mugrpo.disk.errors import Interrupted
 from mugrpo.disk.metrics import EVALUATION, MetricsLog, read_metrics
@@ -65,7 +63,7 @@ def train(run: OpenRun, on_metrics: OnMetrics | None = None) -> None:
     """
     config = run.config
     run.progress.say(
-        f"{_method(config)}, {config.task.name}, model {config.model.path}: "
+        f"{config.method}, {config.task.name}, model {config.model.path}: "
         f"{config.schedule.total_updates} updates, {config.optimizer.lr_schedule} learning rate "
         f"from {config.optimizer.lr:g}"
     )
@@ -99,13 +97,6 @@ def train(run: OpenRun, on_metrics: OnMetrics | None = None) -> None:
     run.folder.settle()
     assert run.folder.newest_update() == config.schedule.total_updates
     weights_at(run.folder, config.model, config.schedule.total_updates)  # verifies it
-
-
-def _method(config: RunConfig) -> str:
-    """Return the preset, and the files of the user's that replace parts of it."""
-    files = (getattr(part, "path", "") for part in (config.advantage, config.objective))
-    own = " and ".join(Path(file).name for file in files if file)
-    return f"{config.preset} with {own}" if own else config.preset
 
 
 def _prepare(run: OpenRun) -> None:
@@ -381,3 +372,5 @@ class Work:
         self._signs.see(kind, update, values, self.run.progress.say)
         if self._on_metrics:
             self._on_metrics(kind, update, values)
+        if self._signs.collapse and self.run.config.evaluation.stop_on_collapse:
+            raise Interrupted(f"{self._signs.collapse}; evaluation.stop_on_collapse stops the run")

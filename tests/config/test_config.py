@@ -9,7 +9,7 @@ import pytest
 
 from mugrpo.arguments import DEMO
 from mugrpo.config.describe import as_toml, describe
-from mugrpo.config.load import ELSEWHERE, load_config, parse_overrides
+from mugrpo.config.load import ELSEWHERE, load_config, parse_overrides, read_toml, require_places
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from tests.cases import table
@@ -191,6 +191,43 @@ def test_values_out_of_bounds_are_refused_by_name_value_and_bound(refusal, overr
 def test_a_value_of_another_type_is_refused(refusal, override, sentence):
     refused = refusal("--preset=mu-grpo", f"--{override}")
     assert refused.startswith(f"on the command line: {sentence}")
+
+
+@table(
+    ("text", "place"),
+    [
+        ('[task]\nname = "dataset"\ndata = "here.jsonl"', "task.data: there is no file here.jsonl"),
+        (
+            '[task]\nname = "dataset"\ndata = "x"\nrewards = ["math", "here.py:f"]',
+            "task.rewards: there is no file here.py",
+        ),
+    ],
+)
+def test_a_path_that_only_the_configs_folder_has_is_refused_with_both_folders(
+    toml, tmp_path, monkeypatch, text, place
+):
+    file = toml(text)
+    for name in ("here.jsonl", "here.py"):
+        (file.parent / name).write_text("")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    raw = read_toml(file)
+    with pytest.raises(UsageError) as refused:
+        require_places(raw, file.parent)
+    name = place.rpartition(" ")[2]
+    assert str(refused.value) == (
+        f"{place} in {elsewhere}, the working directory, where paths are looked up, but the "
+        f"config's folder has one; go there, or name {file.parent / name}"
+    )
+    monkeypatch.chdir(file.parent)
+    require_places(raw, file.parent)
+
+
+def test_temperature_0_is_answered_with_greedy_evaluation():
+    for option in ("rollouts", "evaluation"):
+        with pytest.raises(UsageError, match=r"evaluation\.greedy = true.*--temperature 0\.01"):
+            load_config(None, [f"--{option}.temperature", "0"])
 
 
 def test_unreadable_files_are_refused_by_name(refusal, toml, tmp_path):

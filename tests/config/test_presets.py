@@ -8,6 +8,7 @@ import pytest
 
 from mugrpo.config.load import build_config, load_config
 from mugrpo.config.run import PRESETS, ModelOptions, RunConfig, beneath
+from mugrpo.disk.errors import UsageError
 from mugrpo.optimize.loss import UpdateLoss
 from tests.cases import table
 
@@ -146,6 +147,47 @@ def test_batches_and_passes_of_a_stage_are_those_of_the_literature(name, batches
     assert (schedule.batches_per_stage, schedule.passes_per_batch) == (batches, passes)
     assert schedule.updates_per_stage == batches * passes
     assert schedule.total_updates == 3 * batches * passes
+
+
+@table(
+    ("below", "over", "fault"),
+    [
+        ('[objective]\nname = "grpo"', "--preset m2po", "objective.name = 'm2po'.*'grpo'"),
+        ('preset = "grpo"\n[objective]\nname = "topr"', "--preset m2po", "objective.name"),
+        ('[sampling]\nname = "every"', "--preset dapo", "sampling.name = "),
+        ('reduction = "constant"', "--preset m2po", None),  # its name says it
+        ('[objective]\nname = "grpo"', "--preset m2po --objective.name m2po", None),
+        ('[objective]\nname = "grpo"', "--preset m2po --objective.name grpo", None),
+        ('preset = "m2po"\n[objective]\nname = "grpo"', "--preset m2po", None),  # it is one config
+        ('[objective]\nname = "grpo"', "--preset grpo", None),
+        ("[schedule]\nbatches_per_stage = 3", "--preset dapo", None),  # no part of the method
+    ],
+)
+def test_a_later_preset_does_not_lose_in_silence_to_what_a_file_says(toml, below, over, fault):
+    words = over.split()
+    if fault is None:
+        load_config(toml(below), words)
+        return
+    with pytest.raises(UsageError, match=f"the preset {words[1]} has {fault}"):
+        load_config(toml(below), words)
+
+
+@table(
+    ("raw", "name"),
+    [
+        ({"preset": "m2po"}, "m2po"),
+        ({}, "tapered-grpo"),
+        ({"preset": "m2po", "objective": {"name": "grpo"}}, "m2po with objective grpo"),
+        ({"preset": "dapo", "sampling": {"name": "every"}}, "dapo with sampling every"),
+        (
+            {"preset": "grpo", "objective": {"ratio_clip": [0, 5]}, "reduction": "constant"},
+            "grpo with objective.ratio_clip = [0.0, 5.0] and reduction constant",
+        ),
+        ({"preset": "grpo", "schedule": {"stages": 2}, "task": {"name": "letters"}}, "grpo"),
+    ],
+)
+def test_a_methods_name_is_that_of_what_is_trained(raw, name):
+    assert build_config(raw, "a test").method == name
 
 
 def test_an_unknown_preset_is_refused_with_the_choices(refusal):

@@ -10,6 +10,7 @@ from typing import Any
 import altair as alt
 import pytest
 
+from mugrpo.report import charts
 from mugrpo.report.charts import (
     Axis,
     Line,
@@ -121,3 +122,19 @@ def test_no_values_are_too_odd_for_a_chart(values: list[float | None], log: bool
     if picture:
         image = svg(spec(picture)).lower()
         assert "nan" not in image and "infinity" not in image
+
+
+def test_an_axis_does_not_enlarge_what_hardly_differs():
+    """Lengths of 14 to 14.015: a tenth of their middle, 1.40075, is shown. A constant, likewise."""
+    for values, low, high in (
+        ([14.0, 14.015], 13.307125, 14.707875),
+        ([0.001, 0.001], 0.00095, 0.00105),
+    ):
+        y = charts._not_enlarged(charts.Axis("y"), min(values), max(values))
+        assert (y.low, y.high) == pytest.approx((low, high))
+    wide = charts._not_enlarged(charts.Axis("y"), 1.0, 2.0)
+    assert (wide.low, wide.high) == (None, None)
+    picture = charts.line_chart(
+        charts.Axis("x"), charts.Axis("y"), [charts.Line([0, 1], [0.001] * 2)]
+    )
+    assert picture is not None and ">0.001<" in str(charts.page_parts(picture)[0])

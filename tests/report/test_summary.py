@@ -86,16 +86,11 @@ def test_refreshes_are_compared_with_those_of_grpo_if_it_makes_more():
 
 
 @table(
-    ("refresh", "blamed"),
-    [
-        ({"status/truncated": 8}, True),  # half of 16
-        ({"status/truncated": 7}, False),
-        ({"status/wrong": 16, "mean_length": 48.0}, True),  # all judged, with truncated = "scored"
-        ({"status/wrong": 16, "mean_length": 47.9}, False),
-    ],
+    ("share", "blamed"),
+    [(0.5, True), (0.499, False), (None, False)],
 )
-def test_truncated_responses_are_blamed_on_their_limit(refresh: dict[str, Any], blamed: bool):
-    line = {"kind": "refresh", "stage": 1, "rollouts": 16, **refresh}
+def test_truncated_responses_are_blamed_on_their_limit(share: float | None, blamed: bool):
+    line = {"kind": "refresh", "stage": 1, "rollouts": 16, "truncated_share": share}
     sentence = standstill([line, *stage(1, WRONG)], 48) or ""
     assert ("rollouts.max_new_tokens = 48" in sentence) is blamed
     assert ("how hard" in sentence) is not blamed
@@ -126,3 +121,34 @@ def test_an_evaluation_by_itself_is_told_in_a_few_lines():
         "greedy      0.625",
         "responses   16 right",
     ]
+
+
+@table(
+    ("skipped", "said"),
+    [
+        (0, "none of the 2 updates had a gradient."),
+        (1, "1 of 2 updates were not applied, and the others had no gradient."),
+    ],
+)
+def test_a_standstill_says_what_was_not_applied_only_if_something_was(skipped: int, said: str):
+    lines = [
+        {"kind": "update", "update": n, "grad_norm": 0.0, "skipped": int(n <= skipped)}
+        for n in (1, 2)
+    ]
+    assert f"nothing was learned: {said}" in (standstill(lines, 48) or "")
+
+
+def test_without_a_verdict_closing_lines_have_rewards_each_by_itself_and_no_accuracy():
+    """Wrong answers in perfect form: the sum is above 1."""
+    lines = [
+        {
+            **{"kind": "evaluation", "update": update, "accuracy": None, "problems": 10},
+            **{"reward": reward, "rewards/correct/mean": 0.0, "rewards/form/mean": reward},
+        }
+        for update, reward in ((0, 0.25), (8, 1.5))
+    ]
+    text = summarize(lines).splitlines()
+    assert "reward      0.250 before, 1.500 after update 8 (10 held-out problems)" in text
+    assert "            correct: 0.000 before, 0.000 after" in text
+    assert "            form: 0.250 before, 1.500 after" in text
+    assert "accuracy" not in "".join(text) + measured(lines[1], 8)

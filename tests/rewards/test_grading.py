@@ -22,7 +22,7 @@ from mugrpo.config.rewards import (
     RegexOptions,
 )
 from mugrpo.disk.errors import RunStopped, UsageError
-from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status, TrainerState
+from mugrpo.disk.records import Answer, FinishReason, GroupKey, Problem, Score, Status, TrainerState
 from mugrpo.rewards.grading import Grader
 from tests.cases import table
 from tests.rewards.hostile import HOSTILE
@@ -34,8 +34,10 @@ UNREADABLE = (
 )
 
 
-def function(name: str, weight: float = 1.0, file: Path = FILE) -> FunctionOptions:
-    return FunctionOptions(function=f"{file}:{name}", weight=weight)
+def function(
+    name: str, weight: float = 1.0, file: Path = FILE, verdict: bool = False
+) -> FunctionOptions:
+    return FunctionOptions(function=f"{file}:{name}", weight=weight, verdict=verdict)
 
 
 def answer(text: str, reference: str = "12", **columns: object) -> Answer:
@@ -46,13 +48,13 @@ def answer(text: str, reference: str = "12", **columns: object) -> Answer:
 @table(
     ("own", "status", "reward"),
     [
-        (0.75, Status.RIGHT, 1.0 + 2 * 0.75),
-        (-0.5, Status.WRONG, 0.0),
-        (None, Status.RIGHT, 1.0),  # the function's alone
+        (1.0, Status.RIGHT, 1.0 + 2 * 1.0),
+        (0.75, Status.WRONG, 1.0 + 2 * 0.75),
+        (None, Status.GRADED, 1.0),  # the function's alone, and that is no verdict
     ],
 )
 def test_the_environments_reward_is_summed_with_a_functions(own, status, reward):
-    rewards = (EnvironmentReward(weight=2.0), function("length"))
+    rewards = (EnvironmentReward(weight=2.0, verdict=True), function("length"))
     found = kept(rewards, ONE).scores([replace(answer("x"), environment_reward=own)])
     (score,) = found
     assert (score.status, score.reward) == (status, reward)
@@ -128,11 +130,86 @@ def test_references_that_are_not_equal_to_themselves_are_found():
         assert grader.unreadable(["12", "$"]) == {"$": f"math: ValueError: {UNREADABLE}"}
 
 
-def test_functions_alone_are_right_from_a_reward_of_1():
-    rewards = (function("half", weight=2.0), function("length", weight=0.25))
+@table(
+    ("named", "statuses"),
+    [
+        ((False, False), (Status.GRADED, Status.GRADED)),  # 3 and 0.75 are rewards, no verdicts
+        ((False, True), (Status.RIGHT, Status.RIGHT)),  # lengths of 8 and 3
+        ((True, False), (Status.WRONG, Status.GRADED)),  # 0.5 and None
+    ],
+)
+def test_a_sum_is_no_verdict_and_a_function_is_one_if_it_is_named(named, statuses):
+    half, length = named
+    rewards = (
+        function("half", weight=2.0, verdict=half),
+        function("length", weight=0.25, verdict=length),
+    )
     assert scores(rewards, "halfhalf", "abc") == [
-        Score(Status.RIGHT, 3.0, {"half": 0.5, "length": 8.0}),
-        Score(Status.WRONG, 0.75, {"half": None, "length": 3.0}),
+        Score(statuses[0], 3.0, {"half": 0.5, "length": 8.0}),
+        Score(statuses[1], 0.75, {"half": None, "length": 3.0}),
+    ]
+
+
+COMPARES = """
+def majority(completions, **_):
+    ends = [text[-1] for text in completions]
+    return [float(end == max(ends, key=ends.count)) for end in ends]
+
+
+def shortest(completions, prompts, log_metric, **_):
+    log_metric("calls", len(completions))
+    lengths = [len(text) for text in completions]
+    return [0.5 * (n == min(lengths)) - 0.5 * (n == max(lengths)) for n in lengths]
+"""
+
+
+@table(
+    ("batch_size", "calls"),
+    [(1, [4, 4, 2]), (3, [4, 4, 2]), (7, [4, 6]), (8, [8, 2]), (64, [10])],
+)
+def test_functions_get_whole_groups_in_order(batch_size, calls, tmp_path):
+    """Two draws of a problem and one of another, with four, four and two responses.
+
+    The number of responses in a call is what the function logs.
+    """
+    file = tmp_path / "compares.py"
+    file.write_text(COMPARES)
+    options = (function("majority", file=file), function("shortest", file=file))
+    workers = WorkerOptions(count=2, batch_size=batch_size)
+    groups = (["1", "22", "1", "333"], ["4", "5", "65", "4"], ["7", "88"])
+    draws = (GroupKey("p1", 0), GroupKey("p1", 1), GroupKey("p2", 0))
+    asked = (
+        replace(answer(t), group=d) for d, some in zip(draws, groups, strict=True) for t in some
+    )
+    with closing(Grader(options, workers)) as grader:
+        found = list(grader.scores(asked))
+    logged = [score.logged.get("logged/calls") for score in found]
+    assert [int(some[0]) for some in logged if some] == calls
+    if calls == [4, 4, 2]:
+        # of 1 2 1 3 it is 1, of 4 5 5 4 the first, 4; of 7 8, 7; shortest and longest by hand
+        assert [score.reward for score in found] == [
+            *(1.5, 0.0, 1.5, -0.5),
+            *(1.5, 0.5, -0.5, 1.5),
+            *(1.5, -0.5),
+        ]
+
+
+def test_built_in_rewards_get_single_responses_whatever_the_group():
+    def asked(group: GroupKey | None) -> Iterator[Answer]:
+        return (replace(answer(text), group=group) for text in ("12", "13", "14"))
+
+    grader = kept((ExactOptions(),), ONE)
+    assert [len(call) for call in grader._calls(asked(GroupKey("p1", 0)))] == [1, 1, 1]
+    functions = kept((function("length"),), ONE)  # and so do functions, of answers of no group
+    assert [len(call) for call in functions._calls(asked(None))] == [1, 1, 1]
+
+
+def test_a_function_that_is_named_decides_before_a_built_in_judge():
+    rewards = (ExactOptions(), function("length", weight=0.0, verdict=True))
+    assert [(s.status, s.reward) for s in scores(rewards, "12", "13", "")] == [
+        (Status.RIGHT, 1.0),
+        (Status.RIGHT, 0.0),
+        (Status.WRONG, 0.0),
     ]
 
 

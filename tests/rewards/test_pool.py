@@ -114,8 +114,26 @@ def test_if_a_batch_fails_only_the_culprit_gets_no_reward():
     workers = pool(timeout=0.8)
     calls = [[item(text) for text in ("1", "loop", "3")], [item("raise boom"), item("5")]]
     results = [[value_of(outcome) for outcome in call] for call in workers.run(calls)]
-    late = "not finished after 0.8 seconds of computing"
+    late = "not finished after 0.8 seconds of computing"  # alone; the three had 2.4
     assert results == [[1, late, 3], ["obeys: ValueError: boom", 5]]
+    workers.close()
+
+
+def test_those_that_do_not_fail_alone_are_compared_without_those_that_do(tmp_path):
+    """The function's reward is the size of its call. Alone, all but the ones that raise have 1."""
+    file = tmp_path / "size.py"
+    file.write_text(
+        "def obeys(completions, **_):\n"
+        "    if 'bad' in completions or completions == ['a', 'b']: raise ValueError('boom')\n"
+        "    return [len(completions)] * len(completions)\n"
+    )
+    sizes = FunctionOptions(function=f"{file}:obeys")
+    workers = Pool([sizes], WorkerOptions(count=2), together=True)
+    texts = (["x", "bad", "y", "z"], ["a", "b"], ["x", "y"], ["bad", "x"])
+    calls = [[item(text) for text in call] for call in texts]
+    results = [[value_of(outcome) for outcome in call] for call in workers.run(calls)]
+    boom = "obeys: ValueError: boom"
+    assert results == [[3, boom, 3, 3], [boom, boom], [2, 2], [boom, 1]]
     workers.close()
 
 

@@ -33,6 +33,14 @@ class Fixed:
         self.verdicts = iter(verdicts)
         self.ahead = ahead
         self.asked: list[Answer] = []
+        self.undecided: tuple[str, ...] = ()
+        self.groups = False
+
+    def takes_groups(self, problem: Problem) -> bool:
+        return self.groups
+
+    def decides(self, problem: Problem) -> bool:
+        return problem.id not in self.undecided
 
     def score(self, answers: Iterable[Answer]) -> Iterator[Score]:
         for answer in list(answers) if self.ahead else answers:

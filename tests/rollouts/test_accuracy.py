@@ -12,7 +12,7 @@ UNKNOWN = {"status": "error", "reward": None}
 
 
 def test_accuracy_is_the_mean_over_problems():
-    metrics = accuracy([RIGHT, RIGHT, RIGHT, WRONG, WRONG, WRONG], 2)
+    metrics = accuracy([RIGHT, RIGHT, RIGHT, WRONG, WRONG, WRONG], 2, [True] * 3)
     assert (metrics["accuracy_low"], metrics["accuracy_high"]) == interval([1, 0.5, 0], 2)
     assert metrics["accuracy"] == metrics["reward"] == 1 / 2 and metrics["pass@2"] == 2 / 3
 
@@ -20,13 +20,28 @@ def test_accuracy_is_the_mean_over_problems():
 def test_samples_without_a_verdict_are_left_out():
     """Of two samples each: one right and one unknown, two wrong, two unknown."""
     verdicts = [RIGHT, UNKNOWN, WRONG, WRONG, UNKNOWN, UNKNOWN]
-    metrics = accuracy(verdicts, 2)
+    metrics = accuracy(verdicts, 2, [True] * 3)
     assert (metrics["accuracy_low"], metrics["accuracy_high"]) == interval([1, 0], 2)
     assert metrics["accuracy"] == 1 / 2 and metrics["reward"] == pytest.approx(1 / 3)
     assert metrics["pass@2"] == 0 and metrics["problems"] == 3 and metrics["status/error"] == 3
-    none = accuracy([UNKNOWN] * 2, 1)
+    # means 1 and 0: 1/3 of all three, with t(0.975, 1) = 12.706 times 1/2
+    assert metrics["reward_high"] == pytest.approx(1 / 3 + 12.706205 / 2)
+    none = accuracy([UNKNOWN] * 2, 1, [True] * 2)
     for name in ("accuracy", "accuracy_low", "accuracy_high", "reward", "pass@1"):
         assert none[name] is None
+
+
+def test_rewards_without_a_verdict_have_a_mean_and_no_accuracy():
+    """Two problems without a verdict (rewards 9 and 0, as it was cut; 3 and 1), one with."""
+    verdicts = [{"status": "graded", "reward": 9.0}, {"status": "truncated", "reward": 0.0}]
+    verdicts += [{"status": "graded", "reward": reward} for reward in (3.0, 1.0)]
+    alone = accuracy(verdicts, 2, [False] * 2)
+    assert (alone["accuracy"], alone["accuracy_high"], alone["pass@2"]) == (None, None, None)
+    # means 4.5 and 2: their standard deviation is 2.5 / sqrt(2), so their error is 1.25
+    assert alone["reward"] == 3.25 and alone["status/graded"] == 3
+    assert alone["reward_low"] == pytest.approx(3.25 - 12.706205 * 1.25)
+    beside = accuracy([*verdicts, RIGHT, WRONG], 2, [False, False, True])
+    assert beside["accuracy"] == 0.5 and beside["reward"] == pytest.approx(14 / 6)
 
 
 def test_accuracy_of_each_source():
@@ -34,7 +49,7 @@ def test_accuracy_of_each_source():
     verdicts = [RIGHT, WRONG, WRONG, WRONG, RIGHT, WRONG, UNKNOWN, UNKNOWN]
     low, high = interval([0.5, 0.5], 2)
     (none, least), most = (0.0, interval([0.0], 2)[0]), interval([0.0], 2)[1]
-    assert accuracy_by_source(verdicts, 2, ["a", "b", "a", "c"]) == {
+    assert accuracy_by_source(verdicts, 2, [True] * 4, ["a", "b", "a", "c"]) == {
         "accuracy/a": 0.5,
         "accuracy_low/a": low,
         "accuracy_high/a": high,
@@ -45,4 +60,4 @@ def test_accuracy_of_each_source():
         "accuracy_low/c": None,
         "accuracy_high/c": None,
     }
-    assert accuracy_by_source(verdicts, 2, [None] * 4) == {}
+    assert accuracy_by_source(verdicts, 2, [True] * 4, [None] * 4) == {}

@@ -153,9 +153,8 @@ def test_tools_beside_those_of_an_environment_are_refused():
 
 
 def test_a_prompt_with_a_token_of_an_image_is_refused():
-    encode = PromptEncoder(chain_tokenizer(), 16, PromptOptions())
+    encode = PromptEncoder(chain_tokenizer(), 16, PromptOptions(), unread=["+"])
     problems = [Problem("p", "1+2=", "3")]
-    assert encode.fitting(problems) == problems
-    encode.unread = ["+"]
+    assert encode.fitting([TWO]) == [TWO]
     with pytest.raises(UsageError, match=r"'p' has \+, which stands for an image or sound"):
         encode.fitting(problems)

@@ -9,11 +9,12 @@ import pytest
 
 from mugrpo.config.run import PromptOptions
 from mugrpo.disk.errors import RunStopped
-from mugrpo.disk.records import Answer, FinishReason, Outcome, Status
+from mugrpo.disk.records import Answer, FinishReason, GroupKey, Outcome, Score, Status
 from mugrpo.optimize import diagnostics
 from mugrpo.rollouts.messages import MessageEncoder
 from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.score import response_text, scored
+from mugrpo.rollouts.statistics import refresh_metrics
 from tests.builders import chain_tokenizer
 from tests.cases import table
 from tests.rollouts.scoring import (
@@ -36,9 +37,10 @@ def test_an_answer_is_the_text_without_its_end_and_the_ids_with_it(folder):
     folder.write(response(3, 0, "3+2=5"), response(4, 0, "5,", cut=True))
     task = Fixed(RIGHT, WRONG)
     folder.score(task, truncated="scored")
+    one, other = GroupKey("p3", 0), GroupKey("p4", 0)
     assert task.asked == [
-        Answer(PROBLEMS[3], "3+2=5", [5, 12, 4, 14, 7, 1], FinishReason.STOP),
-        Answer(PROBLEMS[4], "5,", [7, 15], FinishReason.LENGTH),
+        Answer(PROBLEMS[3], "3+2=5", [5, 12, 4, 14, 7, 1], FinishReason.STOP, group=one),
+        Answer(PROBLEMS[4], "5,", [7, 15], FinishReason.LENGTH, group=other),
     ]
 
 
@@ -77,6 +79,22 @@ def test_truncated_responses_are_not_judged_unless_asked_and_every_score_is_in_i
     task = Fixed(RIGHT, WRONG, RIGHT, WRONG, RIGHT, ahead=ahead)
     assert folder.score(task, truncated=truncated) == scores
     assert [answer.text for answer in task.asked] == asked
+
+
+@table("truncated", ["zero", "masked"])
+def test_what_compares_a_group_gets_all_of_it_and_a_cut_response_still_has_no_verdict(
+    folder, truncated
+):
+    folder.write(*(response(n // 2, n % 2, str(n + 1), cut=n in (0, 3)) for n in range(4)))
+    logged = {"rewards/f/mean": [0.5], "logged/a": [7.0]}
+    task = Fixed(replace(RIGHT, logged=logged), WRONG, RIGHT, failure("cut"))
+    task.groups = True
+    assert folder.score(task, truncated=truncated) == [CUT, WRONG, RIGHT, CUT]
+    said = [(answer.text, answer.group, answer.finish_reason) for answer in task.asked]
+    stop, cut = FinishReason.STOP, FinishReason.LENGTH
+    one, other = GroupKey("p0", 0), GroupKey("p1", 0)
+    assert said == [("1", one, cut), ("2", one, stop), ("3", other, stop), ("4", other, cut)]
+    assert folder.scores.entry(0)["logged_sums"] == {"logged/a": 7.0}
 
 
 def test_what_an_environment_said_reaches_the_task_and_a_failure_is_no_number(folder):
@@ -188,3 +206,22 @@ def test_groups_are_counted_by_the_share_right_of_the_responses_that_count(folde
     folder.score(Fixed(*verdicts), failure_limit=1.0)
     # 1 of 4, 2 of 8, 1 of 2: a reward of 0 for a cut response counts, an unknown one does not
     assert folder.scores.entry(0)["groups_right"] == {"0.250": 2, "0.500": 1}
+
+
+def test_a_group_without_a_verdict_has_no_share_right_and_all_cut_responses_are_counted(folder):
+    """Groups: two graded; two cut, of a problem without a verdict; one of two right, one cut."""
+    folder.write(*groups(2), response(1, 0, cut=True), response(1, 1, cut=True))
+    folder.write(response(2, 0), response(2, 1, cut=True), shard=1)
+    graded = Score(Status.GRADED, 0.4)
+    task = Fixed(graded, graded, graded, RIGHT, RIGHT, WRONG)
+    task.undecided = ("p0", "p1")
+    folder.score(task, truncated="zero")
+    task.verdicts = iter([RIGHT, WRONG])
+    folder.score(task, shard=1, truncated="scored")
+    first, second = folder.scores.entries()
+    assert first["undecided"] == ["p0", "p1"] and first["groups_right"] == {}
+    assert (first["truncated"], first["statuses"]) == (2, {"graded": 2, "truncated": 2})
+    assert (second["undecided"], second["groups_right"]) == ([], {"0.500": 1})
+    assert (second["truncated"], second["statuses"]) == (1, {"right": 1, "wrong": 1})
+    refresh = refresh_metrics(folder.rollouts, folder.scores)
+    assert refresh["truncated_share"] == 3 / 6

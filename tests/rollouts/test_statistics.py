@@ -27,6 +27,7 @@ def test_a_stages_metrics_by_hand(folder):
         "canary_gap": 0.5,
         "behavior_reward": 3 / 5,
         "zero_variance_share": 2 / 3,
+        "truncated_share": 0.0,
         "status/right": 3,
         "status/skipped": 1,
         "status/wrong": 2,

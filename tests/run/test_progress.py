@@ -71,7 +71,7 @@ def test_without_a_terminal_a_line_is_printed_after_ten_seconds_and_at_the_end(c
     for seconds, rollouts, tokens in ((11, 8, 110), (5, 8, 0), (6, 24, 0)):
         clock.now += seconds
         progress.advance(rollouts, tokens)
-    progress.accuracy = 0.25
+    progress.measured = "accuracy 0.250"
     progress.end()
     progress.say("a sentence")
     assert out.getvalue().splitlines() == [
@@ -107,7 +107,7 @@ def test_each_sign_is_said_once_by_the_line_that_goes_beyond_its_limit():
     """Accuracy falls from 0.5 by 0.05, then 0.06; entropy to 1/200 of the first, then less."""
     signs, said = Signs(), list[str]()
     lines: list[tuple[str, int, dict[str, float | None]]] = [
-        ("refresh", 0, {"rollouts": 100, "status/truncated": 10}),
+        ("refresh", 0, {"truncated_share": 0.1}),
         ("evaluation", 0, {"accuracy": 0.5}),
         ("update", 1, {"ratio/negative/max": 100.0, "entropy": 1.0}),
         ("evaluation", 2, {"accuracy": 0.45}),
@@ -121,7 +121,7 @@ def test_each_sign_is_said_once_by_the_line_that_goes_beyond_its_limit():
     for _ in range(2):
         signs.see("update", 4, {"ratio/negative/max": 100.1, "entropy": 0.0049}, said.append)
         signs.see("evaluation", 5, {"accuracy": 0.44}, said.append)
-        signs.see("refresh", 6, {"rollouts": 100, "status/truncated": 11}, said.append)
+        signs.see("refresh", 6, {"truncated_share": 0.11}, said.append)
     numbers = [re.findall(r"[\d.]*\d", sentence) for sentence in said]
     assert numbers == [
         ["4", "0", "100", "100"],  # update, A < 0, ratio, limit
@@ -129,3 +129,22 @@ def test_each_sign_is_said_once_by_the_line_that_goes_beyond_its_limit():
         ["5", "0.06", "0", "0.05"],
         ["6", "11", "10"],
     ]
+
+
+def test_a_collapse_is_a_fall_by_more_than_half_of_the_best_beyond_the_interval():
+    """Accuracy 0.8, then 0.41, then 0.39; rewards 2, then 1.1 within an interval, then 0.9."""
+    for name, lines in {
+        "accuracy": [({"accuracy": 0.8}, 0), ({"accuracy": 0.41}, 0), ({"accuracy": 0.39}, 1)],
+        "reward": [
+            ({"reward": 2.0}, 0),
+            ({"reward": 0.9, "reward_high": 2.1}, 0),
+            ({"reward": 0.9, "reward_high": 1.5}, 1),
+        ],
+    }.items():
+        signs, said = Signs(), list[str]()
+        for update, (values, collapsed) in enumerate(lines):
+            signs.see("evaluation", update, values, said.append)
+            assert bool(signs.collapse) == bool(collapsed)
+        assert f"a collapse: {name} fell from" in said[-1]
+        signs.see("update", 4, {}, said.append)
+        assert signs.collapse is None  # it stops a run once

@@ -156,7 +156,7 @@ def test_a_suite_is_asked_about_however_its_file_is_written(folder: Path, name: 
 max_new_tokens = 8
 [task]
 data = "{data}"
-rewards = ["their_code:judge"]
+rewards = [{{function = "their_code:judge", verdict = true}}]
 """
     if name == "group.toml":
         (folder / "one.toml").write_text(suite)
@@ -176,7 +176,7 @@ def test_what_an_own_run_runs_may_not_change_without_a_yes(
     (folder / "rr.py").write_text((folder / "their_code.py").read_text())
     (folder / "mine.toml").write_text(
         f'title = "m"\nmax_new_tokens = 8\n[task]\ndata = "{folder}/p.jsonl"\n'
-        f'rewards = ["{folder}/their_code.py:judge"]\n'
+        f'rewards = [{{function = "{folder}/their_code.py:judge", verdict = true}}]\n'
     )
     words = ["--task.rewards=rr:judge", f"--evaluation.suites=[{{name = '{folder}/mine.toml'}}]"]
     run_dir = folder / "mine"

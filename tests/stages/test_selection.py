@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mugrpo.config.rewards import RewardOptions
-from mugrpo.disk.records import Status
+from mugrpo.disk.records import Score, Status
 from mugrpo.disk.shards import Place
-from mugrpo.stages.stage import Group, batches, correctness_varies
+from mugrpo.stages.stage import Group, batches, group_varies
 from tests.cases import table
 
 R, W, N = Status.RIGHT, Status.WRONG, Status.NO_ANSWER
@@ -34,14 +34,36 @@ CUT, SKIPPED, ERROR, SLOW = Status.TRUNCATED, Status.SKIPPED, Status.ERROR, Stat
     ],
 )
 def test_a_group_varies_if_some_are_right_and_some_are_not(statuses, varies):
-    assert correctness_varies(statuses, RewardOptions()) is varies
+    """Whatever the rewards are: here all differ."""
+    scores = [Score(s, float(n) if s.rewarded else None) for n, s in enumerate(statuses)]
+    assert group_varies(scores, RewardOptions()) is varies
 
 
 @table(("truncated", "varies"), [("zero", True), ("masked", False), ("scored", True)])
 def test_a_cut_response_is_not_right_unless_it_is_masked(truncated, varies):
     rewards = RewardOptions(truncated=truncated)
-    assert correctness_varies([R, R, CUT], rewards) is varies
-    assert correctness_varies([W, W, CUT], rewards) is False
+    assert group_varies([Score(s, 0.0) for s in (R, R, CUT)], rewards) is varies
+    assert group_varies([Score(s, 0.0) for s in (W, W, CUT)], rewards) is False
+
+
+@table(
+    ("graded", "varies"),
+    [
+        (((0.9, 0), (0.3, 0)), True),
+        (((0.3, 0), (0.3, 0)), False),
+        (((0.3, 0), (0.1, -0.2)), False),  # only the penalty on length differs
+        (((0.3, 0), (0.3, -0.2)), True),  # 0.3 and 0.5 without it
+        (((0.3, 0), None), True),  # cut: 0
+        (((0.0, 0), None), False),
+    ],
+)
+def test_without_a_verdict_a_group_varies_if_its_rewards_do(graded, varies):
+    """(reward, penalty on length in it) of each response; None for one that was cut."""
+    scores = [
+        Score(CUT, 0.0) if one is None else Score(Status.GRADED, one[0], {"overlong": one[1]})
+        for one in graded
+    ]
+    assert group_varies(scores, RewardOptions()) is varies
 
 
 def numbered(*problems: int) -> list[Group]:

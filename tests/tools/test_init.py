@@ -29,6 +29,20 @@ VERL = {"prompt": [{"role": "user", "content": "1+1?"}], "reward_model": {"groun
         ({"prompt": "add", "answer": '["assert add(1, 2) == 3"]'}, "prompt", "answer", "code"),
         ({"prompt": "Tell me", "output": "Once upon a time. " * 9}, "prompt", "answer", "brief"),
         ({"instruction": "Tell me"}, "instruction", "answer", "brief"),
+        (
+            {"prompt": "x?", "reward_model": {"ground_truth": '["150"]'}},
+            *("prompt", "reward_model.ground_truth.0", "numeric"),
+        ),
+        (
+            {"question": "Double.", "solution": "def double(x):\n    return 2 * x"},
+            *("question", "answer", "brief"),
+        ),
+        ({"question": "Double.", "answer": "return x * 2 / 1"}, "question", "answer", "exact"),
+        (
+            {"prompt": [{"role": "user", "content": [{"type": "text", "text": "1+1?"}]}]}
+            | {"answer": "2"},
+            *("prompt", "answer", "numeric"),
+        ),
     ],
 )
 def test_columns_and_reward_are_guessed_and_the_task_reads_them(
@@ -42,6 +56,40 @@ def test_columns_and_reward_are_guessed_and_the_task_reads_them(
     assert (task.prompt_column, task.answer_column) == (prompt, answer)
     assert [getattr(r, "function", r.name).rpartition(":")[2] for r in task.rewards] == [reward]
     assert Dataset(task, config.workers).every_problem()
+
+
+ALPACA = [{"instruction": "Add them.", "input": f"{n} {n}", "output": str(2 * n)} for n in range(3)]
+
+
+@table(
+    ("rows", "said"),
+    [
+        (ALPACA, "'input' says what 'instruction' is about"),
+        (
+            [{"question": "Add them.", "numbers": f"{n} 1", "answer": n + 1} for n in range(3)],
+            "line 2 asks what an earlier row asks, and has another answer",
+        ),
+    ],
+)
+def test_a_prompt_that_lacks_a_column_is_refused(tmp_path: Path, rows: Any, said: str):
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(UsageError, match=said):
+        write_config(str(data), tmp_path / "mine.toml", None, say=lambda text: None)
+    assert not (tmp_path / "mine.toml").exists()
+
+
+def test_a_reward_that_cannot_tell_answers_apart_is_not_guessed(tmp_path: Path):
+    """To `numeric`, numbers that differ by less than 1e-6 are one."""
+    rows = [{"prompt": f"{n}?", "answer": f"0.000000{n + 1}"} for n in range(6)]
+    data, said = tmp_path / "data.jsonl", list[str]()
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_config(str(data), tmp_path / "mine.toml", None, said.append)
+    assert said[0] == (
+        "the reward 'numeric' does not fit: it finds the references of other rows right, too"
+    )
+    rewards = load_config(tmp_path / "mine.toml").task.rewards
+    assert [reward.name for reward in rewards] == ["function"]
 
 
 def test_nothing_is_overwritten_and_a_file_without_prompts_is_refused(

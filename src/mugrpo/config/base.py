@@ -213,6 +213,11 @@ class RewardOption(MadeOptions):
         """Return whether it compares the text of an answer with the reference."""
         return True
 
+    @property
+    def decides(self) -> bool:
+        """Return whether its verdict says which responses are right."""
+        return self.verifies
+
     def written(self, reference: str) -> str:
         """Return a response whose answer is the reference."""
         return reference
@@ -238,14 +243,15 @@ class WorkerOptions(Options):
     count: int = Field(0, ge=0, json_schema_extra=HARMLESS)
     """Worker processes. 0 starts one per core."""
     timeout: float = Field(5.0, ge=0)
-    """Kill a worker process that computes for this many seconds on a call, summed over its threads.
+    """Kill a worker process that computes for this many seconds for each completion of a call.
     Functions, programs and environments may wait: they have 12 times as long by the clock.
     Environments have only that limit. 0 sets no limit."""
     memory_mb: int = Field(2048, ge=0)
     """Private memory in MiB that a process, and each that it starts, may take. 0 sets no limit, as
     CUDA needs it."""
     batch_size: int = Field(1, ge=1)
-    """Completions per call. If a call with several fails, each of them is tried alone."""
+    """Completions per call, rounded to whole groups for functions, at least one group. If a call
+    fails, each completion is tried alone, and those that do not fail alone together once more."""
 
     @property
     def processes(self) -> int:

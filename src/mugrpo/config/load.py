@@ -9,6 +9,7 @@ option that does not exist, the error says which one was probably meant.
 from __future__ import annotations
 
 import copy
+import os
 import re
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -22,9 +23,9 @@ from pydantic import ValidationError
 from mugrpo.config.base import Options, members_of
 from mugrpo.config.describe import as_toml, describe
 from mugrpo.config.rewards import Reward
-from mugrpo.config.run import RunConfig
+from mugrpo.config.run import METHOD, PRESETS, RunConfig
 from mugrpo.config.tasks import Source
-from mugrpo.disk.errors import UsageError
+from mugrpo.disk.errors import UsageError, absent
 
 OptionGroup = TypeVar("OptionGroup", bound=Options)
 
@@ -43,14 +44,31 @@ def load_config(file: Path | str | None = None, overrides: Sequence[str] = ()) -
     return build_config(raw, " ".join([str(file), *overrides]) if file else "on the command line")
 
 
+def require_places(raw: dict[str, Any], folder: Path) -> None:
+    """Raise UsageError if a relative path in `raw` is not here, but in the config's `folder`."""
+    for name, value in leaves(raw):
+        for text in value if isinstance(value, list) else [value]:
+            place = text.get("function") if isinstance(text, dict) else text
+            place = re.sub(r"(?<=\.py):\w+$", "", place) if isinstance(place, str) else ""
+            if Path(place).suffix and not os.path.exists(place) and (folder / place).is_file():
+                raise UsageError(
+                    f"{name}: {absent(place)}, where paths are looked up, but the config's folder "
+                    f"has one; go there, or name {(folder / place).resolve()}"
+                )
+
+
 def apply_overrides(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Return `raw` with the command line's overrides laid over it."""
     return lay_over(raw, list(parse_overrides(overrides)))
 
 
 def lay_over(raw: dict[str, Any], pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Return `raw` with (dotted name, value) pairs laid over it, names of groups first."""
+    """Return `raw` with (dotted name, value) pairs laid over it, names of groups first.
+
+    Raises UsageError if a preset among them would lose to what `raw` says of the method.
+    """
     raw = copy.deepcopy(raw)
+    _require_preset_wins(raw, dict(pairs))
     for name, value in sorted(pairs, key=lambda pair: not pair[0].endswith(".name")):
         _set(raw, name, value)
     return raw
@@ -187,6 +205,25 @@ def _set(raw: dict[str, Any], name: str, value: Any) -> None:
     table[leaf] = value
 
 
+def _require_preset_wins(raw: dict[str, Any], over: dict[str, Any]) -> None:
+    """Raise UsageError if `raw` names another part of the method than the preset in `over`.
+
+    That part would be trained under the preset's name.
+    """
+    preset = over.get("preset", raw.get("preset"))
+    if preset == raw.get("preset") or preset not in PRESETS:
+        return
+    named = dict(leaves({group: PRESETS[preset].get(group) for group in METHOD}))
+    for name, value in leaves({group: raw.get(group) for group in METHOD}):
+        ours = named.get(name)
+        if name.endswith(".name") and name not in over and ours not in (None, value):
+            raise UsageError(
+                f"the preset {preset} has {name} = {ours!r}, but the config below it says {name} = "
+                f"{value!r}, which would be trained in its place; leave that out there, or say "
+                f"which one is meant: --{name} {ours}, or --{name} {value}"
+            )
+
+
 _IN_TOML = {
     "model_type": "It should be a table of options",
     "model_attributes_type": "It should be a table of options",
@@ -211,6 +248,11 @@ def _sentence(error: Any, root: type[Options]) -> str:
     if not name:  # the error is about the config as a whole
         return message
     message = _IN_TOML.get(error["type"], message)
+    if name.rpartition(".")[2] == "temperature" and value == 0:
+        message += (
+            "; greedy evaluation is evaluation.greedy = true, and a benchmark is nearly greedy at "
+            "--temperature 0.01"
+        )
     return f"{name} = {value!r}: {message[0].lower()}{message[1:]}"
 
 

@@ -70,7 +70,23 @@ class RegexOptions(RewardOption):
     """A Python regular expression. Its first group, or all of it, holds the answer."""
 
 
-class EnvironmentReward(RewardOption):
+class OwnReward(RewardOption):
+    """A reward that somebody has written: it is no verdict, unless it is named as that."""
+
+    verdict: bool = False
+    """Whether a response is right if this reward is at least 1, and wrong if it is less. One reward
+    can be the verdict, before any built-in one. Without any, nothing is called accuracy."""
+
+    @property
+    def verifies(self) -> bool:
+        return False
+
+    @property
+    def decides(self) -> bool:
+        return self.verdict
+
+
+class EnvironmentReward(OwnReward):
     """The reward that the environment of a response with turns gives (docs/environments.md).
 
     As with a function, it may be None: no reward from the environment.
@@ -78,12 +94,8 @@ class EnvironmentReward(RewardOption):
 
     name: Literal["environment"] = "environment"
 
-    @property
-    def verifies(self) -> bool:
-        return False
 
-
-class FunctionOptions(RewardOption):
+class FunctionOptions(OwnReward):
     """The result of a function of your own, which is called as TRL calls reward functions.
 
     `f(prompts, completions, completion_ids, **columns)` returns a number or None (no reward from
@@ -101,10 +113,6 @@ class FunctionOptions(RewardOption):
     def file(self) -> Path | None:
         place = self.function.rpartition(":")[0]
         return Path(place) if place.endswith(".py") else None
-
-    @property
-    def verifies(self) -> bool:
-        return False
 
     @property
     def label(self) -> str:
@@ -134,6 +142,8 @@ def _several(value: Any) -> Any:
 def _sensible(rewards: tuple[RewardOption, ...]) -> tuple[RewardOption, ...]:
     if rewards and not any(reward.weight for reward in rewards):
         raise ValueError("every weight is 0: no answer could get a reward")
+    if sum(reward.decides and not reward.verifies for reward in rewards) > 1:
+        raise ValueError("several rewards are the verdict; leave verdict = true to one of them")
     twice = [label for label, times in Counter(r.label for r in rewards).items() if times > 1]
     if twice or any(reward.label == "answer" for reward in rewards):
         raise ValueError(

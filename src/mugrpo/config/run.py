@@ -39,6 +39,13 @@ def preset_summary(name: str) -> str:
     return (_FOLDER / f"{name}.toml").read_text().split("\n")[0].lstrip("# ")
 
 
+# The parts of a config that are the method; the rest says how much is trained, on what and where.
+METHOD = (
+    *("objective", "advantage", "veto", "sequence_mask", "correction", "reference", "reduction"),
+    "sampling",
+)
+
+
 def beneath(preset: dict[str, Any], raw: dict[str, Any]) -> dict[str, Any]:
     """Return `raw` laid over `preset`, option by option.
 
@@ -258,6 +265,11 @@ class RunConfig(Options):
         if self.proximal_period > 1 and self.distributed.processes > 1:
             yield "objective.proximal_period > 1 needs distributed.processes = 1"
 
+    @property
+    def method(self) -> str:
+        """Return the name of what is trained: the preset, and what replaces parts of it."""
+        return method_of(self.model_dump(mode="json"))
+
     def checkpoint_due(self, update: int) -> bool:
         """Return whether the policy after `update` updates is saved, however long they took."""
         every, schedule = self.checkpoint.every, self.schedule
@@ -306,3 +318,22 @@ class RunConfig(Options):
         parts = {"objective": self.objective, "advantage": self.advantage}
         own = {name: part for name, part in parts.items() if isinstance(part, objectives.OfFile)}
         return {f"{name}.path": Path(part.path) for name, part in own.items()}
+
+
+def method_of(resolved: dict[str, Any]) -> str:
+    """Return the name of the method of a resolved config, such as "dapo with objective topr"."""
+    name = str(resolved["preset"])
+    if name not in PRESETS:
+        return name
+    pure = RunConfig.model_validate({"preset": name}).model_dump(mode="json")
+    parts: list[str] = []
+    for group in METHOD:
+        theirs, own = pure[group], resolved.get(group)
+        if not isinstance(own, dict):
+            parts += [f"{group} {own}"] if own != theirs else []
+        elif own["name"] != theirs["name"] or "path" in own:
+            parts.append(f"{group} {Path(own['path']).name if 'path' in own else own['name']}")
+        else:
+            differing = {key: one for key, one in own.items() if one != theirs.get(key)}
+            parts += [f"{group}.{key} = {one}" for key, one in differing.items()]
+    return f"{name} with {' and '.join(parts)}" if parts else name

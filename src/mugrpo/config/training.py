@@ -96,7 +96,10 @@ class EveryGroup(NamedOptions):
 
 
 class DynamicSampling(NamedOptions):
-    """Groups with both right and wrong responses; others are replaced by further samples (DAPO)."""
+    """Groups with both right and wrong responses; others are replaced by further samples (DAPO).
+
+    If no reward says what is right, these are the groups with different rewards.
+    """
 
     name: Literal["dynamic"] = "dynamic"
 
@@ -223,6 +226,9 @@ class EvaluationOptions(Options):
     temperature of 0.01, which is nearly greedy."""
     temperature: float = Field(1.0, ge=1e-3, le=10, json_schema_extra=HARMLESS)
     """Sampling temperature."""
+    stop_on_collapse: bool = Field(False, json_schema_extra=HARMLESS)
+    """Stop the run when accuracy, or the mean reward if nothing says what is right, has fallen by
+    more than half of its best, beyond the interval. The same command goes on."""
     suites: tuple[SuiteUse, ...] = Field((), json_schema_extra=HARMLESS)
     """Benchmark suites to measure beside the held-out problems, each at its own period."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 EXIT_STATUSES = {
     0: "success",
     2: "refused: one sentence says what is wrong and what to do",
@@ -9,6 +11,12 @@ EXIT_STATUSES = {
     4: "finished, but nothing was learned: no update had a gradient",
     130: "a second Ctrl-C: quit at once; the run can still be resumed",
 }
+
+
+def absent(path: object, what: str = "file") -> str:
+    """Return a clause that says there is no file `path`, and where it was looked up."""
+    here = "" if os.path.isabs(str(path)) else f" in {os.getcwd()}, the working directory"
+    return f"there is no {what} {path}{here}"
 
 
 class UsageError(ValueError):
@@ -27,4 +35,4 @@ class BrokenReward(RunStopped):
 
 
 class Interrupted(RunStopped):
-    """A stop by a signal, or because the run asked its ranks to stop."""
+    """A stop by a signal, by a collapse, or because the run asked its ranks to stop."""

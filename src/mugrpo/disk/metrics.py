@@ -342,10 +342,7 @@ def truncation(refresh: Mapping[str, Any], longest: int) -> str | None:
 
     Return None for other stages.
     """
-    rows = number(refresh, "rollouts") or 0.0
-    share = (number(refresh, "status/truncated") or 0.0) / max(1.0, rows)
-    if refresh.get("mean_length") == longest:  # all are, be they judged or not
-        share = 1.0
+    share = number(refresh, "truncated_share") or 0.0
     if share < MOSTLY:
         return None
     return (

@@ -52,6 +52,14 @@ class TrainerState:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupKey:
+    """The key of a group: a problem, and the epoch in which the run draws it."""
+
+    problem_id: str
+    occurrence: int
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """A response in the form that is judged: decoded `text`, and `ids` as sampled."""
 
@@ -62,6 +70,7 @@ class Answer:
     state: TrainerState | None = None  # None outside of a run
     environment_reward: float | None = None  # its environment's own, if it has one
     messages: Sequence[Mapping[str, Any]] | None = None  # of all its turns, None without turns
+    group: GroupKey | None = None  # rewards get a whole group at once, None: a response alone
 
 
 class Status(StrEnum):
@@ -73,6 +82,7 @@ class Status(StrEnum):
     RIGHT = "right"
     WRONG = "wrong"
     NO_ANSWER = "no_answer"
+    GRADED = "graded"  # it has a reward, and no reward says whether it is right
     TRUNCATED = "truncated"
     UNFINISHED = "unfinished"  # the judge ran out of time, memory or stack on it
     SKIPPED = "skipped"  # no reward function gave it a reward
@@ -90,14 +100,6 @@ class Status(StrEnum):
         It is 0 for an unfinished response: being hard to judge must never pay.
         """
         return self not in (Status.SKIPPED, Status.ERROR)
-
-
-@dataclass(frozen=True, slots=True)
-class GroupKey:
-    """The key of a group: a problem, and the epoch in which the run draws it."""
-
-    problem_id: str
-    occurrence: int
 
 
 @dataclass(frozen=True)

@@ -269,9 +269,8 @@ def read_logprobs(shards: ShardSet, shard: int) -> list[NDArray[np.float32]]:
     return [row["logprobs"] for row in rows_of(shards.open(shard).read())]
 
 
-def read_statuses(shards: ShardSet, shard: int) -> list[Status]:
-    """Return the statuses in a shard of scores, without reading the rest."""
-    return [Status(value) for value in shards.open(shard).read(["status"])["status"].to_pylist()]
+def read_scores(shards: ShardSet, shard: int) -> list[Score]:
+    return [score_from_row(row) for row in shards.open(shard).read().to_pylist()]
 
 
 def score_from_row(row: dict[str, Any]) -> Score:

@@ -17,7 +17,7 @@ from safetensors import safe_open
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.publishing import passing
-from mugrpo.disk.records import Status
+from mugrpo.disk.records import FinishReason
 from mugrpo.model.files import ModelPart, full, like, local, moved, own_rows, write_tensors
 from mugrpo.model.half import begin_in_bf16
 from mugrpo.model.hardware import give_back_if_tight, give_back_memory, out_of_memory_explained
@@ -228,6 +228,7 @@ class Trainer:
         self, experience: Experience, responses: Responses, gradient: Gradient
     ) -> dict[str, Any]:
         statuses = [score.status for score in experience.scores]
+        cut = [rollout.finish_reason is FinishReason.LENGTH for rollout in experience.rollouts]
         rewards = [score.reward for score in experience.scores if score.reward is not None]
         tokens = sum(rollout.sampled_tokens for rollout in experience.rollouts)
         lowered = {"micro_batch_tokens": self.budget.tokens} if self.budget.lowered else {}
@@ -240,7 +241,7 @@ class Trainer:
             "zero_variance_share": 1 - responses.varied.double().mean().item(),
             "effective_sample_share": gradient.statistics.effective_sample_share(),
             "failed_share": sum(s.failed for s in statuses) / len(statuses),
-            "truncated_share": statuses.count(Status.TRUNCATED) / len(statuses),
+            "truncated_share": sum(cut) / len(cut),
             **gradient.statistics.values(tokens),
         }
 

@@ -29,8 +29,8 @@ _DEATHS = 2  # workers that may die in a job's calls before it fails: once may b
 class Limits:
     """What a worker may take for a call. 0 sets no limit."""
 
-    seconds: float  # by the clock
-    computing: float  # seconds of CPU time
+    seconds: float  # by the clock, for each completion in it
+    computing: float  # seconds of CPU time, likewise
     megabytes: int  # of memory
 
 
@@ -70,10 +70,12 @@ class Worker(Peer):
 
     def loss(self, lost: PeerLost) -> tuple[str, bool]:
         """Return why a call failed, and whether that is because it took too much time."""
+        size = self.sent[0].size if self.sent else 1
         if lost.ended is None:
-            return f"not finished within {self.limits.seconds:g} seconds", True
+            return f"not finished within {self.limits.seconds * size:g} seconds", True
         if lost.ended == signal.SIGPROF.name:
-            return f"not finished after {self.limits.computing:g} seconds of computing", True
+            seconds = self.limits.computing * size
+            return f"not finished after {seconds:g} seconds of computing", True
         return f"the worker died ({lost.ended})", False
 
     def never_ready(self, lost: PeerLost) -> RunStopped:
@@ -87,6 +89,11 @@ class PoolJob:
     """What a worker works on: one call, or all that is said in a rollout."""
 
     deaths = 0  # of workers, in its calls
+
+    @property
+    def size(self) -> int:
+        """Return how many times the limits of time its calls have."""
+        return 1
 
 
 class WorkerPool(ABC):
@@ -158,7 +165,7 @@ class WorkerPool(ABC):
             for job, text in self._calls_for(worker):
                 worker.sent.append(job)
                 worker.jobs += [job] if job not in worker.jobs else []
-                worker.silence = self._limits.seconds or None
+                worker.silence = self._limits.seconds * worker.sent[0].size or None
                 try:
                     worker.send(text)
                 except PeerLost as lost:
@@ -194,7 +201,8 @@ class WorkerPool(ABC):
             worker.ready, worker.silence, self.greeting = True, None, message
             return
         job = worker.sent.popleft()
-        worker.silence = (self._limits.seconds or None) if worker.sent else None
+        seconds = self._limits.seconds * worker.sent[0].size if worker.sent else 0.0
+        worker.silence = seconds or None
         self._hear(worker, job, message)
         if message.get("spent"):
             self._retire(worker)
@@ -243,7 +251,7 @@ def serve(load: Callable[[dict[str, Any]], tuple[dict[str, Any], Handler]]) -> N
     channel.send({"ready": True, **said})
     while True:
         call = channel.receive()
-        with cpu_deadline(setup["timeout"]):
+        with cpu_deadline(setup["timeout"] * (len(call) if isinstance(call, list) else 1)):
             message = answer(call)
         channel.send(message)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import publish_file
 
-__all__ = ["write_report"]
+__all__ = ["publish_text", "write_report"]
 
 
 def write_report(
@@ -31,6 +32,18 @@ def write_report(
         say(fault)
     text = page(read, every)
     target = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
-    with publish_file(target) as file:
-        file.write(text.encode("utf-8"))
+    publish_text(target, text)
     return target
+
+
+def publish_text(target: Path, text: str) -> None:
+    """Publish `text` as a file. Raises UsageError if it cannot be written, as beside a run that
+    may only be read.
+    """
+    try:
+        with publish_file(target) as file:
+            file.write(text.encode("utf-8"))
+    except OSError as error:
+        raise UsageError(
+            f"{target} cannot be written ({error.strerror}); name another file with --out"
+        ) from None

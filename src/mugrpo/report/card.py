@@ -7,14 +7,15 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from mugrpo.config.run import method_of
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.metrics import Line, number
-from mugrpo.disk.publishing import publish_file
-from mugrpo.report.read import RunData, accuracy_text, read_runs
+from mugrpo.disk.metrics import number
+from mugrpo.report import publish_text
+from mugrpo.report.read import RunData, read_runs
 from mugrpo.report.readable import in_markdown
+from mugrpo.rollouts.statistics import headline, value_text
 
 _TRAINING = {
-    "preset": "method",
     "schedule.stages": "stages",
     "schedule.problems_per_update": "problems of an update",
     "schedule.group_size": "responses to a problem",
@@ -29,9 +30,9 @@ _TRAINING = {
 def write_card(target: Path, out: Path | None) -> Path:
     """Write the card of the run at `target` to `out`, by default RUN/model_card.md.
 
-    It has what is known: base model, method, options, accuracies with intervals, use. Returns the
-    file. Raises UsageError if there is no run, if it has made no update, or if something is wrong
-    with its files.
+    It has what is known: base model, method, options, accuracies or rewards with intervals, use.
+    Returns the file. Raises UsageError if there is no run, if it has made no update, or if
+    something is wrong with its files.
     """
     (run,) = read_runs([target])
     if run.faults:
@@ -39,8 +40,7 @@ def write_card(target: Path, out: Path | None) -> Path:
     if not run.updates:
         raise UsageError(f"{target} has made no update: there is no model to describe")
     file = out or target / "model_card.md"
-    with publish_file(file) as card:
-        card.write("\n".join(_lines(run)).encode())
+    publish_text(file, "\n".join(_lines(run)))
     return file
 
 
@@ -59,13 +59,14 @@ def _lines(run: RunData) -> Iterator[str]:
     yield f"\n# {name}, trained by reinforcement learning with verifiable rewards\n"
     yield (
         f"{name} after {updates:,} of {run.planned_updates:,} updates of "
-        f"{_text(run.options['preset'])} on {_data(run)}, with mugrpo "
+        f"{_text(method_of(run.config))} on {_data(run)}, with mugrpo "
         f"{_text(run.provenance['mugrpo'])}. The "
         f"policy was refreshed {run.count('refresh')} times for its rollouts."
     )
     if run.evaluations:
-        yield from _accuracy(run)
+        yield from _results(run)
     yield "\n## Training\n\n| | |\n| --- | --- |"
+    yield f"| method | {_text(method_of(run.config))} |"
     for option, meaning in _TRAINING.items():
         if (value := run.options.get(option)) not in (None, 0) or option == "seed":
             yield f"| {meaning} | {_text(value)} |"
@@ -103,8 +104,9 @@ def _text(value: object) -> str:
     return in_markdown(str(value))
 
 
-def _accuracy(run: RunData) -> Iterator[str]:
+def _results(run: RunData) -> Iterator[str]:
     first, last = run.evaluations[0], run.evaluations[-1]
+    name = headline(first, last)
     if max(line["update"] for line in run.updates) > last["update"]:
         last = {key: last.get(key) for key in ("problems", "temperature")}  # not measured
     yield "\n## Results\n"
@@ -114,16 +116,13 @@ def _accuracy(run: RunData) -> Iterator[str]:
     )
     yield "\n| | before | after |\n| --- | --- | --- |"
 
-    def row(name: str, of: str) -> str:
-        return f"| {_text(name)} | {_measured(first, of)} | {_measured(last, of)} |"
+    def row(title: str, of: str) -> str:
+        return f"| {_text(title)} | {value_text(first, of)} | {value_text(last, of)} |"
 
-    yield row(f"accuracy at temperature {number(last, 'temperature') or 1:g}", "accuracy")
-    for key in ("greedy/accuracy", *run.keys("evaluation", "pass@")):
+    title = "accuracy" if name == "accuracy" else "mean reward"
+    yield row(f"{title} at temperature {number(last, 'temperature') or 1:g}", name)
+    each = run.keys("evaluation", "rewards/", "/mean") if name == "reward" else []
+    for key in ("greedy/accuracy", *run.keys("evaluation", "pass@"), *each):
         if number(first, key) is not None and number(last, key) is not None:
-            yield row(key.replace("greedy/accuracy", "greedy accuracy"), key)
-
-
-def _measured(line: Line, key: str) -> str:
-    if key == "accuracy":
-        return accuracy_text(line)
-    return f"{number(line, key) or 0:.3f}"
+            title = re.sub("^rewards/(.*)/mean$", r"mean of the reward \1", key)
+            yield row(title.replace("greedy/accuracy", "greedy accuracy"), key)

@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -30,6 +30,7 @@ _HUES = 8
 _DASHES = ([1, 0], [6, 4], [1, 3.5], [9, 3, 2, 3], [2, 2])
 _COLUMNS = 160  # a longer line has the least and the greatest value of each column
 _FINITE = 1e300  # Vega's arithmetic overflows beyond, and below 1 / _FINITE
+_LEAST_SPAN = 0.1  # of a linear axis, over its values
 _TICK = 6  # pixels from one row of ticks above a chart to the next
 
 
@@ -52,6 +53,7 @@ class Axis:
             scale |= {"domainMax": self.high, "clamp": True}
         options: dict[str, Any] = {"title": self.label, "grid": grid}
         options |= {"format": "~g"} if self.log else {}
+        options |= {"format": ",.5~g"} if kind is alt.Y and not self.log else {}
         options |= {"titleY": -9 - _TICK * self.rows} if kind is alt.Y else {}
         nice = kind is alt.Y and self.high is None
         return kind(
@@ -100,8 +102,10 @@ def line_chart(
     In a live chart, a click on a legend's entry hides or shows its lines.
     """
     rows = [_row(number, line, y.log) for number, line in enumerate(lines)]
-    if not any(value is not None for row in rows for value in (*row["y"], *row.get("y2", ()))):
+    values = [v for row in rows for v in (*row["y"], *row.get("y2", ())) if v is not None]
+    if not values:
         return None
+    y = _not_enlarged(y, min(values), max(values))
     labels = list(dict.fromkeys(line.label for line in lines[::-1]))  # the first on top
     kinds = list(dict.fromkeys(line.kind for line in lines[::-1] if line.uppers is None))
     shown = alt.selection_point(
@@ -140,6 +144,15 @@ def line_chart(
     points = layer("points", rows, "x", "y").mark_circle(size=90)
     points = points.encode(opacity=alt.OpacityValue(0), tooltip=tooltips)
     return Picture([*layers, points], width, height)
+
+
+def _not_enlarged(y: Axis, least: float, greatest: float) -> Axis:
+    """Return `y` with bounds a tenth of the values apart if they hardly differ, or not at all."""
+    span = _LEAST_SPAN * abs(least + greatest) / 2
+    if y.log or y.low is not None or y.high is not None or greatest - least >= span:
+        return y
+    middle = (least + greatest) / 2
+    return replace(y, low=middle - span / 2, high=middle + span / 2)
 
 
 def refresh_ticks(xs: Sequence[float], row: int, index: int) -> alt.Chart:

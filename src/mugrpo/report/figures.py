@@ -161,8 +161,16 @@ def update_chart(
     return line_chart(x, replace(y, rows=len(runs)), lines, under=marks, **size)
 
 
-def accuracy_figures(runs: Sequence[RunData]) -> list[Markup | None]:
-    """Return accuracy on the held-out problems against updates, and against training time."""
+def headline_figures(runs: Sequence[RunData]) -> list[Markup | None]:
+    """Return accuracy on the held-out problems against updates, and against training time.
+
+    Of runs that have none, return the mean reward.
+    """
+    names = sorted({run.headline for run in runs})
+    return [figure for name in names for figure in _of_evaluations(runs, name)]
+
+
+def _of_evaluations(runs: Sequence[RunData], name: str) -> list[Markup | None]:
     clocks = {run.name: training_clock(run) for run in runs}
     divisor, unit = time_unit(max((t for c in clocks.values() for t in c.values()), default=0.0))
 
@@ -171,22 +179,24 @@ def accuracy_figures(runs: Sequence[RunData]) -> list[Markup | None]:
         times = [clock["evaluation", line["update"]] / divisor for line in run.evaluations]
         return times, column(run.evaluations, key)
 
-    accuracy = {"accuracy": "accuracy"}
-    band = ("accuracy_low", "accuracy_high")
+    band = (f"{name}_low", f"{name}_high")
     known = any(line.get(band[0]) is not None for run in runs for line in run.evaluations)
-    sure = "; shaded: 95 % intervals over problems (Wilson)" if known else ""
-    y = Axis("accuracy", low=0, high=1)
+    share = name == "accuracy"
+    method = "Wilson" if share else "Student's t"
+    sure = f"; shaded: 95 % intervals over problems ({method})" if known else ""
+    what = "share of right responses" if share else "mean reward of responses"
+    y = Axis(name, low=0, high=1) if share else Axis(name)
     ends = band if known else None
-    by_update = lines_of(runs, partial(points_of, "evaluation"), accuracy, ends)
-    timed = lines_of(runs, by_time, accuracy, ends)
+    by_update = lines_of(runs, partial(points_of, "evaluation"), {name: name}, ends)
+    timed = lines_of(runs, by_time, {name: name}, ends)
     return [
         drawn(
-            "Accuracy against updates",
-            f"share of right responses to the held-out problems{sure}; ticks above are refreshes",
+            f"{name.capitalize()} against updates",
+            f"{what} to the held-out problems{sure}; ticks above are refreshes",
             update_chart(runs, y, by_update, **_WIDE),
         ),
         drawn(
-            "Accuracy against wall-clock",
+            f"{name.capitalize()} against wall-clock",
             "training time: generation, scoring, optimization, checkpoints and refreshes, added up "
             "from their durations; evaluation is left out",
             line_chart(Axis(f"training time, {unit}", low=0), y, timed, **_WIDE),

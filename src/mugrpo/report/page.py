@@ -13,9 +13,9 @@ from mugrpo.disk.metrics import PHASES, UPDATE, number
 from mugrpo.report.charts import Axis, hue
 from mugrpo.report.figures import (
     Panel,
-    accuracy_figures,
     document,
     drawn,
+    headline_figures,
     lines_of,
     part,
     stage_figures,
@@ -25,7 +25,6 @@ from mugrpo.report.figures import (
 )
 from mugrpo.report.read import (
     RunData,
-    accuracy_text,
     column,
     phase_seconds,
     refresh_parts,
@@ -33,6 +32,7 @@ from mugrpo.report.read import (
 )
 from mugrpo.report.readable import MISSING, cut, duration
 from mugrpo.report.samples import evaluated_groups, sampled_rollouts
+from mugrpo.rollouts.statistics import value_text
 
 _LONGEST_OPTION = 300  # characters shown of an option's value
 _ESSENTIAL = (
@@ -106,7 +106,7 @@ def _sections(runs: Sequence[RunData]) -> list[Markup | None]:
         part("header", "mugrpo report", runs[0].name if alone else f"{len(runs)} runs compared"),
         part("notes", notes),
         tiles(runs[0]) if alone else None,
-        part("section", "Accuracy", part("grid", accuracy_figures(runs), "grid pair")),
+        part("section", _title(runs), part("grid", headline_figures(runs), "grid pair")),
         *(part("section", title, part("grid", list(figures))) for title, figures in _added(runs)),
         part(
             "section",
@@ -130,6 +130,10 @@ def _sections(runs: Sequence[RunData]) -> list[Markup | None]:
         ),
         part("paragraph", foot, "muted"),
     ]
+
+
+def _title(runs: Sequence[RunData]) -> str:
+    return " and ".join(sorted({run.headline.capitalize() for run in runs}))
 
 
 def _added(runs: Sequence[RunData]) -> Iterator[tuple[str, Sequence[Markup | None]]]:
@@ -166,7 +170,7 @@ def _each(runs: Sequence[RunData], draw: Callable[[RunData], Markup | None]) -> 
 
 def tiles(run: RunData) -> Markup:
     """Return the run's result in four numbers."""
-    before, after = accuracy_ends(run)
+    before, after = ends(run, run.headline)
     last = run.evaluations[-1] if run.evaluations else {}
     shown, _, around = (before if after == MISSING else after).partition(" (")
     measured = "no evaluation yet"
@@ -180,7 +184,7 @@ def tiles(run: RunData) -> Markup:
         "tiles",
         [
             (
-                "accuracy",
+                run.headline,
                 f"{before.partition(' (')[0]} → {shown}" if after != MISSING else shown,
                 measured,
             ),
@@ -198,8 +202,11 @@ def tiles(run: RunData) -> Markup:
 def results_table(runs: Sequence[RunData]) -> Markup:
     """Return a table of results with a column per run."""
     rows: list[tuple[str, Callable[[RunData], str]]] = [
-        ("accuracy before", lambda run: accuracy_ends(run)[0]),
-        ("accuracy after", lambda run: accuracy_ends(run)[1]),
+        *(
+            (f"{name} {when}", lambda run, name=name, index=index: ends(run, name)[index])
+            for name in sorted({run.headline for run in runs})
+            for index, when in enumerate(("before", "after"))
+        ),
         ("updates made", lambda run: f"{run.count(UPDATE):,}"),
         ("updates planned", lambda run: f"{run.planned_updates:,}"),
         ("updates skipped", lambda run: _total(run.updates, "skipped")),
@@ -233,11 +240,11 @@ def full_config(run: RunData) -> Markup:
     return part("fold", f"config.json of {run.name}", part("preformatted", text), rest)
 
 
-def accuracy_ends(run: RunData) -> tuple[str, str]:
-    """Return the accuracy of the first and of the last evaluation, as text with intervals."""
+def ends(run: RunData, name: str) -> tuple[str, str]:
+    """Return accuracy or reward of the first and last evaluation, as text with intervals."""
     if not run.evaluations:
         return MISSING, MISSING
-    first, last = (accuracy_text(run.evaluations[i]) for i in (0, -1))
+    first, last = (value_text(run.evaluations[i], name) for i in (0, -1))
     return first, (last if len(run.evaluations) > 1 else MISSING)
 
 

@@ -30,7 +30,9 @@ from mugrpo.disk.metrics import (
 )
 from mugrpo.disk.publishing import read_summed
 from mugrpo.disk.run_dir import RunDir
+from mugrpo.rollouts.statistics import headline
 from mugrpo.run.faults import faults
+from mugrpo.run.signs import Signs
 
 _PART = "time/refresh/"
 _ORDER = ("update", "evaluation", "refresh")  # of the lines with the same number of updates
@@ -88,19 +90,15 @@ class RunData:
         """Return the number of updates before each refresh: its place on an axis of updates."""
         return [line["update"] for line in self.refreshes]
 
+    @cached_property
+    def headline(self) -> str:
+        """Return "accuracy", or "reward" if nothing says what is right."""
+        return headline(*self.evaluations)
+
     def keys(self, kind: str, prefix: str = "", suffix: str = "") -> list[str]:
         """Return the keys in lines of `kind` with `prefix` and `suffix`, by first appearance."""
         keys = dict.fromkeys(key for line in self.lines(kind) for key in line)
         return [key for key in keys if key.startswith(prefix) and key.endswith(suffix)]
-
-
-def accuracy_text(line: Line) -> str:
-    """Return an evaluation's accuracy, with its 95 % interval if the line has one."""
-    share, low, high = (number(line, f"accuracy{end}") for end in ("", "_low", "_high"))
-    if share is None:
-        return "not measured"
-    around = f" ({low:.3f} to {high:.3f})" if low is not None and high is not None else ""
-    return f"{share:.3f}{around}"
 
 
 def column(lines: Sequence[Line], key: str) -> list[float | None]:
@@ -161,7 +159,8 @@ def _read_run(root: Path, name: str) -> RunData:
             f"the lines of {width} updates are drawn as one: the sums of seconds and counts, and "
             "the means of other numbers"
         )
-    kinds, counts = _drawn(counting(run_dir.metrics, history), history, width)
+    lines = _watched(counting(run_dir.metrics, history), notes)
+    kinds, counts = _drawn(lines, history, width)
     return RunData(
         name=name,
         config=config,
@@ -183,6 +182,14 @@ def _lost(run_dir: RunDir, history: History) -> Iterator[str]:
             lost += line["update"] - made if line["kind"] == REPAIR else 0
             made = line["update"]
         yield f"the lines of {lost:,} updates were lost, says a repair"
+
+
+def _watched(lines: Iterable[Line], notes: list[str]) -> Iterator[Line]:
+    """Yield `lines`, and add the warning signs in them to `notes`."""
+    signs = Signs()
+    for line in lines:
+        signs.see(line["kind"], line["update"], line, notes.append)
+        yield line
 
 
 def _drawn(

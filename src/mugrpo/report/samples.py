@@ -156,6 +156,7 @@ def _rollout(entry: dict[str, Any], limit: int) -> dict[str, Any]:
     if limit < len(tokens):
         notes.append(f"response cut: {limit:,} of {len(tokens):,} tokens shown")
     right = sum(one["status"] == "right" for one in group)
+    judged = all(one["status"] != "graded" for one in group)
     identity = (
         f"{entry['problem_id']} · occurrence {entry['occurrence']} · sample {entry['sample']}"
     )
@@ -170,7 +171,7 @@ def _rollout(entry: dict[str, Any], limit: int) -> dict[str, Any]:
         "tokens": list(map(_token, tokens[:limit])),
         "notes": notes,
         "group": list(map(_response, group)),
-        "group_words": f"The whole group: {len(group)} responses, {right} right",
+        "group_words": f"The whole group: {len(group)} responses" + f", {right} right" * judged,
     }
 
 

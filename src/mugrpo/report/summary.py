@@ -16,10 +16,12 @@ from mugrpo.disk.metrics import (
     seconds_of,
     truncation,
 )
-from mugrpo.report.read import accuracy_text, refresh_parts
+from mugrpo.report.read import refresh_parts
 from mugrpo.report.readable import duration
+from mugrpo.rollouts.statistics import headline, value_text
 
 LEARNED_NOTHING = 4  # exit status of `mugrpo train`
+_MEASURED = r"reward|pass@\d+|greedy/accuracy|rewards/.*/mean"
 _MU = 4  # updates per refresh of the GRPO that the Mu-GRPO paper compares with
 
 
@@ -72,24 +74,33 @@ def _accuracies(first: Line, last: Line) -> Iterator[str]:
     """Yield what the first and the last evaluation have measured, if there are any."""
     if not last:
         return
-    sure = "; 95 % intervals" if number(last, "accuracy_low") is not None else ""
+    name = headline(first, last)
+    sure = "; 95 % intervals" if number(last, f"{name}_low") is not None else ""
     both = first["update"] == 0 < last["update"]
-    before = f"{accuracy_text(first)} before, " if both else ""
+    before = f"{value_text(first, name)} before, " if both else ""
     yield (
-        f"accuracy    {before}{accuracy_text(last)} after update "
+        f"{name:<12}{before}{value_text(last, name)} after update "
         f"{last['update']} ({number(last, 'problems') or 0:.0f} held-out problems{sure})"
     )
+    for key in (k for k in last if name == "reward" and re.fullmatch("rewards/.*/mean", k)):
+        began, ended = number(first, key), number(last, key)
+        before = f"{began:.3f} before, " if both and began is not None else ""
+        if ended is not None:
+            yield f"            {key[8:-5]}: {before}{ended:.3f} after"
     greedy = [number(line, "greedy/accuracy") for line in (first, last)]
     if both and greedy[0] is not None and greedy[1] is not None:
         yield f"greedy      {greedy[0]:.3f} before, {greedy[1]:.3f} after"
 
 
 def measured(result: dict[str, Any], update: int) -> str:
-    """Return an evaluation's numbers as text: accuracy, reward, pass@k, statuses."""
+    """Return an evaluation's numbers as text: accuracy, rewards, pass@k, statuses."""
     held_out = f"{number(result, 'problems') or 0:.0f} held-out problems"
-    shown = [f"accuracy    {accuracy_text(result)} after update {update} ({held_out})"]
-    for key in (k for k in result if re.fullmatch(r"reward|pass@\d+|greedy/accuracy", k)):
-        shown.append(f"{key.removesuffix('/accuracy'):<12}{result[key]:.3f}")
+    name = headline(result)
+    shown = [f"{name:<12}{value_text(result, name)} after update {update} ({held_out})"]
+    for key in result:
+        value = number(result, key)
+        if value is not None and key != name and re.fullmatch(_MEASURED, key):
+            shown.append(f"{re.sub('^rewards/|/mean$|/accuracy$', '', key):<12}{value:.3f}")
     counts = {k.removeprefix("status/"): v for k, v in result.items() if k.startswith("status/")}
     shown.append("responses   " + ", ".join(f"{v} {k}" for k, v in counts.items() if v))
     return "\n".join(shown)
@@ -114,9 +125,8 @@ def standstill(lines: Iterable[Line], longest: int) -> str | None:
         "If all responses to a problem get the same reward, there is nothing to learn from: look "
         "at the samples, the rewards, and how hard the problems are"
     )
-    return (
-        f"nothing was learned: {skipped} of {updates} updates were not applied, and the "
-        f"others had no gradient. {cut or usual}"
-        if updates
-        else None
-    )
+    if not updates:
+        return None
+    some = f"{skipped} of {updates} updates were not applied, and the others had no gradient"
+    why = some if skipped else f"none of the {updates} updates had a gradient"
+    return f"nothing was learned: {why}. {cut or usual}"

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass
-from itertools import groupby, islice
+from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
@@ -17,33 +17,60 @@ from mugrpo.disk.records import Answer, Score, Status
 from mugrpo.processes.messages import printable, to_json
 from mugrpo.processes.workers import Limits, PoolJob, Worker, WorkerPool
 
-_RIGHT_AT = 1.0  # the reward from which a response counts as right if only functions judge
+_RIGHT_AT = 1.0  # the value from which the reward that is named as the verdict calls it right
 LOOK_AHEAD = 512  # most calls held at once: waiting, in progress, or done but not yet yielded
 
 
 @dataclass(eq=False)
 class Call(PoolJob):
-    """Items that are sent to a worker together, and their outcomes, None until known."""
+    """Items that are sent to a worker together, and their outcomes, None until known.
+
+    If it fails, each of several items is tried alone. Items that are `together` are compared with
+    each other, so those that do not fail alone are then sent together once more.
+    """
 
     items: Sequence[str]  # JSON
     outcomes: list[dict[str, Any] | None]
-    first: int = 0  # index of the first item's outcome
+    together: bool = False
+    places: Sequence[int] = ()  # indices of the items' outcomes; () for all
+    whole: Call | None = None  # the call that has failed, of an item that is tried alone
+    last: bool = False  # whether nothing is tried after it
 
     def __post_init__(self) -> None:
-        self.deaths = int(len(self.items) > 1)  # after one, each item is tried alone
+        self.places = self.places or range(len(self.items))
+        self.last = self.last or len(self.items) == 1
+        self.deaths = int(not self.last)
+
+    @property
+    def size(self) -> int:
+        return len(self.items)
 
     @property
     def complete(self) -> bool:
         return None not in self.outcomes
 
     def record(self, outcomes: Sequence[dict[str, Any]]) -> None:
-        self.outcomes[self.first : self.first + len(self.items)] = outcomes
+        for place, outcome in zip(self.places, outcomes, strict=True):
+            self.outcomes[place] = outcome
 
     def one_by_one(self) -> list[Call]:
         """Return a call for each item, sharing this call's outcomes."""
         return [
-            Call([item], self.outcomes, self.first + index) for index, item in enumerate(self.items)
+            Call([item], self.outcomes, places=[place], whole=self)
+            for place, item in zip(self.places, self.items, strict=True)
         ]
+
+    def rest(self) -> list[Call]:
+        """Return a last call of the items that have not failed alone, if all have been tried."""
+        if not (self.together and self.complete):
+            return []
+        pairs = zip(self.places, self.items, strict=True)
+        good = [(n, item) for n, item in pairs if "failure" not in (self.outcomes[n] or {})]
+        if len(good) < 2:
+            return []
+        for place, _ in good:
+            self.outcomes[place] = None
+        return [Call([i for _, i in good], self.outcomes, places=[n for n, _ in good], last=True)]
 
 
 # Not threads with timeouts: sympy can compute for hours, and only the end of a process stops it.
@@ -53,7 +80,10 @@ class Pool(WorkerPool):
     Time spent waiting is limited only if one of them waits for a network.
     """
 
-    def __init__(self, rewards: Sequence[RewardOption], options: WorkerOptions) -> None:
+    def __init__(
+        self, rewards: Sequence[RewardOption], options: WorkerOptions, *, together: bool = False
+    ) -> None:
+        self._together = together  # whether the items of a call are compared with each other
         waits = any(reward.waits for reward in rewards)
         super().__init__(
             "mugrpo.rewards.worker",
@@ -81,7 +111,8 @@ class Pool(WorkerPool):
                     if (items := next(source, None)) is None:
                         exhausted = True
                     else:
-                        in_progress.append(call := Call(items, [None] * len(items)))
+                        call = Call(items, [None] * len(items), self._together)
+                        in_progress.append(call)
                         self._waiting.append(call)
                 self._dispatch()
                 while in_progress and in_progress[0].complete:
@@ -113,15 +144,20 @@ class Pool(WorkerPool):
     def _hear(self, worker: Worker, job: Call, message: dict[str, Any]) -> None:
         worker.jobs.remove(job)
         if "results" in message:
-            job.record(message["results"])
+            self._record(job, message["results"])
         else:
             self._fail(job, message["failure"], message["unfinished"])
 
     def _fail(self, job: Call, reason: str, unfinished: bool) -> None:
-        if len(job.items) > 1:
-            self._assign(job.one_by_one())
+        if job.last:
+            failure = {"failure": printable(reason), "unfinished": unfinished}
+            self._record(job, [failure] * len(job.items))
         else:
-            job.record([{"failure": printable(reason), "unfinished": unfinished}])
+            self._assign(job.one_by_one())
+
+    def _record(self, job: Call, outcomes: Sequence[dict[str, Any]]) -> None:
+        job.record(outcomes)
+        self._assign(job.whole.rest() if job.whole else ())
 
     def _assign(self, jobs: Sequence[Call]) -> None:
         self._waiting.extendleft(reversed(jobs))
@@ -134,8 +170,9 @@ class Grader:
     of the first verifier. The part "answer" of a score is the answer that this verifier read, and
     "answer/NAME" the one that the verifier NAME read, if there are several.
 
-    If no reward is a verifier, the status is RIGHT for a reward of at least 1, otherwise WRONG. It
-    is SKIPPED if no reward is a number. Raises UsageError if `rewards` is empty.
+    A reward that is named as the verdict decides in its place: RIGHT for at least 1, otherwise
+    WRONG. If nothing decides, or its value is None, the status is GRADED. It is SKIPPED if no
+    reward is a number. Raises UsageError if `rewards` is empty.
     """
 
     def __init__(self, rewards: tuple[RewardOption, ...], workers: WorkerOptions) -> None:
@@ -143,8 +180,10 @@ class Grader:
             raise UsageError("no reward is named; name at least one, such as rewards = ['math']")
         self._rewards, self._workers = rewards, workers
         self._weights = {reward.label: reward.weight for reward in rewards}
-        self._with_prompts = any(isinstance(reward, FunctionOptions) for reward in rewards)
-        self._pool = Pool(rewards, workers)
+        named = [reward.label for reward in rewards if reward.decides and not reward.verifies]
+        self._verdict = named[0] if named else None
+        self.takes_groups = any(isinstance(reward, FunctionOptions) for reward in rewards)
+        self._pool = Pool(rewards, workers, together=self.takes_groups)
 
     def start(self, log: Path | None = None) -> list[str]:
         """Load the rewards now rather than at the first answer, to learn early if that fails.
@@ -189,16 +228,33 @@ class Grader:
         self._pool.close()
 
     def _calls(self, answers: Iterable[Answer]) -> Iterator[list[str]]:
-        size = self._workers.batch_size
+        """Yield the items of each call: up to `batch_size` answers, but never a part of a group."""
+
+        alone = count()
+
+        def whole(answer: Answer) -> Any:
+            grouped = self.takes_groups and answer.group is not None
+            return answer.group if grouped else next(alone)
+
         for _, same in groupby(answers, key=lambda answer: answer.state):
-            while batch := [self._item(answer) for answer in islice(same, size)]:
-                yield batch
+            call: list[str] = []
+            for _, group in groupby(same, key=whole):
+                items = list(map(self._item, group))
+                if call and len(call) + len(items) > self._workers.batch_size:
+                    yield call
+                    call = []
+                call += items
+                if len(call) >= self._workers.batch_size:
+                    yield call
+                    call = []
+            if call:
+                yield call
 
     def _item(self, answer: Answer) -> str:
         problem = answer.problem
         item: dict[str, Any] = {"text": answer.text, "answer": problem.answer}
         item["environment"] = answer.environment_reward
-        if self._with_prompts:
+        if self.takes_groups:
             item |= {"id": problem.id, "prompt": problem.prompt, "columns": dict(problem.columns)}
             item["ids"] = [int(token) for token in answer.ids]
             item["messages"] = answer.messages
@@ -226,6 +282,9 @@ class Grader:
         if not terms:
             reason = {"reason": "no reward is a number"}
             return Score(Status.SKIPPED, None, parts | reason, logged)
-        reward = sum(terms)
-        right = Status.RIGHT if reward >= _RIGHT_AT else Status.WRONG
-        return Score(Status(outcome.get("status", right)), reward, parts, logged)
+        status = Status(outcome.get("status", Status.GRADED))
+        if self._verdict is not None:
+            value = values[self._verdict]
+            known = Status.WRONG if value is None or value < _RIGHT_AT else Status.RIGHT
+            status = Status.GRADED if value is None else known
+        return Score(status, sum(terms), parts, logged)

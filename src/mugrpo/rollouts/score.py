@@ -82,22 +82,42 @@ class Scorer:
             if score.status.failed:
                 reasons[f"{score.status.value}: {score.parts.get('reason', _NONE)}"] += 1
                 self._stop_at_limit(reasons, len(responses))
-        notes = {"judge": self.judge, "seconds": time.monotonic() - began}
-        publish_scores(scores, rollouts, shard, responses, verdicts, self.options, **notes)
+        asked = {r.problem_id: self.problems[r.problem_id] for r in responses}
+        undecided = [id_ for id_, problem in asked.items() if not self.task.decides(problem)]
+        publish_scores(
+            scores,
+            rollouts,
+            shard,
+            responses,
+            verdicts,
+            self.options,
+            undecided=undecided,
+            judge=self.judge,
+            seconds=time.monotonic() - began,
+        )
 
     def _scores(self, rollouts: Sequence[Rollout]) -> Iterator[Score]:
-        """Yield a score for every rollout, in order. The task judges only those that need it."""
+        """Yield a score for every rollout, in order. The task judges only those that need it.
+
+        Truncated ones that are not judged still reach what compares the responses of a group.
+        """
         everything = self.options.truncated == "scored"
+        whole = [everything or r.finish_reason is FinishReason.STOP for r in rollouts]
         judged = [
-            not _failed(r) and (everything or r.finish_reason is FinishReason.STOP)
-            for r in rollouts
+            not _failed(r) and (ended or self.task.takes_groups(self.problems[r.problem_id]))
+            for r, ended in zip(rollouts, whole, strict=True)
         ]
         verdicts = self.task.score(self._answer(r) for r in compress(rollouts, judged))
-        for rollout, is_judged in zip(rollouts, judged, strict=True):
+        for rollout, ended, is_judged in zip(rollouts, whole, judged, strict=True):
+            score = next(verdicts) if is_judged else None
             if failed := _failed(rollout):
                 yield failed
-            else:
-                yield next(verdicts) if is_judged else Score(Status.TRUNCATED, 0.0)
+            elif score is not None and ended:
+                yield score
+            else:  # of its call's metrics, a score may be the only one that has them
+                logged = score.logged.items() if score is not None else ()
+                kept = {name: some for name, some in logged if name.startswith("logged/")}
+                yield Score(Status.TRUNCATED, 0.0, logged=kept)
 
     def _penalized(self, score: Score, rollout: Rollout) -> Score:
         """Return the score of a rollout, less the penalty on its length."""
@@ -131,6 +151,7 @@ class Scorer:
             state,
             outcome.reward if outcome else None,
             outcome.messages if outcome else None,
+            rollout.group,
         )
 
     def _stop_at_limit(self, reasons: Counter[str], rows: int) -> None:
@@ -170,11 +191,18 @@ def publish_scores(
     responses: Sequence[Rollout],
     verdicts: Sequence[Score],
     options: RewardOptions,
+    *,
+    undecided: Sequence[str] = (),
     **notes: Any,
 ) -> None:
-    """Publish the verdicts on `responses`, the rollouts of `shard`, with counts and `notes`."""
+    """Publish the verdicts on `responses`, the rollouts of `shard`, with counts and `notes`.
+
+    `undecided` are the problems for which no reward says what is right.
+    """
     groups = groupby(zip(responses, verdicts, strict=True), key=lambda pair: pair[0].group)
-    counted = [[s for _, s in group if options.counts(s.status)] for _, group in groups]
+    of_problem = {key: [s for _, s in group if options.counts(s.status)] for key, group in groups}
+    counted = list(of_problem.values())
+    decided = [group for key, group in of_problem.items() if key.problem_id not in undecided]
     rewards = [score.reward for score in verdicts if score.reward is not None]
     write_scores(
         scores,
@@ -186,7 +214,9 @@ def publish_scores(
         rewarded=len(rewards),
         groups=len(counted),
         zero_variance_groups=sum(len({s.reward for s in group}) <= 1 for group in counted),
-        groups_right=groups_right(counted),
+        groups_right=groups_right(decided),
+        undecided=list(undecided),
+        truncated=sum(r.finish_reason is FinishReason.LENGTH for r in responses),
         **logged_sums(verdicts),
         **notes,
     )
@@ -213,9 +243,11 @@ def overlong_penalty(length: int, longest: int, buffer: float) -> float:
 def groups_right(groups: Sequence[Sequence[Score]]) -> dict[str, int]:
     """Count the groups by their share of right responses, such as "0.250": 1 of 4, or 2 of 8.
 
-    `groups` holds only the responses that count. A group without any is left out.
+    `groups` holds only the responses that count. A group without any is left out, as is one with
+    responses that have no verdict.
     """
-    right = [(sum(s.status is Status.RIGHT for s in group), len(group)) for group in groups]
+    judged = [group for group in groups if all(s.status is not Status.GRADED for s in group)]
+    right = [(sum(s.status is Status.RIGHT for s in group), len(group)) for group in judged]
     return dict(sorted(Counter(f"{k / n:.3f}" for k, n in right if n).items()))
 
 

@@ -6,6 +6,7 @@ P problems, n responses to each. Values of a problem that are not known are NaN 
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from math import comb
@@ -15,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mugrpo.disk.metrics import truncation
-from mugrpo.disk.records import Status
+from mugrpo.disk.metrics import number, truncation
+from mugrpo.disk.records import FinishReason, Status
 from mugrpo.disk.shards import RowReader, ShardSet, read_rollouts
 from mugrpo.rollouts.student import quantile
 
@@ -41,6 +42,7 @@ def refresh_metrics(rollouts: ShardSet, scores: ShardSet) -> dict[str, Any]:
     gaps = [gap for entry in shards if (gap := entry.get("canary_gap")) is not None]
     refreshes = [s for entry in shards if (s := entry.get("refresh_seconds")) is not None]
     parts = [p for entry in shards if (p := entry.get("refresh_parts"))]
+    scored = sum(entry["rows"] for entry in judged)
     groups = sum(n for entry in judged if isinstance(n := entry.get("groups"), int))
     without_variance = sum(entry.get("zero_variance_groups", 0) for entry in judged)
     statuses: Counter[str] = Counter()
@@ -58,6 +60,7 @@ def refresh_metrics(rollouts: ShardSet, scores: ShardSet) -> dict[str, Any]:
         if rewarded
         else None,
         "zero_variance_share": without_variance / groups if groups else None,
+        "truncated_share": sum(e["truncated"] for e in judged) / scored if scored else None,
         **{f"status/{status}": count for status, count in sorted(statuses.items())},
         **{f"groups_right/{share}": count for share, count in sorted(right.items())},
         **logged_means(judged),
@@ -96,6 +99,8 @@ def refresh_text(refresh: Mapping[str, Any], longest: int) -> str:
     counts = {key[7:]: n for key, n in refresh.items() if key.startswith("status/")}
     parts = [f"{name.replace('_', ' ')} {n} ({n / rows:.1%})" for name, n in counts.items()]
     text = f"  {rows} rollouts: {', '.join(parts)}"
+    if means := rewards_text(refresh):
+        text += f"\n  {means}"
     for source in [key.removeprefix("share/") for key in refresh if key.startswith("share/")]:
         reward = refresh.get(f"reward/{source}")
         mean = "" if reward is None else f", mean reward {reward:.3f}"
@@ -110,6 +115,28 @@ def refresh_text(refresh: Mapping[str, Any], longest: int) -> str:
     elif cut:
         text += f"\n  warning: {cut}"
     return text
+
+
+def rewards_text(line: Mapping[str, Any]) -> str:
+    """Return the mean of each reward in a line of a refresh or an evaluation, "" if it has none."""
+    means = {key[8:-5]: n for key, n in line.items() if re.fullmatch("rewards/.*/mean", key)}
+    each = (f"{name} {mean:.3f}" for name, mean in means.items() if mean is not None)
+    return f"mean of each reward: {', '.join(each)}" if means else ""
+
+
+def headline(*lines: Mapping[str, Any]) -> str:
+    """Return what says how good a policy is: "accuracy", or "reward" if no line has a verdict."""
+    known = any(number(line, "accuracy") is not None for line in lines)
+    return "accuracy" if known else "reward"
+
+
+def value_text(line: Mapping[str, Any], name: str) -> str:
+    """Return an evaluation's accuracy or reward, with its 95 % interval if the line has one."""
+    value, low, high = (number(line, f"{name}{end}") for end in ("", "_low", "_high"))
+    if value is None:
+        return "not measured"
+    around = f" ({low:.3f} to {high:.3f})" if low is not None and high is not None else ""
+    return f"{value:.3f}{around}"
 
 
 _PASSES = ("", "greedy/")  # the shards of an evaluation
@@ -128,8 +155,13 @@ def evaluated(folder: Path, sources: Sequence[str | None] = ()) -> dict[str, Any
         responses = list(read_rollouts(rollouts, shard))
         verdicts = RowReader(scores).rows((shard, row) for row in range(len(responses)))
         k = 1 + max(response.sample for response in responses)
-        found = accuracy(verdicts, k) | accuracy_by_source(verdicts, k, sources)
+        undecided = set(scores.entry(shard).get("undecided", ()))
+        decided = [response.problem_id not in undecided for response in responses[::k]]
+        found = accuracy(verdicts, k, decided)
+        found |= accuracy_by_source(verdicts, k, decided, sources)
         found |= logged_means([scores.entry(shard)])
+        cut = sum(response.finish_reason is FinishReason.LENGTH for response in responses)
+        found["truncated_share"] = cut / len(responses)
         if not shard:
             sampled = [r.behavior_logprobs[r.sampled] for r in responses]
             measured["temperature"] = responses[0].temperature
@@ -138,26 +170,33 @@ def evaluated(folder: Path, sources: Sequence[str | None] = ()) -> dict[str, Any
     return measured
 
 
-def accuracy(verdicts: Sequence[dict[str, Any]], k: int) -> dict[str, Any]:
+def accuracy(verdicts: Sequence[dict[str, Any]], k: int, decided: Sequence[bool]) -> dict[str, Any]:
     """Return the metrics of `verdicts`, in which the `k` samples of a problem are consecutive.
 
+    `decided` says of each problem whether its rewards have a verdict. Without one there is no
+    accuracy: not of a reward, nor of a response that was truncated.
+
     `accuracy` is avg@k, the mean over problems of the share of right samples, and `accuracy_low`
-    and `accuracy_high` are the ends of its 95 % interval. `reward` is the mean reward. All leave
-    out samples that could not be judged. `pass@k` is the share of problems with at least one right
-    sample among k, of those whose k samples were all judged. What no sample tells is None.
+    and `accuracy_high` are the ends of its 95 % interval. `reward` is the mean reward, with the
+    interval of Student's t over problems. All leave out samples that could not be judged. `pass@k`
+    is the share of problems with at least one right sample among k, of those whose k samples were
+    all judged. What no sample tells is None.
     """
-    rewards = [v["reward"] for v in verdicts if v["reward"] is not None]
     starts = range(0, len(verdicts), k)
     right_P = [sum(v["status"] == Status.RIGHT for v in verdicts[i : i + k]) for i in starts]
-    judged_P = [sum(v["reward"] is not None for v in verdicts[i : i + k]) for i in starts]
+    known = [v["reward"] is not None and v["status"] != Status.GRADED for v in verdicts]
+    judged_P = [sum(known[i : i + k]) * d for i, d in zip(starts, decided, strict=True)]
     statuses = Counter(v["status"] for v in verdicts)
+    kept_P = ([v["reward"] for v in verdicts[i : i + k] if v["reward"] is not None] for i in starts)
+    reward, *ends = _mean_reward([kept for kept in kept_P if kept])
     shares, passes = _known(avg_at(right_P, judged_P)), _known(pass_at(right_P, judged_P, k))
     low, high = interval(shares, k) if len(shares) else (None, None)
     return {
         "accuracy": float(shares.mean()) if len(shares) else None,
         "accuracy_low": None if low is None else float(low),
         "accuracy_high": None if high is None else float(high),
-        "reward": sum(rewards) / len(rewards) if rewards else None,
+        "reward": reward,
+        **dict(zip(("reward_low", "reward_high"), ends, strict=True)),
         f"pass@{k}": float(passes.mean()) if len(passes) else None,
         "problems": len(starts),
         "samples": k,
@@ -166,7 +205,10 @@ def accuracy(verdicts: Sequence[dict[str, Any]], k: int) -> dict[str, Any]:
 
 
 def accuracy_by_source(
-    verdicts: Sequence[dict[str, Any]], k: int, sources: Sequence[str | None]
+    verdicts: Sequence[dict[str, Any]],
+    k: int,
+    decided: Sequence[bool],
+    sources: Sequence[str | None],
 ) -> dict[str, Any]:
     """Return `accuracy/SOURCE`, with the ends of its interval, for each source of a mixture.
 
@@ -177,9 +219,27 @@ def accuracy_by_source(
         places = [index for index, one in enumerate(sources) if one == source]
         own = [v for i in places for v in verdicts[i * k : (i + 1) * k]]
         if source is not None:
-            ends, measured = ("", "_low", "_high"), accuracy(own, k)
+            ends = ("", "_low", "_high")
+            measured = accuracy(own, k, [decided[index] for index in places])
             found |= {f"accuracy{end}/{source}": measured[f"accuracy{end}"] for end in ends}
     return found
+
+
+def _mean_reward(rewards_P: Sequence[Sequence[float]]) -> tuple[float | None, ...]:
+    """Return the mean of all rewards and the ends of its 95 % interval, None if not known.
+
+    `rewards_P` has those of each problem. Of one problem the interval is not known.
+    """
+    if not rewards_P:
+        return None, None, None
+    rewards = [reward for of_problem in rewards_P for reward in of_problem]
+    mean = sum(rewards) / len(rewards)
+    if len(rewards_P) == 1:
+        return mean, None, None
+    means_P = [sum(of_problem) / len(of_problem) for of_problem in rewards_P]
+    error = float(np.std(means_P, ddof=1)) / math.sqrt(len(means_P))
+    margin = float(quantile(0.975, len(means_P) - 1)) * error
+    return mean, mean - margin, mean + margin
 
 
 def _known(values_P: Floats) -> Floats:

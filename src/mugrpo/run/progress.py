@@ -53,7 +53,7 @@ class Progress:
         self.console = console or Console(
             file=sys.stdout, highlight=False, soft_wrap=True, quiet=not shown
         )
-        self.accuracy: float | None = None
+        self.measured = ""  # of the policy, such as "accuracy 0.400"
         self._display: Display | None = None
         self._phase, self._printed = _Phase(), time.monotonic()
 
@@ -103,11 +103,8 @@ class Progress:
         self.console.print(Text(visible(sentence)))
 
     def line(self) -> str:
-        """Return the current phase in one line: count, tokens/s, time left, accuracy."""
-        parts = [self._phase.heading, self._phase.pace()]
-        if self.accuracy is not None:
-            parts.append(f"accuracy {self.accuracy:.3f}")
-        return "  ".join(parts)
+        """Return the current phase in one line: count, tokens/s, time left, what was measured."""
+        return "  ".join(filter(None, (self._phase.heading, self._phase.pace(), self.measured)))
 
     def _show(self) -> None:
         """Draw the bar, if the screen can be redrawn. Continuous integration is no terminal."""

@@ -18,7 +18,7 @@ from mugrpo.config.load import changes, on_resume, with_newer_options
 from mugrpo.config.rewards import FunctionOptions
 from mugrpo.config.run import RunConfig
 from mugrpo.config.tasks import MixtureOptions, datasets_in, parts_of
-from mugrpo.disk.errors import UsageError
+from mugrpo.disk.errors import UsageError, absent
 from mugrpo.disk.publishing import sha256_of
 from mugrpo.disk.records import Problem
 from mugrpo.disk.run_dir import FORMAT, RunDir
@@ -109,7 +109,7 @@ def provenance_of(config: RunConfig, *problem_sets: Sequence[Problem]) -> dict[s
     template, own = config.prompt.chat_template, config.own_files
     for option, file in {"prompt.chat_template": template, **own}.items():
         if file is not None and not Path(file).is_file():
-            raise UsageError(f"{option} = {str(file)!r}: there is no such file")
+            raise UsageError(f"{option}: {absent(file)}")
     sums = {option: sha256_of(file) for option, file in own.items()}
     packages = ["mugrpo", "torch", "transformers", "numpy"] + ["peft"] * bool(config.lora.rank)
     packages += [package for part in parts_of(config.task) for package in part.packages]

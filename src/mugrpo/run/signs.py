@@ -7,6 +7,7 @@ from typing import Any
 
 from mugrpo.disk.metrics import MOSTLY
 from mugrpo.disk.metrics import number as finite
+from mugrpo.rollouts.statistics import headline
 
 _RATIO, _FALL, _ENTROPY, _TRUNCATED = 100.0, 0.05, 0.005, 0.1
 
@@ -18,7 +19,8 @@ class Signs:
     """
 
     def __init__(self) -> None:
-        self._best, self._since = 0.0, 0  # best accuracy, and the update that has it
+        self.collapse: str | None = None  # the sentence, if the last line has shown one
+        self._best: dict[str, tuple[float, int]] = {}  # accuracy and reward: the best, its update
         self._entropy = 0.0  # of the first update
         self._said: set[str] = set()
 
@@ -26,10 +28,12 @@ class Signs:
         self, kind: str, update: int, values: Mapping[str, Any], say: Callable[[str], None]
     ) -> None:
         """Say the signs that a metrics line shows for the first time."""
+        self.collapse = None
         for name, beyond, sentence in self._measured(kind, update, values):
             if beyond and name not in self._said:
                 self._said.add(name)
                 say(f"warning sign at update {update}: {sentence}")
+                self.collapse = sentence if name == "collapse" else self.collapse
 
     def _measured(
         self, kind: str, update: int, values: Mapping[str, Any]
@@ -48,16 +52,22 @@ class Signs:
                 left = entropy / self._entropy
                 text = f"entropy fell to {left:.2g} of the first update's; limit {_ENTROPY:g}"
                 yield "entropy", left < _ENTROPY, text
-        elif kind == "evaluation" and values.get("accuracy") is not None:
-            accuracy = number("accuracy")
-            if accuracy >= self._best:
-                self._best, self._since = accuracy, update
-            fall = self._best - accuracy
-            text = f"accuracy fell by {fall:.2g} since update {self._since}; limit {_FALL:g}"
-            # above noise: the best accuracy is outside of the last one's interval
-            high = number("accuracy_high") or accuracy
-            yield "fall", fall > _FALL and high < self._best, text
-        elif kind == "refresh" and (rows := number("rollouts")):
-            share = number("status/truncated") / rows
+        elif kind == "evaluation":
+            name = headline(values)
+            if (value := finite(values, name)) is None:
+                return
+            best, since = self._best.get(name, (value, update))
+            if value >= best:
+                self._best[name] = value, update
+            # above noise: the best one is outside of the last one's interval
+            high, fall = finite(values, f"{name}_high"), best - value
+            sure = (value if high is None else high) < best
+            limit = _FALL if name == "accuracy" else _FALL * abs(best)
+            text = f"{name} fell by {fall:.2g} since update {since}; limit {limit:.2g}"
+            yield "fall", sure and fall > limit, text
+            text = f"a collapse: {name} fell from {best:.3g} at update {since} to {value:.3g}"
+            yield "collapse", sure and fall > abs(best) / 2, text
+        elif kind == "refresh":
+            share = number("truncated_share")
             text = f"{share:.0%} of the stage's responses are truncated; limit {_TRUNCATED:.0%}"
             yield "truncated", _TRUNCATED < share < MOSTLY, text  # above, `truncation` says it

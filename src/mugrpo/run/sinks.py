@@ -1,7 +1,7 @@
 """Where metrics go besides metrics.jsonl: TensorBoard and Weights & Biases, each optional.
 
-A sink gets the numbers of every line of metrics.jsonl, named `kind/key`, at its update. The twelve
-in `FIRST` are under `Main/`, which dashboards show before all others. It is a copy for viewing: a
+A sink gets the numbers of every line of metrics.jsonl, named `kind/key`, at its update. Those in
+`FIRST` are under `Main/`, which dashboards show before all others. It is a copy for viewing: a
 resumed run continues in the same place, and a sink that fails is dropped.
 """
 
@@ -19,7 +19,7 @@ from mugrpo.disk.errors import UsageError
 
 # The numbers to look at first, by the kind of their line.
 FIRST = {
-    "evaluation": ("accuracy",),
+    "evaluation": ("accuracy", "reward"),
     "refresh": ("behavior_reward", "mean_length", "zero_variance_share", "canary_gap"),
     "update": (
         *("batch_reward", "loss", "grad_norm", "lr", "entropy", "kl_behavior"),

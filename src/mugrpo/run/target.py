@@ -7,9 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mugrpo.config.load import apply_overrides, build_config, load_config
+from mugrpo.config.load import (
+    apply_overrides,
+    build_config,
+    load_config,
+    parse_overrides,
+    read_toml,
+    require_places,
+)
 from mugrpo.config.run import RunConfig
-from mugrpo.disk.errors import UsageError
+from mugrpo.disk.errors import UsageError, absent
 from mugrpo.disk.records import Problem
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.model.pretrained import model_path, refuse_no_folder
@@ -81,20 +88,22 @@ def _folder_and_config(
         if stored is None:
             raise UsageError(f"{target} is an empty directory, not a run; name a config file")
         own = stored["config"]
-        raw = apply_overrides(own, overrides)
-        if raw.get("preset") != (preset := own.get("preset")):
+        preset = own.get("preset")
+        if dict(parse_overrides(overrides)).get("preset", preset) != preset:
             raise UsageError(
                 f"{target} was started with preset {preset}, whose options are already part of its "
                 "config; change single options, or start another run from a config file with "
                 "--run-dir"
             )
+        raw = apply_overrides(own, overrides)
         config = build_config(raw, " ".join([str(folder.config), *overrides]))
         theirs = build_config(own, str(folder.config)) if overrides else config
         return folder, config, (stored, theirs)
+    require_places(apply_overrides(read_toml(target), overrides), target.parent)
     config = load_config(target, overrides)
     for option, file in config.own_files.items():
         if not file.is_file():
-            raise UsageError(f"{option} = {str(file)!r}: there is no such file")
+            raise UsageError(f"{option}: {absent(file)}")
     folder = RunDir(Path(run_dir) if run_dir else Path("runs") / target.stem)
     folder.read_config()
     return folder, config, None

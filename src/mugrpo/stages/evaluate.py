@@ -1,4 +1,4 @@
-"""Accuracy of responses to held-out problems (avg@k, pass@k, greedy), and what suites add to it."""
+"""Held-out problems: accuracy (avg@k, pass@k, greedy) or rewards, and what suites add to it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mugrpo.optimize.diagnostics import response
 from mugrpo.rollouts.sampler import Draw
 from mugrpo.rollouts.score import scored
 from mugrpo.rollouts.side_by_side import Wanted, sampled_shards
-from mugrpo.rollouts.statistics import evaluated
+from mugrpo.rollouts.statistics import evaluated, headline, rewards_text, value_text
 from mugrpo.rollouts.turns import Dialogue
 from mugrpo.run.opening import OpenRun
 from mugrpo.stages.generate import counted, pieces_of
@@ -48,6 +48,7 @@ def evaluate(run: OpenRun, sampling: Sampling, update: int) -> dict[str, Any]:
     engines = refreshed(run, sampling, update, draws, _STAGE)
     at_an_end = update in (0, run.config.schedule.total_updates)
     samples = (options.end_samples if at_an_end else None) or options.samples
+    run.progress.measured = ""  # that of an earlier policy
     passes = [(samples, options.temperature)]
     passes += [(1, _GREEDY)] if at_an_end and options.greedy else []
     with publish_folder(run.folder.evaluation(update)) as folder, run.progress.aside():
@@ -65,6 +66,10 @@ def evaluate(run: OpenRun, sampling: Sampling, update: int) -> dict[str, Any]:
                 dialogues=sampling.dialogues(),
             )
         measured = evaluated(folder, [problem.source for problem in run.eval_problems])
+        name = headline(measured)
+        run.progress.say(f"  {name} {value_text(measured, name)}")
+        if rewards := rewards_text(measured):
+            run.progress.say(f"  {rewards}")
         shown = _shown(run, folder, samples * SAMPLES)
     document = {"update": update, "samples": shown}
     publish_json(run.folder.samples(update, "evaluation"), with_sum(document))
@@ -153,7 +158,8 @@ def evaluate_once(run: OpenRun, sampling: Sampling, metrics: MetricsLog, update:
     if not metrics.has("evaluation", update):
         result = evaluate(run, sampling, update)
         passing("evaluation without metrics line")
-        run.progress.accuracy = result["accuracy"]
+        if (value := result[name := headline(result)]) is not None:
+            run.progress.measured = f"{name} {value:.3f}"
         metrics.append("evaluation", update, **result)
 
 

@@ -111,7 +111,14 @@ def _try_rewards(run: OpenRun, verbose: bool) -> None:
     own = _own_rewards(run, responses) if verbose else None
     if shown:
         _show_row(run, *responses[0])
-    for (problem, text), score in zip(responses, _scores(run, responses, own), strict=True):
+    scores = list(_scores(run, responses, own))
+    again = [s.reward for s in _scores(run, responses, own)] if verbose else []
+    if verbose and again != [score.reward for score in scores]:
+        run.progress.say(
+            "warning: asked twice, the rewards answer differently: one of them has a state, or is "
+            "random. A run that stops and is resumed has other rewards than one that does not"
+        )
+    for (problem, text), score in zip(responses, scores, strict=True):
         made_up = f"the reference answer {text!r}" if problem.answer else "an empty answer"
         completion = f"{made_up} as the response to problem {problem.id!r}"
         if verbose:
@@ -121,7 +128,7 @@ def _try_rewards(run: OpenRun, verbose: bool) -> None:
             run.progress.say(
                 f"reward      {reward} ({score.status}{_each(score)}) for {completion}"
             )
-        if score.status is Status.WRONG and _verifier(run, problem):
+        if score.status is Status.WRONG and _verified(run, problem):
             raise refusal(
                 f"the rewards find the reference answer wrong: {completion}; choose another "
                 "reward, or store the answer alone in the data"
@@ -154,9 +161,10 @@ def _right(run: OpenRun, problem: Problem) -> str:
     return run.task.written(problem, problem.answer) if problem.answer else ""
 
 
-def _verifier(run: OpenRun, problem: Problem) -> RewardOption | None:
-    """Return the reward that decides whether a response is right, or None if functions do."""
-    return next((reward for reward in _rewards(run, problem) if reward.verifies), None)
+def _verified(run: OpenRun, problem: Problem) -> bool:
+    """Return whether a comparison with the reference decides which responses are right."""
+    deciding = [reward for reward in _rewards(run, problem) if reward.decides]
+    return bool(deciding) and all(reward.verifies for reward in deciding)
 
 
 def _rewards(run: OpenRun, problem: Problem) -> tuple[RewardOption, ...]:
@@ -269,10 +277,10 @@ def _try_for_nothing(run: OpenRun, _: bool) -> None:
                 f"{'warning: paid' if warned else 'paid       '} {figure} for {what}{place} to "
                 f"{len(offer)} problems{f', {lacking} without a verdict' if lacking else ''}"
             )
-            right = [score.status is Status.RIGHT for score in scores]
+            paid = [score.status is Status.RIGHT or _paid_in_full(score) for score in scores]
             if what == _RIGHT:
-                full = mean if any(right) else None
-            elif warned and (all(right) if full is None else mean >= full):
+                full = mean if any(paid) else None
+            elif warned and (all(paid) if full is None else mean >= full):
                 faults.append(f"{what}{place}")
     if faults and not run.config.rewards.pays_for_nothing:
         raise UsageError(
@@ -280,6 +288,11 @@ def _try_for_nothing(run: OpenRun, _: bool) -> None:
             "say that; choose another reward or other data, or accept it with "
             "--rewards.pays_for_nothing true"
         )
+
+
+def _paid_in_full(score: Score) -> bool:
+    """Return whether a response whose rewards are no verdict gets what a right one usually gets."""
+    return score.status is Status.GRADED and (score.reward or 0.0) >= 1.0
 
 
 def _offers(problems: Sequence[Problem]) -> Iterator[tuple[str, _Offer]]:

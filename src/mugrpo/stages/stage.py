@@ -18,9 +18,9 @@ from mugrpo.config.run import RunConfig
 from mugrpo.config.training import DynamicSampling
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.metrics import truncation
-from mugrpo.disk.records import Status
+from mugrpo.disk.records import Score, Status
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.disk.shards import Place, ShardSet, read_statuses, write_plan
+from mugrpo.disk.shards import Place, ShardSet, read_scores, write_plan
 from mugrpo.rollouts.schedule import Schedule
 from mugrpo.rollouts.score import scored
 from mugrpo.rollouts.statistics import refresh_metrics
@@ -157,7 +157,8 @@ def plan_stage(stage: Stage, say: Callable[[str], None]) -> None:
     if isinstance(options, DynamicSampling):
         summary = (
             f"stage {stage.number}: {len(chosen)} of {sum(groups)} sampled groups have both right "
-            f"and wrong responses, enough for {len(full)} of {stage.batches} batches"
+            "and wrong responses (if nothing says what is right, different rewards), enough "
+            f"for {len(full)} of {stage.batches} batches"
         )
         if len(full) < stage.batches:
             raise _short(stage, summary)
@@ -192,13 +193,17 @@ def batches(groups: Iterable[Group], size: int) -> list[list[Group]]:
     return [list(batch.values()) for batch in opened if len(batch) == size]
 
 
-def correctness_varies(statuses: Sequence[Status], rewards: RewardOptions) -> bool:
-    """Return whether a group has both right and other responses, before any reward shaping.
+def group_varies(scores: Sequence[Score], rewards: RewardOptions) -> bool:
+    """Return whether a group has both right and other responses, whatever their rewards are.
 
-    Responses without a verdict and masked responses do not count.
+    If nothing says what is right, return whether the rewards differ without the penalty on length.
+    Responses that failed or are masked do not count.
     """
-    right = {status is Status.RIGHT for status in statuses if rewards.counts(status)}
-    return len(right) == 2
+    counted = [score for score in scores if rewards.counts(score.status)]
+    if all(score.status is not Status.GRADED for score in counted):
+        return len({score.status is Status.RIGHT for score in counted}) == 2
+    unpenalized = ((s.reward or 0.0) - s.parts.get("overlong", 0.0) for s in counted)
+    return len({round(reward, 9) for reward in unpenalized}) > 1
 
 
 def _require_rows(rollouts: ShardSet, number: int, rows: int) -> None:
@@ -266,23 +271,19 @@ def _sampled(stage: Stage) -> Iterator[tuple[ShardGroups, list[bool]]]:
 
 
 def _varies(stage: Stage, rollouts: ShardSet, scores: ShardSet, number: int) -> list[bool]:
-    """Return whether each group of a shard has both right and wrong responses.
-
-    Return [] if the shard has no scores.
-    """
+    """Return whether each group of a shard varies, or [] if the shard has no scores."""
     if not scored(rollouts, scores, number, stage.required_judge()):
         return []
-    statuses = read_statuses(scores, number)
-    size = stage.config.schedule.group_size
-    groups = (statuses[start : start + size] for start in range(0, len(statuses), size))
-    return [correctness_varies(group, stage.config.rewards) for group in groups]
+    verdicts, size = read_scores(scores, number), stage.config.schedule.group_size
+    groups = (verdicts[start : start + size] for start in range(0, len(verdicts), size))
+    return [group_varies(group, stage.config.rewards) for group in groups]
 
 
 def _short(stage: Stage, summary: str) -> RunStopped:
     measured = refresh_metrics(stage.shards("rollouts"), stage.shards("scores"))
     cut = truncation(measured, stage.config.rollouts.max_new_tokens)
+    usual = "The problems are too hard or too easy for the model, or the reward never varies"
     return RunStopped(
-        f"{summary}, {OVERSAMPLING} times as many as its updates need. "
-        f"{cut or 'The problems are too hard or too easy for the model'}. You can also train "
-        "on every group (--sampling.name every --force)"
+        f"{summary}, {OVERSAMPLING} times as many as its updates need. {cut or usual}. You can "
+        "also train on every group (--sampling.name every --force)"
     )

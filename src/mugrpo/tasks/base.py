@@ -36,6 +36,14 @@ class Task(Protocol):
         """
         ...
 
+    def decides(self, problem: Problem) -> bool:
+        """Return whether verdicts say which responses to `problem` are right."""
+        ...
+
+    def takes_groups(self, problem: Problem) -> bool:
+        """Return whether what judges responses to `problem` gets whole groups at once."""
+        ...
+
     def written(self, problem: Problem, answer: str) -> str:
         """Return a response to `problem` whose answer is `answer`, in the form that is judged."""
         ...

@@ -187,6 +187,9 @@ def _converses(value: Any) -> bool:
 
 def _message(message: Any, number: int, where: str) -> Message:
     kept: dict[str, Any] = present(message) if isinstance(message, dict) else {}
+    parts = kept.get("content")
+    if isinstance(parts, list) and parts and all(map(_is_text, parts)):
+        kept["content"] = "".join(part["text"] for part in parts)
     if kept.get("tool_calls"):
         kept.setdefault("content", "")  # it calls tools without a word
     if not isinstance(kept.get("content"), str) or kept.get("role") not in _ROLES:
@@ -195,6 +198,12 @@ def _message(message: Any, number: int, where: str) -> Message:
             f'{{"role": one of {", ".join(_ROLES)}, "content": text}}'
         )
     return kept
+
+
+def _is_text(part: Any) -> bool:
+    """Return whether a part of a message's content, as OpenAI has them, is text."""
+    text = part.get("text") if isinstance(part, dict) else None
+    return isinstance(text, str) and part.get("type") == "text"
 
 
 def present(value: Any) -> Any:

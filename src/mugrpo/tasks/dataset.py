@@ -28,6 +28,7 @@ class GradedTask(ABC):
 
     def __init__(self, rewards: tuple[RewardOption, ...], workers: WorkerOptions) -> None:
         self.grader = Grader(rewards, workers)
+        self._decides = any(reward.decides for reward in rewards)
         self._verifier = next((reward for reward in rewards if reward.verifies), None)
 
     @property
@@ -46,6 +47,12 @@ class GradedTask(ABC):
 
     def score(self, answers: Iterable[Answer]) -> Iterator[Score]:
         return self.grader.scores(answers)
+
+    def decides(self, problem: Problem) -> bool:
+        return self._decides
+
+    def takes_groups(self, problem: Problem) -> bool:
+        return self.grader.takes_groups
 
     def written(self, problem: Problem, answer: str) -> str:
         return self._verifier.written(answer) if self._verifier else answer

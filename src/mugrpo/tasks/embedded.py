@@ -75,6 +75,12 @@ class EmbeddedTask(ABC):
                 status = Status.RIGHT if right else Status.WRONG
                 yield Score(status, float(right), {"answer": found})
 
+    def decides(self, problem: Problem) -> bool:
+        return True
+
+    def takes_groups(self, problem: Problem) -> bool:
+        return False
+
     def written(self, problem: Problem, answer: str) -> str:
         return answer
 

@@ -64,14 +64,23 @@ class Mixture:
         for name in order:
             yield next(scores[name])
 
+    def decides(self, problem: Problem) -> bool:
+        return self._of(problem).decides(problem)
+
+    def takes_groups(self, problem: Problem) -> bool:
+        return self._of(problem).takes_groups(problem)
+
     def written(self, problem: Problem, answer: str) -> str:
-        assert problem.source is not None, f"{problem.id!r} is not a problem of a mixture"
-        return self._sources[problem.source].written(problem, answer)
+        return self._of(problem).written(problem, answer)
 
     def close(self) -> None:
         with ExitStack() as stack:  # close all, even if one fails
             for task in self._sources.values():
                 stack.callback(task.close)
+
+    def _of(self, problem: Problem) -> Task:
+        assert problem.source is not None, f"{problem.id!r} is not a problem of a mixture"
+        return self._sources[problem.source]
 
     def _all(self, side: str) -> list[Problem]:
         problems: list[Problem] = []

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mugrpo.disk.errors import UsageError
+from mugrpo.disk.errors import UsageError, absent
 from mugrpo.processes.messages import first_line
 
 Row = tuple[str, dict[str, Any]]  # (place such as "problems.jsonl, line 3", column -> value)
@@ -66,9 +66,7 @@ def _file_rows(path: Path) -> Iterator[Row]:
     except UsageError:  # a ValueError, which names its line already
         raise
     except FileNotFoundError:
-        raise UsageError(
-            f"there is no data file {path.absolute()}; name the place where it is"
-        ) from None
+        raise UsageError(f"{absent(path, 'data file')}; name the place where it is") from None
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: byte {error.start} is not UTF-8; save it as UTF-8") from None
     except (OSError, ValueError, csv.Error, pa.ArrowException) as error:

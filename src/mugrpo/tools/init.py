@@ -9,11 +9,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from mugrpo.config.base import WorkerOptions
 from mugrpo.config.run import ModelOptions
+from mugrpo.config.tasks import DatasetOptions
 from mugrpo.disk.errors import UsageError
+from mugrpo.disk.records import Answer, FinishReason, Status
 from mugrpo.model.pretrained import model_path
 from mugrpo.rewards.verifiers import has_number
 from mugrpo.tasks.cells import answer_of, entry, literal
+from mugrpo.tasks.dataset import Dataset
 from mugrpo.tasks.rows import Row, read_rows
 
 # Names of columns, the likeliest first; a dotted one is inside a column of verl's files.
@@ -25,6 +29,8 @@ _ANSWERS = (
 _LOOKED_AT = 1000  # rows
 _MOST = 0.95  # share of the references that look like formulas; others must all be usable
 _SHORT = 40  # characters of a reference that is compared letter by letter
+_PROGRAM = re.compile(r"\n|\b(def|class|return|import|print|lambda|function)\b")
+_TRIED = 8  # rows whose references a guessed reward judges
 _EASY, _FEW = 60, 64  # a prompt of fewer characters asks for so few tokens
 _PASSES = 2  # over the training problems, at most
 _UPDATES = (12, 240)  # fewest and most
@@ -108,8 +114,7 @@ def write_config(data: str, out: Path, model: str | None, say: Callable[[str], N
             f"{data}: no column is called {', '.join(_PROMPTS)}; rename the one with the problems "
             f"(it has {names})"
         )
-    references = [] if answer is None else list(_references(looked, answer))
-    reward, count = _reward(references)
+    answer, references, reward, count = _guessed(data, looked, prompt, answer, say)
     added, tokens, kind = _REWARDS.get(reward, ("", 256, ""))
     if median(len(str(entry(row, prompt))) for _, row in looked) < _EASY:
         tokens = min(tokens, _FEW)
@@ -149,6 +154,77 @@ def write_config(data: str, out: Path, model: str | None, say: Callable[[str], N
     say(f"{written}; look at {it}, then: mugrpo check {out}")
 
 
+def _guessed(
+    data: str, rows: Sequence[Row], prompt: str, answer: str | None, say: Callable[[str], None]
+) -> tuple[str | None, list[str], str, int]:
+    """Return the column of the answers, these, a reward that fits or "", and how many it can use.
+
+    Say why one that seems to fit does not.
+    """
+    references = [] if answer is None else list(_references(rows, answer))
+    alone = [literal(text) for text in references]
+    listed = all(isinstance(one, list) and len(one) == 1 for one in alone)
+    if answer and listed and _reward(references)[0] != "code":
+        answer = f"{answer}.0"  # each is a list with the answer alone
+        references = list(_references(rows, answer))
+    _require_whole_prompts(data, rows, prompt, references)
+    reward, count = _reward(references)
+    if reward and answer and (fault := _fault(data, prompt, answer, reward)):
+        say(f"the reward {reward!r} does not fit: {fault}")
+        reward = ""
+    return answer, references, reward, count
+
+
+def _require_whole_prompts(
+    data: str, rows: Sequence[Row], prompt: str, references: Sequence[str]
+) -> None:
+    """Raise UsageError if a column besides `prompt` is part of what is asked."""
+    if prompt == "instruction" and any(str(row.get("input") or "").strip() for _, row in rows):
+        raise UsageError(
+            f"{data}: 'input' says what 'instruction' is about (alpaca's form); join both in one "
+            "column, such as 'prompt', and leave them out"
+        )
+    asked: dict[str, str] = {}
+    for (place, row), reference in zip(rows, references, strict=False):
+        text = json.dumps(entry(row, prompt), sort_keys=True)
+        if asked.setdefault(text, reference) != reference:
+            raise UsageError(
+                f"{place} asks what an earlier row asks, and has another answer, so {prompt!r} is "
+                "not all of the problem; join the columns that are in one, such as 'prompt'"
+            )
+
+
+def _fault(data: str, prompt: str, answer: str, reward: str) -> str | None:
+    """Return why a reward cannot be right for some rows, or None.
+
+    It must find their own references right, and wrong those of most other rows.
+    """
+    options = {"data": data, "prompt_column": prompt, "answer_column": answer}
+    workers = WorkerOptions(count=1)
+    if reward == "code":  # its references are no answers
+        return None
+    task = Dataset(DatasetOptions.model_validate({**options, "rewards": [reward]}), workers)
+    try:
+        some = task.every_problem()[:_TRIED]
+        pairs = [(one, other) for one, other in zip(some, [*some[1:], some[0]], strict=True)]
+        own = [(one, one.answer) for one in some]
+        others = [(one, other.answer) for one, other in pairs if one.answer != other.answer]
+        answers = (
+            Answer(one, task.written(one, text), (), FinishReason.STOP)
+            for one, text in own + others
+        )
+        right = [score.status is Status.RIGHT for score in task.score(answers)]
+    except UsageError as error:
+        return str(error)
+    finally:
+        task.close()
+    if not all(right[: len(own)]):
+        return f"it finds the reference {own[right.index(False)][1]!r:.60} wrong"
+    if sum(right[len(own) :]) > len(others) / 2:
+        return "it finds the references of other rows right, too"
+    return None
+
+
 def _stub_written(stub: Path, reward: str, answer: str | None) -> bool:
     """Write the stub, unless the file exists. Return whether it was written."""
     if stub.exists():
@@ -183,6 +259,7 @@ def _reward(references: Sequence[str]) -> tuple[str, int]:
         "numeric": lambda text: len(text) <= _SHORT and has_number(text),
         "math": lambda text: (
             len(text) <= 3 * _SHORT
+            and not _PROGRAM.search(text)
             and (has_number(text) or bool(re.search(r"[\\^$=]|\d\s*[/(,]", text)))
         ),
         "exact": lambda text: len(text) <= _SHORT and "\n" not in text,

@@ -65,7 +65,55 @@ def test_ids_logprobs_and_rewards_of_a_table_are_used_as_given(take: Any, tmp_pa
     for row, rollout, score in given_rows(tmp_path / "run", **GIVEN):
         assert rollout.finish_reason is FinishReason.STOP
         assert score.reward == row["reward"]
-        assert score.status is (Status.RIGHT if row["reward"] else Status.WRONG)
+        assert score.status is Status.GRADED  # nothing says that a reward of 1 is right
+
+
+@pytest.mark.parametrize(
+    ("word", "status", "reward"),
+    [
+        ("completed", Status.GRADED, 1.0),
+        ("truncated", Status.TRUNCATED, 1.0),
+        ("aborted", Status.ERROR, None),
+        ("correct", Status.RIGHT, 1.0),
+        ("right", Status.RIGHT, 1.0),
+    ],
+)
+def test_statuses_of_others_are_mapped(
+    take: Any, tmp_path: Path, word: str, status: Status, reward: float | None
+):
+    rows = table(**GIVEN)
+    checked(take([rows[0] | {"status": word}, *rows[1:]]))
+    run = given_rows(tmp_path / "run", **GIVEN)
+    (found,) = [score for row, _, score in run if row["response"] == rows[0]["response"]]
+    assert (found.status, found.reward) == (status, reward)
+
+
+def test_a_column_can_be_left_out(take: Any, tmp_path: Path):
+    checked(take([row | {"status": "?"} for row in table(**GIVEN)], "--columns", "status="))
+    statuses = {score.status for _, _, score in given_rows(tmp_path / "run", **GIVEN)}
+    assert statuses == {Status.GRADED}
+
+
+def test_no_end_is_invented(take: Any, tmp_path: Path):
+    """Texts of five tokens: with an end where the row says so, as they are where it does not."""
+    reasons = ({"type": "stop"}, "length", None, "eos")
+    ended = checked(
+        take(
+            [
+                {**row, "finish_reason": reason}
+                for row, reason in zip(table(), reasons, strict=True)
+            ],
+            *("--policy", "chain"),
+        )
+    )
+    assert "warning: whether 1 responses had ended is not known" in ended.out
+    found = {text: r for (_, text), (r, _) in by_text(tmp_path / "run", TOKENIZER).items()}
+    texts = [row["response"] for row in table()]
+    assert [found[text].response_ids.tolist() for text in texts] == [
+        ids_of(text) + [EOS] * (n in (0, 3)) for n, text in enumerate(texts)
+    ]
+    stop, cut = FinishReason.STOP, FinishReason.LENGTH
+    assert [found[text].finish_reason for text in texts] == [stop, cut, cut, stop]
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv"])
@@ -128,6 +176,7 @@ def test_an_imported_run_is_scored_again_compared_and_trained_on(
     """The logprobs are those of the model, so that every ratio of the first update is 1."""
     run_dir = tmp_path / "run"
     rows = [row | {"reward": 1 - row["reward"]} for row in table()]  # the wrong way round
+    rows = [row | {"finish_reason": "stop"} for row in rows]
     options = ("--policy", "chain", "--optimizer.lr", "1e-3", "--evaluation.every", 1)
     assert "nothing is evaluated: no problem" in checked(take(rows, *options)).out
     before = {key: rollout.response_ids.tolist() for key, (rollout, _) in imported(run_dir).items()}

@@ -52,6 +52,26 @@ BAD: dict[str, tuple[list[Row], tuple[str, ...]]] = {
         changed(1, response_ids=[5, EOS, EOS], logprobs=[-1, -1, -1]),
         ("line 2: its response goes on after the end-of-sequence token 1", "padding"),
     ),
+    "left padding": (
+        changed(1, response_ids=[0, 0, 5, EOS], logprobs=[0.0, 0.0, -1, -1]),
+        ("line 2: its response has padding tokens",),
+    ),
+    "right padding of one that was cut": (
+        changed(1, response_ids=[5, 6, 0], logprobs=[-1, -1, 0.0]),
+        ("line 2: its response has padding tokens",),
+    ),
+    "a padded prompt": (
+        changed(1, prompt_ids=[0, 0, 5, 6]),
+        ("line 2: its prompt has padding tokens",),
+    ),
+    "logprobs that were not kept": (
+        [row | {"logprobs": [0.0] * len(row["logprobs"])} for row in table(**GIVEN)],
+        ("line 1: its logprobs are all 0", "4 of 4 rows", "--policy PATH"),
+    ),
+    "a word that nobody knows": (
+        changed(1, status="dubious"),
+        ("line 2: status = 'dubious' is no word that is known", "--columns status="),
+    ),
     "turns": (changed(1, loss_mask=[1] * 6, turns=[9]), ("line 2", "ascending indices of the 6")),
     "hot": (changed(1, temperature=0.7), ("line 2 was sampled at temperature 0.7", "--rollouts.t")),
     "long": (changed(1, response_ids=[5] * 9, logprobs=[-1] * 9), ("line 2", "9 tokens", "= 8; r")),

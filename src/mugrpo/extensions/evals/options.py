@@ -22,7 +22,7 @@ from mugrpo.config.load import changes, read_toml, validated
 from mugrpo.config.run import PromptOptions
 from mugrpo.config.tasks import DatasetOptions
 from mugrpo.config.training import SuiteUse, suite_file
-from mugrpo.disk.errors import UsageError
+from mugrpo.disk.errors import UsageError, absent
 
 _FOLDER = Path(__file__).parent / "suites"
 
@@ -68,6 +68,15 @@ class SuiteOptions(Options):
             if isinstance(table, dict)
         }
         return {**raw, **filled}
+
+    @model_validator(mode="after")
+    def _says_what_is_right(self) -> Self:
+        if not any(reward.decides for reward in self.task.rewards):
+            raise ValueError(
+                "a suite measures accuracy, and none of its task.rewards says what is right; give "
+                "verdict = true to the one that does"
+            )
+        return self
 
     @model_validator(mode="after")
     def _all_problems_are_asked(self) -> Self:
@@ -156,7 +165,7 @@ def _found(
     if file in within:
         raise UsageError(f"{file} is a group that holds itself; leave it out of its suites")
     if not file.is_file():
-        raise UsageError(f"there is no suite file {file}")
+        raise UsageError(absent(file, "suite file"))
     raw = read_toml(file)
     if "suites" not in raw:
         yield file, raw

@@ -66,7 +66,8 @@ def run_import(options: argparse.Namespace) -> None:
     """Do what the arguments of `mugrpo import` ask for."""
     read_toml(options.target)  # refuse a bad file before PyTorch is imported
     options.say(f"{options.target}: loading PyTorch, then the rollouts and the tokenizer")
-    from mugrpo.extensions.exchange.importing import Source, import_rollouts
+    from mugrpo.extensions.exchange.importing import import_rollouts
+    from mugrpo.extensions.exchange.writing import Source
 
     source = Source(
         options.sources,
@@ -91,9 +92,9 @@ def _columns(text: str) -> dict[str, str]:
     from mugrpo.extensions.exchange.rows import FIELDS
 
     pairs = [pair.partition("=") for pair in text.split(",")] if text else []
-    if unknown := [name for name, _, column in pairs if name not in FIELDS or not column]:
+    if unknown := [name for name, _, column in pairs if name not in FIELDS]:
         raise UsageError(
             f"--columns {text}: {unknown[0]!r} is not one of the fields, which are "
-            f"{', '.join(FIELDS)}; write FIELD=COLUMN,FIELD=COLUMN"
+            f"{', '.join(FIELDS)}; write FIELD=COLUMN,FIELD=COLUMN; FIELD= leaves one out"
         )
     return {name: column for name, _, column in pairs}

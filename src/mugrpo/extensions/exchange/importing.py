@@ -7,11 +7,10 @@ rollouts, RUN/held_out.jsonl the held-out problems of the config's own data.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,7 @@ from mugrpo.config.load import apply_overrides, build_config, read_toml
 from mugrpo.config.run import RunConfig
 from mugrpo.config.tasks import DatasetOptions
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.metrics import encoded
-from mugrpo.disk.publishing import publish_folder, publish_json, with_sum
+from mugrpo.disk.publishing import publish_folder
 from mugrpo.disk.records import (
     FinishReason,
     Problem,
@@ -33,55 +31,33 @@ from mugrpo.disk.records import (
     outcome_from_text,
 )
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.disk.shards import write_rollouts
 from mugrpo.extensions.exchange.rows import Row, format_of, read
+from mugrpo.extensions.exchange.writing import (
+    HELD_OUT,
+    PROBLEMS,
+    Group,
+    Imported,
+    Raw,
+    Source,
+    begin,
+    run_options,
+    with_data,
+    write_problems,
+    write_stage,
+)
 from mugrpo.model.hardware import with_precision
 from mugrpo.model.loading import Vocabulary, load_vocabulary
-from mugrpo.model.policy import Policy, load_policy
-from mugrpo.model.pretrained import model_fingerprint
-from mugrpo.optimize.forward import rollout_logprobs
+from mugrpo.model.policy import load_policy
 from mugrpo.processes.messages import first_line
 from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.schedule import Schedule
-from mugrpo.rollouts.score import publish_scores
-from mugrpo.rollouts.statistics import refresh_metrics, refresh_text
 from mugrpo.run.opening import prompt_encoder
-from mugrpo.run.provenance import config_document, provenance_of
-from mugrpo.run.trust import remember
-from mugrpo.stages.stage import Stage, stage_shards
+from mugrpo.run.provenance import provenance_of
+from mugrpo.stages.stage import Stage
 from mugrpo.tasks.cells import prompt_of
 from mugrpo.tasks.dataset import Dataset, canonical
 
 Say = Callable[[str], None]
-Raw = dict[str, Any]  # the options of a config, before its defaults
-
-PROBLEMS, HELD_OUT, ID = "problems.jsonl", "held_out.jsonl", "problem_id"
-# Options of a task that PROBLEMS and HELD_OUT have been read with.
-_APPLIED = ("split", "subset", "revision", "eval_split", "system_prompt")
-
-
-@dataclass(frozen=True)
-class Source:
-    """What to import, and how to read it."""
-
-    names: Sequence[str]  # files and folders, or data sets on the hub
-    form: str = "table"  # a name in FORMATS
-    columns: Mapping[str, str] = field(default_factory=dict)  # field -> column, before the form's
-    policy: str | None = None  # the model that computes the behavior logprobs; None: they are given
-    group_size: int | None = None  # cut each prompt's responses into groups of this size
-
-
-@dataclass(frozen=True)
-class Imported:
-    """A row as a run has it."""
-
-    problem: Problem
-    row: Row
-    rollout: Rollout  # with logprobs of 0 if a policy is to compute them
-    score: Score
-
-
-Group = list[Imported]  # the responses to one draw of a problem
 
 
 def import_rollouts(
@@ -114,13 +90,16 @@ def import_rollouts(
     encode = prompt_encoder(config)
     vocabulary = load_vocabulary(config.model, encode.tokenizer)
     importer = _Importer(config, source, encode, vocabulary, [*train, *held_out])
-    groups = _grouped(list(importer.rollouts()), source.group_size, say)
+    rollouts = list(importer.rollouts())
+    if source.policy is None:
+        _require_logprobs(rollouts)
+    groups = _grouped(rollouts, source.group_size, say)
     asked = {canonical(group[0].problem.prompt) for group in groups}
     held_out = [problem for problem in held_out if canonical(problem.prompt) not in asked]
     problems = {PROBLEMS: [group[0].problem for group in groups], HELD_OUT: held_out}
-    options = _options(raw, config, groups, named=named, evaluated=bool(held_out))
+    options = run_options(raw, config, groups, named=named, evaluated=bool(held_out))
     final = with_precision(
-        build_config(_with_data(options, folder.absolute(), problems), str(target))
+        build_config(with_data(options, folder.absolute(), problems), str(target))
     )
     for sentence in _notices(groups, final, encode):
         say(sentence)
@@ -129,17 +108,17 @@ def import_rollouts(
         model = {**config.model.model_dump(), "path": source.policy}
         policy = load_policy(config.model.model_validate(model))
     with publish_folder(folder, replace=False) as unfinished:
-        draft = build_config(_with_data(options, unfinished, problems), str(target))
+        draft = build_config(with_data(options, unfinished, problems), str(target))
         for name, some in problems.items():
-            _write_problems(unfinished / name, some, options["task"])
+            write_problems(unfinished / name, some, options["task"])
         assert isinstance(draft.task, DatasetOptions)
         data = Dataset(draft.task, draft.workers)  # as the run will read it
         sides = (encode.fitting(side) for side in (data.train_problems(), data.eval_problems()))
         provenance = provenance_of(final, *sides)
         schedule = Schedule(final.schedule, len(groups), final.seed)
         stage = Stage(0, schedule, RunDir(unfinished), final, judge="")
-        _write_stage(stage, groups, source, policy, check)
-        say(_begin(stage, provenance))
+        write_stage(stage, groups, source, policy, check)
+        say(begin(stage, provenance))
     return folder
 
 
@@ -211,8 +190,8 @@ class _Importer:
             return found[0]
         if (self._form.written or row.prompt is None) and self._encode.options.form == "chat":
             raise UsageError(
-                f"{row.where}: its prompt is the text that a chat template wrote; name the "
-                "problems themselves with task.data, or use --prompt.form plain"
+                f"{row.where}: its prompt is the text that a chat template wrote, perhaps without "
+                "its special tokens; name the problems themselves with task.data"
             )
         prompt = texts[0] if isinstance(texts[0], str) else tuple(texts[0])
         digest = hashlib.sha256(canonical([texts[0], row.answer])).hexdigest()
@@ -251,7 +230,10 @@ class _Importer:
 
     def _prompt(self, problem: Problem, row: Row) -> NDArray[np.int32]:
         if row.prompt_ids is not None:
-            return self._in_vocabulary(row.prompt_ids, row)
+            found = self._in_vocabulary(row.prompt_ids, row)
+            if found[0] == self._pad and self._encode(problem)[0] != self._pad:
+                raise _padded(row, "prompt")
+            return found
         if id(problem) not in self._prompts:
             self._prompts[id(problem)] = self._encode(problem)
         return self._prompts[id(problem)]
@@ -259,16 +241,19 @@ class _Importer:
     def _response(self, row: Row) -> tuple[NDArray[np.int32], FinishReason]:
         """Return a response's ids, and whether its last id ends it.
 
-        Ids that the tokenizer makes get an end, unless they have one, the row says that the
-        response was cut, or it does not say and they are as many as a response may have.
+        Ids that the tokenizer makes get an end only if the row says that the response had ended:
+        one that was cut would learn to end there.
         """
         given = row.response_ids
         ids = list(given) if given is not None else self._encode.ids_of(row.response or "")
-        full = len(ids) >= self._config.rollouts.max_new_tokens
-        ended = row.finish_reason == "stop" if row.finish_reason else not full
-        if given is None and ended and not (ids and ids[-1] in self._vocabulary.stop_ids):
+        if (
+            given is None
+            and row.finish_reason == "stop"
+            and not (ids and ids[-1] in self._vocabulary.stop_ids)
+        ):
             ids.append(self._encode.tokenizer.eos_token_id)
         found = self._in_vocabulary(ids, row)
+        self._require_unpadded(found, row)
         stops = np.isin(found, self._vocabulary.stop_ids)
         if row.loss_mask is None and stops[:-1].any():
             raise UsageError(
@@ -278,6 +263,23 @@ class _Importer:
         if row.loss_mask is not None and row.finish_reason in set(FinishReason):
             return found, FinishReason(row.finish_reason)  # a whole turn may have been the last
         return found, FinishReason.STOP if stops[-1] else FinishReason.LENGTH
+
+    @property
+    def _pad(self) -> int | None:
+        """Return the padding token's id, None if it also ends responses."""
+        pad: int | None = self._encode.tokenizer.pad_token_id
+        return None if pad in self._vocabulary.stop_ids else pad
+
+    def _require_unpadded(self, ids: NDArray[np.int32], row: Row) -> None:
+        """Raise UsageError if a response begins or ends with padding.
+
+        That has a logprob of 0. Without logprobs it is two such tokens: a model may sample one.
+        """
+        logprobs = [0.0] * len(ids) if row.logprobs is None else row.logprobs
+        pads = (ids == self._pad) & (np.array(logprobs) == 0)
+        least = 2 if row.logprobs is None else 1
+        if pads[:least].all() or pads[-least:].all():
+            raise _padded(row, "response")
 
     def _in_vocabulary(self, ids: Sequence[int], row: Row) -> NDArray[np.int32]:
         if not ids or max(ids) >= self._vocabulary.size:
@@ -299,13 +301,27 @@ class _Importer:
         return np.array(row.logprobs, np.float32)
 
     def _score(self, row: Row) -> Score:
-        status = Status.SKIPPED if row.reward is None else Status.WRONG
-        if row.reward is not None and row.reward >= 1.0:
-            status = Status.RIGHT
+        status = Status.SKIPPED if row.reward is None else Status.GRADED
         try:
             return Score(row.status or status, row.reward, row.parts)
         except ValueError as error:
             raise UsageError(f"{row.where}: {error}") from None
+
+
+def _padded(row: Row, what: str) -> UsageError:
+    return UsageError(f"{row.where}: its {what} has padding tokens; leave them out")
+
+
+def _require_logprobs(imported: Sequence[Imported]) -> None:
+    """Raise UsageError if most responses have logprobs of 0 alone: a program did not keep them."""
+    sampled = [one.rollout.behavior_logprobs[one.rollout.sampled] for one in imported]
+    zero = [not logprobs.any() for logprobs in sampled]
+    if sum(zero) > len(zero) / 2:
+        raise UsageError(
+            f"{imported[zero.index(True)].row.where}: its logprobs are all 0, and so are those of "
+            f"{sum(zero)} of {len(zero)} rows, as if every token had been certain; the program did "
+            "not keep them. The model that sampled computes them with --policy PATH"
+        )
 
 
 def _turns(row: Row) -> Raw:
@@ -385,7 +401,14 @@ def _notices(groups: Sequence[Group], config: RunConfig, encode: PromptEncoder) 
     if made := sum(one.row.response_ids is None for one in everyone):
         yield (
             f"warning: the ids of {made} responses are made by the tokenizer, and may differ from "
-            "those that were sampled; whether a response had ended is not known"
+            "those that were sampled"
+        )
+    texts = [one for one in everyone if one.row.response_ids is None]
+    if unknown := sum(one.row.finish_reason is None for one in texts):
+        yield (
+            f"warning: whether {unknown} responses had ended is not known, so none of them gets an "
+            "end-of-sequence token, and all count as cut; if the file knows it, name the column "
+            "with --columns finish_reason=COLUMN"
         )
     other = [
         g[0] for g in groups if not np.array_equal(g[0].rollout.prompt_ids, encode(g[0].problem))
@@ -396,103 +419,3 @@ def _notices(groups: Sequence[Group], config: RunConfig, encode: PromptEncoder) 
             f"problems in later stages (the first: {other[0].row.where}); check prompt.form, "
             "prompt.chat_template and model.path"
         )
-
-
-def _begin(stage: Stage, provenance: Raw) -> str:
-    """Write what a run has besides its stages. Return a line on its rollouts."""
-    refresh = {"stage": 0, **refresh_metrics(stage.shards("rollouts"), stage.shards("scores"))}
-    line = {"kind": "refresh", "update": 0, **refresh}
-    document = config_document(stage.config.model_dump(mode="json"), provenance)
-    publish_json(stage.folder.config, with_sum(document))
-    stage.folder.metrics.write_bytes(encoded(line))
-    remember(document, stage.config)
-    return refresh_text(refresh, stage.config.rollouts.max_new_tokens)
-
-
-def _write_stage(
-    stage: Stage,
-    groups: Sequence[Group],
-    source: Source,
-    policy: Policy | None,
-    check: Callable[[], None],
-) -> None:
-    """Publish the rollouts and scores of a stage, shard by shard in the order of its schedule.
-
-    A `policy` gives them their behavior logprobs.
-    """
-    rollouts, scores = stage.shards("rollouts"), stage.shards("scores")
-    notes = {"format": source.form, "logprobs": "given"}
-    if source.policy is not None:
-        options = stage.config.model.model_validate({"path": source.policy})
-        notes["logprobs"] = f"computed by {options.path}"
-        notes["logprobs_model_sha256"] = model_fingerprint(options)
-    for number, draws in enumerate(stage_shards(stage)):
-        check()
-        shard = [one for index, _ in draws for one in groups[index]]
-        made = sum(one.row.response_ids is None for one in shard)
-        ids = f"made by the tokenizer for {made} rollouts" if made else "given"
-        responses = [one.rollout for one in shard]
-        if policy is not None:
-            computed = rollout_logprobs(policy, responses, stage.config, check=check)
-            pairs = zip(responses, computed, strict=True)
-            responses = [replace(rollout, behavior_logprobs=each) for rollout, each in pairs]
-        write_rollouts(rollouts, number, responses, **notes, ids=ids)
-        verdicts = [one.score for one in shard]
-        publish_scores(scores, rollouts, number, responses, verdicts, stage.config.rewards)
-
-
-def _write_problems(path: Path, problems: Iterable[Problem], task: Raw) -> None:
-    """Write a file of problems, unless there are none."""
-    prompt, answer = task["prompt_column"], task["answer_column"]
-    rows = [
-        {**({answer: problem.answer} if answer else {}), **problem.columns}
-        | {ID: problem.id, prompt: problem.prompt}
-        for problem in problems
-    ]
-    if rows:
-        path.write_text("".join(json.dumps(row, default=str) + "\n" for row in rows))
-
-
-def _with_data(options: Raw, folder: Path, problems: Mapping[str, Sequence[Problem]]) -> Raw:
-    """Return `options` with the files of problems in `folder` as the task's data."""
-    names = zip(("data", "eval_data"), problems, strict=True)
-    data = {option: str(folder / name) for option, name in names if problems[name]}
-    return {**options, "task": {**options["task"], "eval_data": None, **data}}
-
-
-def _options(
-    raw: Raw, config: RunConfig, groups: Sequence[Group], *, named: bool, evaluated: bool
-) -> Raw:
-    """Return the options of the run, whose schedule and task follow from the rollouts.
-
-    Raises UsageError if there are too few groups for an update, or no reference answers.
-    """
-    options, per_update = config.task, config.schedule.problems_per_update
-    assert isinstance(options, DatasetOptions)
-    if len(groups) < per_update:
-        raise UsageError(
-            f"the rollouts have {len(groups)} groups, but an update trains on "
-            f"schedule.problems_per_update = {per_update}; lower that"
-        )
-    size, batches = len(groups[0]), len(groups) // per_update
-    schedule = {"stages": 1, **raw.get("schedule", {})}
-    schedule |= {"batches_per_stage": batches, "group_size": size}
-    missing = [group[0].row.where for group in groups if not group[0].problem.answer]
-    compares = [reward.name for reward in options.rewards if reward.verifies]
-    if missing and compares and not named:
-        raise UsageError(
-            f"{missing[0]} has no reference answer, and the reward {compares[0]} needs one; name "
-            "the problems with task.data, or the answers' column with --columns answer=COLUMN"
-        )
-    answered = options.answer_column is not None if named else not missing
-    task = raw["task"] | {
-        "id_column": ID,
-        "prompt_column": options.prompt_column,
-        "answer_column": (options.answer_column or "answer") if answered else None,
-        "eval_share": 0.0,
-        "prompt_template": "{prompt}",  # the problems have it already
-    }
-    for name in _APPLIED:
-        task.pop(name, None)
-    evaluation = {**raw.get("evaluation", {}), **({} if evaluated else {"every": 0})}
-    return {**raw, "schedule": schedule, "task": task, "evaluation": evaluation}

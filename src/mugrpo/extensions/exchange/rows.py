@@ -50,6 +50,24 @@ def _json_text(value: Any) -> Any:
     return value if isinstance(value, str) else json.dumps(value)
 
 
+# What other programs write of a response: the status that it has here (None: its reward's), and
+# why it ended. slime's Sample.Status, its and SGLang's and vLLM's finish reasons, and plain words.
+WORDS: dict[str, tuple[str | None, str | None]] = {
+    **dict.fromkeys(("completed", "complete", "finished", "success"), (None, "stop")),
+    **dict.fromkeys(("eos", "end_turn", "stop_sequence", "eos_token"), (None, "stop")),
+    **dict.fromkeys(("max_tokens", "max_length"), (None, "length")),
+    **dict.fromkeys(("aborted", "abort", "failed", "failure", "pending"), ("error", None)),
+    **{"truncated": ("truncated", "length"), "correct": ("right", None)},
+    "incorrect": ("wrong", None),
+}
+
+
+def _reason(value: Any) -> Any:
+    """Return why a response ended, in our word if it has one: SGLang's is {"type": ...}."""
+    value = value.get("type") if isinstance(value, dict) else value
+    return WORDS.get(str(value).lower(), (None, None))[1] or value
+
+
 Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
 Logprobs = list[Annotated[FiniteFloat, Field(le=0, gt=-1e38)]]  # natural logarithms, as float32
 ListOf = BeforeValidator(_from_json)
@@ -70,7 +88,7 @@ class Row(BaseModel):
     prompt_ids: Annotated[Ids | None, ListOf] = None
     response_ids: Annotated[Ids | None, ListOf] = None
     logprobs: Annotated[Logprobs | None, ListOf] = None
-    finish_reason: str | None = None
+    finish_reason: Annotated[str | None, BeforeValidator(_reason)] = None
     temperature: FiniteFloat | None = None
     status: Status | None = None
     parts: Annotated[dict[str, Any], ListOf] = {}
@@ -79,6 +97,25 @@ class Row(BaseModel):
     loss_mask: Annotated[list[bool] | None, ListOf] = None  # true for ids that the model sampled
     turns: Annotated[list[int] | None, ListOf] = None
     environment: Annotated[str | None, BeforeValidator(_json_text)] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _in_our_words(cls, raw: Any) -> Any:
+        """Return the values with a status of ours. A response that failed elsewhere has no reward.
+
+        Raises ValueError for a word that nobody here knows.
+        """
+        word = raw.get("status")
+        if word is None or str(word) in list(Status):
+            return raw
+        if str(word).lower() not in WORDS:
+            raise ValueError(
+                f"status = {str(word)[:60]!r} is no word that is known ({', '.join([*Status])}, "
+                f"{', '.join(WORDS)}); leave the column out with --columns status="
+            )
+        status, ended = WORDS[str(word).lower()]
+        kept = {"finish_reason": ended, **raw} if ended else raw
+        return {**kept, "status": status, **({"reward": None} if status == "error" else {})}
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -144,10 +181,14 @@ OTHER_NAMES = {
 
 
 def format_of(name: str, columns: Mapping[str, str], *, without: Sequence[str] = ()) -> Format:
-    """Return a format with the user's columns in the place of its own, and some fields left out."""
+    """Return a format with the user's columns in the place of its own, and some fields left out.
+
+    A field whose column is "" is left out, too.
+    """
     form = FORMATS[name]
     kept = {field: column for field, column in form.columns.items() if field not in without}
-    return replace(form, columns={**kept, **columns})
+    named = {field: column for field, column in {**kept, **columns}.items() if column}
+    return replace(form, columns=named)
 
 
 def read(names: Sequence[str], form: Format, named: Cells) -> Iterator[Row]:

@@ -16,7 +16,7 @@ from mugrpo.processes.peer import PeerLost
 from mugrpo.processes.workers import Limits, Worker
 from mugrpo.tasks.dataset import GradedTask, with_template
 
-_REWARD = FunctionOptions(function="mugrpo.extensions.gym.scores:score_answer")
+_REWARD = FunctionOptions(function="mugrpo.extensions.gym.scores:score_answer", verdict=True)
 _NO_LIMITS = Limits(0.0, 0.0, 0)
 
 

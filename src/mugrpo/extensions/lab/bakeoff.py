@@ -33,8 +33,8 @@ from mugrpo.disk.shards import ShardSet
 from mugrpo.extensions.lab.methods import configs_of
 from mugrpo.pipeline import evaluate, optimize
 from mugrpo.report import write_report
-from mugrpo.report.read import accuracy_text
 from mugrpo.report.readable import markdown
+from mugrpo.rollouts.statistics import headline, value_text
 from mugrpo.run.opening import OpenRun, open_run
 from mugrpo.run.progress import Progress
 from mugrpo.run.provenance import config_document, provenance_of
@@ -87,17 +87,20 @@ def bakeoff(run: OpenRun, stage: int, methods: Sequence[str], *, force: bool = F
 def table(methods: dict[str, list[Line]], first: int) -> str:
     """Return a Markdown table of methods from their metrics lines, by descending accuracy.
 
-    `first` is the update that all methods start from. Accuracy is followed by the 95 % interval of
-    its evaluation. Shares and times are those of the updates after `first`.
+    `first` is the update that all methods start from. Accuracy, or the mean reward if nothing says
+    what is right, is followed by the 95 % interval of its evaluation. Shares and times are those of
+    the updates after `first`.
     """
-    rows = sorted((_row(name, lines, first) for name, lines in methods.items()), key=_by_accuracy)
-    head = ["method", "accuracy before", "after", "KL(β‖π) at the end", "tv_token at the end"]
+    evaluations = [x for lines in methods.values() for x in lines if x["kind"] == "evaluation"]
+    by = headline(*evaluations)
+    rows = sorted((_row(name, lines, first, by) for name, lines in methods.items()), key=_by_value)
+    head = ["method", f"{by} before", "after", "KL(β‖π) at the end", "tv_token at the end"]
     head += ["largest ratio at A below 0", "tokens that it marks", "seconds per update"]
     return markdown(head, [row[1:] for row in rows])
 
 
-def _row(name: str, lines: list[Line], first: int) -> list[str]:
-    """Return the accuracy to sort by, followed by the row's cells."""
+def _row(name: str, lines: list[Line], first: int, by: str) -> list[str]:
+    """Return the accuracy or reward to sort by, followed by the row's cells."""
     evaluations = {line["update"]: line for line in lines if line["kind"] == "evaluation"}
     updates = [line for line in lines if line["kind"] == UPDATE and line["update"] > first]
     last = updates[-1] if updates else {}
@@ -107,10 +110,10 @@ def _row(name: str, lines: list[Line], first: int) -> list[str]:
     ratios = [r for u in updates if (r := u.get("ratio/negative/max")) is not None]
     seconds = [seconds_of(update, "optimize") for update in updates]
     return [
-        f"{after.get('accuracy') or 0:.9f}",
+        f"{after.get(by) or 0:.9f}",
         name,
-        accuracy_text(evaluations.get(first, {})),
-        accuracy_text(after),
+        value_text(evaluations.get(first, {}), by),
+        value_text(after, by),
         _number(last.get("kl_behavior")),
         _number(last.get("tv_token")),
         _number(max(ratios, default=None)),
@@ -119,7 +122,7 @@ def _row(name: str, lines: list[Line], first: int) -> list[str]:
     ]
 
 
-def _by_accuracy(row: list[str]) -> tuple[float, str]:
+def _by_value(row: list[str]) -> tuple[float, str]:
     return -float(row[0]), row[1]
 
 
