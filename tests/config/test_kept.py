@@ -58,6 +58,7 @@ def test_only_what_changes_no_trained_number_is_harmless():
         "checkpoint.keep",
         "evaluation.every",
         "evaluation.greedy",
+        "evaluation.stop_on_collapse",
         "evaluation.end_samples",
         "evaluation.samples",
         "evaluation.suites",

@@ -16,7 +16,8 @@ from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 from mugrpo.config.run import ModelOptions, PromptOptions
 from mugrpo.disk.records import Problem
 from mugrpo.model.loading import load_tokenizer
-from mugrpo.rollouts.prompts import PromptEncoder, notices
+from mugrpo.rollouts.notices import notices
+from mugrpo.rollouts.prompts import PromptEncoder
 from tests.cases import table
 
 GROUPS = r"\p{N}{1,3}|\s"  # up to three digits belong together; Qwen's rules take one at a time

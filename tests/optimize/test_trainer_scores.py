@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from mugrpo.disk.records import Score, Status
+from mugrpo.disk.records import FinishReason, Score, Status
 from mugrpo.optimize.experience import Experience
 from tests.cases import table
 from tests.updates import assert_same_gradients, config_of, part, step
@@ -45,4 +45,6 @@ def test_a_truncated_response_counts_as_wrong_or_as_failed(experience, option, s
     metrics, gradients = step(truncated_case(experience, Status.TRUNCATED), config)
     _, expected = step(truncated_case(experience, same_as), config)
     assert_same_gradients(gradients, expected, rtol=1e-6)
-    assert metrics["truncated_share"] == 1 / 4 and metrics["failed_share"] == 0
+    rollouts = truncated_case(experience, Status.TRUNCATED).rollouts
+    cut = [one.finish_reason is FinishReason.LENGTH for one in rollouts]
+    assert metrics["truncated_share"] == sum(cut) / 4 and metrics["failed_share"] == 0

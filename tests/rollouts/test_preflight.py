@@ -13,7 +13,8 @@ from tokenizers.processors import TemplateProcessing
 from mugrpo.config.run import PromptOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Message, Problem
-from mugrpo.rollouts.prompts import PromptEncoder, notices
+from mugrpo.rollouts.notices import notices
+from mugrpo.rollouts.prompts import PromptEncoder
 from tests.builders import chain_tokenizer
 from tests.cases import table
 
@@ -56,7 +57,7 @@ def with_parts(single: str) -> Any:
         None,
         template(),
         "{% for m in messages %}{{ m.content }}{% endfor %}",  # nothing begins or ends a turn
-        "{% if messages | length > 1 %}{{ raise_exception('') }}{% endif %}1",
+        "{% if messages | length > 1 %}{{ raise_exception('') }}{% endif %}{{ messages }}",
     ],
 )
 def test_nothing_is_told_of_a_sound_form(form: str | None):

@@ -14,7 +14,8 @@ from mugrpo.config.run import PromptOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Problem
 from mugrpo.rollouts.messages import MessageEncoder
-from mugrpo.rollouts.prompts import PromptEncoder, notices
+from mugrpo.rollouts.notices import notices
+from mugrpo.rollouts.prompts import PromptEncoder
 from tests.cases import table
 from tests.rollouts.test_message_tokens import template_of, tokenizer_of
 

@@ -32,7 +32,7 @@ def tried(options: dict[str, Any]) -> list[str]:
         state=lambda *_: None,
     )
     try:
-        _try_for_nothing(cast(Any, run))
+        _try_for_nothing(cast(Any, run), True)
     finally:
         task.close()
     return said

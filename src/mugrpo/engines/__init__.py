@@ -123,10 +123,13 @@ def make_engines(
     ]
 
 
-def require_engines(config: RunConfig) -> None:
-    """Raise UsageError if what starts the engines, or vLLM itself, is not there."""
+def require_processes(config: RunConfig) -> None:
+    """Raise UsageError if engines or ranks could not start: without vLLM, Ray, or room on it."""
     if cluster := config.backend.cluster():
-        cluster.require_room(ranks=0, engines=reserved_gpus(config))
+        engines = reserved_gpus(config)
+        cluster.require_room(ranks=0, engines=engines)
+        ranks = config.distributed.processes
+        cluster.require_room(ranks=ranks, engines=engines if config.overlap else [])
     elif isinstance(config.engine, VLLMOptions):
         require_vllm(config.engine.python)
 

@@ -16,6 +16,7 @@ from mugrpo.engines.process import Host, not_run
 from mugrpo.model.hardware import precision_of
 from mugrpo.model.loading import Vocabulary, model_sizes
 from mugrpo.model.pretrained import model_path
+from mugrpo.processes.lifetime import passed_on
 
 OLDEST = (0, 26)  # its reload_weights takes a path; tools/vllm_env.py has the tested version
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # those that vLLM keeps room for
@@ -36,7 +37,11 @@ def require_vllm(python: str | None) -> None:
     )
     try:
         found = subprocess.run(
-            [interpreter, "-c", asked, *BUILDS], capture_output=True, text=True, check=False
+            [interpreter, "-c", asked, *BUILDS],
+            env=passed_on(),
+            capture_output=True,
+            text=True,
+            check=False,
         )
     except OSError as error:
         raise not_run(interpreter, error) from None

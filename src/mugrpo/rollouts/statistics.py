@@ -60,7 +60,7 @@ def refresh_metrics(rollouts: ShardSet, scores: ShardSet) -> dict[str, Any]:
         if rewarded
         else None,
         "zero_variance_share": without_variance / groups if groups else None,
-        "truncated_share": sum(e["truncated"] for e in judged) / scored if scored else None,
+        "truncated_share": sum(e.get("truncated", 0) for e in judged) / scored if scored else None,
         **{f"status/{status}": count for status, count in sorted(statuses.items())},
         **{f"groups_right/{share}": count for share, count in sorted(right.items())},
         **logged_means(judged),

@@ -21,14 +21,14 @@ from mugrpo.config.rewards import EnvironmentReward
 from mugrpo.config.tasks import asks_environment, datasets_in
 from mugrpo.disk.errors import BrokenReward, RunStopped, UsageError
 from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
-from mugrpo.engines import require_engines
+from mugrpo.engines import require_processes
 from mugrpo.environments.base import Environments, Reply
 from mugrpo.environments.pool import row_of
 from mugrpo.optimize.loss import UpdateLoss
 from mugrpo.processes.messages import printable
 from mugrpo.processes.peer import TICK
 from mugrpo.rollouts.messages import MessageEncoder
-from mugrpo.rollouts.prompts import notices
+from mugrpo.rollouts.notices import notices
 from mugrpo.run.memory import require_room
 from mugrpo.run.opening import OpenRun
 from mugrpo.stages.evaluate import Measures
@@ -73,7 +73,7 @@ def _try_machine(run: OpenRun, _: bool) -> None:
     config = run.config
     if config.distributed.processes > 1 and not config.backend.clustered:
         require_gpus(config.distributed)
-    require_engines(config)
+    require_processes(config)
     UpdateLoss(config)  # a file of the user's own may not be one
 
 

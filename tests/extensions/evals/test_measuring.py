@@ -88,7 +88,7 @@ def test_what_is_published_is_not_sampled_again(
     (folder / "rollouts" / "shard-00001.parquet").unlink()
     ended = command(*again)
     assert "shard-00001.parquet is missing; it is made again" in ended.out
-    assert asked[-1] == 16 and sum(asked) <= 16 + 4  # and a canary
+    assert asked[-1] == 16 and sum(asked) <= 16 + 4 + 1  # and a canary
     assert rows_in(folder, "rollouts") == before
     assert result_in(folder)["measures"] == measures
 
@@ -146,11 +146,13 @@ def test_results_of_two_runs_are_not_taken_for_each_other(
 
 
 def test_a_suites_file_is_a_config_so_it_never_asks(suite: Path, tmp_path: Path, command: Command):
-    (tmp_path / "judge.py").write_text("def one(completions, **_):\n    return [1.0]\n")
-    old = 'rewards = [{ name = "regex", pattern = "=(\\\\d)$" }]'
+    code = "def one(completions, **_):\n    return [1.0] * len(completions)\n"
+    (tmp_path / "judge.py").write_text(code)
+    judge, old = f"{tmp_path}/judge.py:one", 'rewards = [{ name = "regex", pattern = "=(\\\\d)$" }]'
     assert old in suite.read_text()
     mine = suite.with_name("mine.toml")
-    mine.write_text(suite.read_text().replace(old, f'rewards = "{tmp_path / "judge.py"}:one"'))
+    new = f'rewards = [{{ name = "function", function = "{judge}", verdict = true }}]'
+    mine.write_text(suite.read_text().replace(old, new))
     ended = command("benchmark", "chain", "--suite", mine, "--out", tmp_path / "out")
     assert ended.status == 0, ended
 
