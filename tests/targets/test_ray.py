@@ -113,7 +113,9 @@ def test_a_ray_that_a_run_starts_runs_nothing_of_the_working_directory_and_liste
     run_dir, config = tmp_path / "run", write_config(tmp_path)
     words = [sys.executable, "-P", "-m", "mugrpo", "train", str(config), "--run-dir", str(run_dir)]
     words += [*TWO, "--backend.name", "ray", "--engine.processes", "1"]
-    with subprocess.Popen(words, env={**os.environ, **ENVIRONMENT}) as run:
+    environment = {**os.environ, **ENVIRONMENT}
+    environment.pop("RAY_ADDRESS", None)  # of other tests' cluster
+    with subprocess.Popen(words, env=environment) as run:
         try:
             until(lambda: last_update(run_dir) >= 2, 240)
             everything = descendants(run.pid)
