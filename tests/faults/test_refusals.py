@@ -87,7 +87,7 @@ PARTS = [
     ("raise ValueError('out of order')", "", "judge: ValueError: out of order"),
     ("return [columns['level'][0]]", "", "KeyError: 'level'"),
     ("return [float('nan')]", "", "`judge` returned nan as reward 0 of 1"),
-    ("return []", "", "got 0 rewards for 1 completions from `judge`"),
+    ("return []", "", "`judge` returned [], not a list of"),
     ("return [1.0]", "--sinks.wandb p", "pip install 'mugrpo[wandb]'"),
     ("return [1.0]", "--lora.rank 4", "pip install 'mugrpo[lora]'"),
     ("return [1.0]", "--engine.name vllm --engine.python /no/such", "cannot be run (No such file"),
