@@ -150,7 +150,7 @@ def test_the_examples_of_the_page_do_what_it_says(
     assert 0 <= accuracy <= 1
 
     exec(refused, {})
-    assert capsys.readouterr().out.startswith("on the command line: optimizer.lr")
+    assert capsys.readouterr().out.startswith("mine.toml --optimizer.lr fast: optimizer.lr")
 
     exec(compared, {})
     evaluations = [m for m in read_metrics(Path("runs/mine")) if m["kind"] == "evaluation"]

@@ -192,6 +192,7 @@ def test_a_page_does_what_it_says_from_top_to_bottom(
 # The embedded model reads sums only: "What is 3+9? Answer with ..." becomes "3+9=".
 SUM = "{{ messages[0]['content'].split('?')[0].removeprefix('What is ') }}="
 EMBEDDED = "--model.path chain --prompt.chat_template sum.jinja --optimizer.lr 1e-3"
+EMBEDDED += " --prompt.allow_missing true"  # the template writes the numbers alone
 
 
 @pytest.mark.long

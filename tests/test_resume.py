@@ -155,11 +155,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory, reference: Path) -> dict[str
     return Runs(plain=reference)
 
 
-def ran(name: str, run_dir: Path, **kill: Any) -> Ended:
+def ran(name: str, run_dir: Path, *options: object, **kill: Any) -> Ended:
     """Run `train` with a kind's config."""
     kind = KINDS[name]
     config = kind.write(run_dir.parent / "config")
-    return mugrpo("train", config, "--run-dir", run_dir, *kind.options, **kill)
+    return mugrpo("train", config, "--run-dir", run_dir, *kind.options, *options, **kill)
 
 
 @pytest.mark.promise("killed")
@@ -224,10 +224,14 @@ def test_logprobs_of_other_policies_are_stored_and_change_the_weights(
 def test_a_run_killed_after_every_sixth_publish_ends_in_the_same_bits(
     whole: dict[str, Path], tmp_path: Path, name: str
 ):
-    """Six, since an evaluation publishes four files and a folder, and starts over if killed."""
+    """Six, since an evaluation publishes four files and a folder, and starts over if killed.
+
+    With a checkpoint of each update: what is published up to the next one may be more than six.
+    """
     run_dir, statuses = tmp_path / "run", list[int]()
     while not statuses or (statuses[-1] == -signal.SIGKILL and len(statuses) < 30):
-        statuses.append(ran(name, run_dir, at="after a publish", nth=6).status)
+        every = ("--checkpoint.every", 1)
+        statuses.append(ran(name, run_dir, *every, at="after a publish", nth=6).status)
     assert statuses == [-signal.SIGKILL] * (len(statuses) - 1) + [0]
     assert len(statuses) > 5
     assert differences(run_dir, whole[name], KINDS[name].updates) == []
@@ -272,7 +276,7 @@ def test_a_run_of_the_installed_command_is_resumed_by_a_fresh_interpreter(
     kill = [sys.executable, "-m", "tests.kill_at", "gradient", "5"]
     done = subprocess.run([*kill, *words], env=environment, cwd=ROOT, capture_output=True)
     assert (done.returncode, done.stderr) == (-signal.SIGKILL, b"SIGKILL at gradient\n")
-    assert checkpoints(run_dir) == [2, 4]
+    assert checkpoints(run_dir) in ([2], [2, 4])  # the last one is written beside updates
     command = Path(sys.executable).with_name("mugrpo")
     done = subprocess.run([command, *words], env=environment, capture_output=True)
     assert (done.returncode, done.stderr) == (0, b"")

@@ -313,7 +313,7 @@ def test_the_behavior_policy_is_the_engines_unless_trl_corrects_for_it(tmp_path:
 
 RANKED = """
 import sys
-from tests.test_trl import TINY, TRLConfig, TRLTrainer, GRPOConfig, trained
+from tests.extensions.trl.test_trl import TINY, TRLConfig, TRLTrainer, GRPOConfig, trained
 import torch
 options = {**TINY, "output_dir": sys.argv[1], "max_steps": 6, "num_generations": 8}
 theirs = trained(TRLConfig(steps_per_generation=6, **options), TRLTrainer)
