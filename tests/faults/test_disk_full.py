@@ -44,7 +44,7 @@ pytest_plugins = ["tests.run_fixtures"]
                 4,
                 3_000_000,
                 "checkpoints/update-000004",
-                State((3, 3), (3, 3), (2, 3), "update 4"),
+                State((3, 3), (3, 3), (2,), "update 4"),
             ),
         ],
     ),

@@ -94,9 +94,9 @@ PARTS = [
     (
         "return [1.0]",
         f"--engine.name vllm --engine.python {sys.executable}",
-        "No module named 'vllm'",
+        "has no vLLM",
     ),
-    ("return [1.0]", "--objective.name file --objective.path absent.py", "no such file"),
+    ("return [1.0]", "--objective.name file --objective.path absent.py", "there is no file"),
 ]
 
 

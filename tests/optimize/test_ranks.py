@@ -115,8 +115,8 @@ def test_after_a_sleep_ranks_compute_with_the_weights_that_they_save_and_hand_ov
 
 
 @pytest.mark.long
-def test_in_bf16_two_ranks_make_the_update_of_one_up_to_its_rounding(tmp_path: Path):
-    """Both begin from the same weights, which `begin_in_bf16` has spread with the run's seed."""
+def test_in_bf16_two_ranks_are_as_close_to_the_fp32_update_as_one(tmp_path: Path):
+    """Both begin with weights that are spread within bf16's steps, and compute in bf16."""
     half = {**STEADY, "model": {"precision": "bf16"}}
     before = load_file(EMBEDDED["chain"] / "model.safetensors")
 
@@ -125,8 +125,8 @@ def test_in_bf16_two_ranks_make_the_update_of_one_up_to_its_rounding(tmp_path: P
         return torch.cat([(after[key] - before[key]).flatten() for key in before])
 
     exact = step("exact", 1, STEADY)
-    alone, together = step("alone", 1, half), step("together", 2, half)
-    assert 0 < (together - alone).norm() < 0.1 * exact.norm()
+    alone, together = step("alone", 1, half) - exact, step("together", 2, half) - exact
+    assert 0 < together.norm() < 1.5 * alone.norm()
 
 
 @pytest.mark.long
