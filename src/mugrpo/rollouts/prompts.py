@@ -258,7 +258,7 @@ class PromptEncoder:
 
     @cached_property
     def turn_end(self) -> str:
-        """What the template writes after a message of the user, whoever's turn is next."""
+        """What the template writes after a message of the user, whichever turn is next."""
         ends = [text.rpartition(ASKED["content"])[2] for text in self._bare]
         same = takewhile(lambda pair: pair[0] == pair[1], zip(*ends, strict=False))
         return re.sub(r"<[^<>]*$", "", "".join(one for one, _ in same))  # no part of a token
