@@ -107,7 +107,7 @@ def environment(case: Case, body: str) -> list[object]:
 
 
 def test_check_asks_the_environment_for_its_reward(case: Case):
-    """It gives 0.25 for the reference answer, and fails where it has nothing to divide by."""
+    """The first environment pays 0.25 for the reference answer; the second divides by zero."""
     case.data()
     ended = case.command(
         "check",

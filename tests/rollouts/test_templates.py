@@ -1,4 +1,4 @@
-"""What chat templates leave out, write twice, and ask the clock: found before anything is sampled.
+"""Chat templates that leave messages out, write marks twice, or ask for the date.
 
 The templates are TRL's copies of those of Qwen, Cohere, GLM, gpt-oss and others.
 """

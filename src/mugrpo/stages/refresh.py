@@ -90,8 +90,8 @@ class Refresh:
     def _sampled(self, groups: Sequence[Draw], stage: str) -> list[Rollout]:
         """Return a short response from each engine to each of the first groups.
 
-        The last one is to a prompt repeated until the row is as long as any that the stage may
-        have: what depends on length shows, without the time that so long a response takes.
+        The last prompt is repeated up to the length of the stage's longest row, which shows what
+        depends on length without sampling so long a response.
         """
         run, remedy = self._run, self._run.config.engine.memory_remedy
         longest = max(len(run.prompts(problem)) for problem, _ in groups)
