@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.harm import contents
+from tests.faults.harm import contents, stopped
 from tests.runs import (
     Command,
     assert_same,
@@ -61,6 +61,24 @@ def test_train_on_a_finished_run_changes_nothing_and_prints_the_summary(
         f"checkpoint  {run_dir / 'checkpoints' / 'update-000006'}",
         f"report      mugrpo report {run_dir}",
     ]
+
+
+def test_a_collapse_stops_a_run_that_asks_for_it_once_and_its_report_says_so(
+    tmp_path: Path, command: Command
+):
+    """With a learning rate of 0.5 no update leaves a right answer, where most were right."""
+    run_dir = tmp_path / "run"
+    options = ("--optimizer.lr", 0.5, "--task.eval_problems", 16)
+    stop = ("--evaluation.stop_on_collapse", "true")
+    ended = command("train", write_config(tmp_path), "--run-dir", run_dir, *options, *stop)
+    stopped(ended, "a collapse: accuracy fell from 0.625 at update 0 to 0;")
+    assert state(run_dir).last_line == "evaluation 3"
+    assert command("report", run_dir).status == 0
+    page = (run_dir / "report.html").read_text()
+    sign = page.index("warning sign at update 3: a collapse: accuracy fell from 0.625")
+    assert sign < page.index("<svg")  # above the first chart
+    assert command("train", run_dir).status == 0
+    assert state(run_dir).last_line == "evaluation 6"
 
 
 @pytest.mark.promise("checkpoints")

@@ -128,6 +128,30 @@ def test_after_an_engine_with_wrong_logprobs_is_fixed_the_run_ends_in_the_same_b
     assert final_weights(run_dir) == final_weights(reference)
 
 
+def test_the_canary_finds_an_engine_that_is_wrong_in_long_rows_alone(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+):
+    """Responses of the stage would be as long in the end, but those of the canary are not."""
+    batch, wrong_from = HFEngine._batch, 100
+
+    def shifted(engine: HFEngine, requests: Any, *rest: Any) -> list[Completion]:
+        return [
+            dataclasses.replace(c, logprobs=c.logprobs + np.float32(0.25))
+            if len(request.prompt_ids) + len(c.ids) > wrong_from
+            else c
+            for request, c in zip(requests, batch(engine, requests, *rest), strict=True)
+        ]
+
+    monkeypatch.setattr(HFEngine, "_batch", shifted)
+    words = ["generate", write_config(tmp_path), "--stage", 0, "--run-dir"]
+    short = command(*words, tmp_path / "short")
+    assert short.status == 0, short
+    assert state(tmp_path / "short").rollouts == (3, 0)
+    long = command(*words, tmp_path / "long", "--rollouts.max_new_tokens", wrong_from)
+    stopped(long, "canary: engine and trainer differ by 0.25")
+    assert state(tmp_path / "long").rollouts == (0, 0)
+
+
 @pytest.mark.parametrize("template", ["{{ messages.__class__.__mro__ }}"])
 def test_a_chat_template_that_fails_is_refused(
     model: Path, tmp_path: Path, command: Command, template: str

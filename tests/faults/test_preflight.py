@@ -92,6 +92,19 @@ def test_check_shows_prompts_and_rewards_and_makes_nothing(case: Case):
     assert ended.out.count("reward      1 (right) for the reference answer") == 3
 
 
+def test_check_says_that_a_reward_with_a_state_answers_otherwise_the_second_time(case: Case):
+    """The state is the number of calls, as of a reward that scales by what it has seen."""
+    case.data()
+    (case.folder / "mine.py").write_text(
+        "seen = []\ndef judge(completions, **columns):\n"
+        "    seen.append(1)\n    return [1 / len(seen)] * len(completions)\n"
+    )
+    words = case.words("--task.rewards", f"{case.folder}/mine.py:judge")
+    assert "asked twice, the rewards answer differently" in case.command("check", *words).out
+    steady = case.words(*judge(case, "return [len(text) / 9 for text in completions]"))
+    assert "asked twice" not in case.command("check", *steady).out
+
+
 ASKS = """
 def asks(messages, answer, **_):
     said = [m["content"] for m in messages if m["role"] == "assistant"]

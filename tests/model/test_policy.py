@@ -106,6 +106,17 @@ def test_the_fingerprint_follows_every_file_of_the_model(model_folder):
     assert len(seen) == 4
 
 
+@table("key", ["_attn_implementation", "attn_implementation"])
+def test_a_package_for_attention_that_a_config_names_is_not_asked_for(model_folder, key):
+    """transformers would import flash_attn, which is not here."""
+    edit(model_folder / "config.json", **{key: "flash_attention_2"})
+    loaded = load_policy(ModelOptions(path=str(model_folder)))
+    assert loaded.model.config._attn_implementation == "sdpa"
+    ids = torch.arange(2, 14)[None]
+    with torch.no_grad():
+        assert torch.equal(loaded.model(ids).logits, load_policy(ModelOptions()).model(ids).logits)
+
+
 @table("form", ["chain", *TINY_FORMS])
 def test_saved_weights_come_back_with_their_update(tmp_path, form):
     policy = load_policy(ModelOptions()) if form == "chain" else tiny_policy(form)

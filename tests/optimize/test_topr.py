@@ -49,6 +49,11 @@ def test_right_responses_have_weight_1_whatever_their_ratio():
     assert not tapered.any()
 
 
+def test_a_response_without_advantage_is_not_tapered_whatever_its_ratio():
+    losses, weights, tapered = of_rewards([0.5, 0.5, 0.5, 0.0])
+    assert not losses[:3].any() and not weights[:3].any() and not tapered[:3].any()
+
+
 def test_wrong_responses_have_their_product_of_ratios_as_weight_at_most_1():
     losses, weights, tapered = of_rewards([0.0, 0.0, 0.0, 0.0])
     # A = -.5, w = .4, min(1.5, 1), .01, min(4, 1): loss = .5 w log pi, weight -.5 w

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import os
 import signal
@@ -15,7 +16,10 @@ import mugrpo.report
 from mugrpo.cli import main
 from mugrpo.disk.errors import UsageError
 from mugrpo.report import write_report
+from mugrpo.report.card import write_card
 from mugrpo.report.readable import with_signs
+from tests.cases import table
+from tests.faults.harm import contents
 from tests.report.parsed import layer, report
 from tests.report.synthetic import (
     HOSTILE,
@@ -176,6 +180,21 @@ def test_the_same_run_gives_the_same_bytes(tmp_path):
     plausible_run(tmp_path / "run", stages=2, per_stage=8)
     first = write_report([tmp_path / "run"], tmp_path / "1.html").read_bytes()
     assert write_report([tmp_path / "run"], tmp_path / "2.html").read_bytes() == first
+
+
+@table("written", [lambda run: write_report([run]), lambda run: write_card(run, None)])
+def test_where_nothing_can_be_written_another_place_is_asked_for(tmp_path, monkeypatch, written):
+    """As beside a run on a file system that is mounted for reading."""
+    plausible_run(tmp_path / "run", stages=1, per_stage=2)
+    before = contents(tmp_path / "run")
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("mugrpo.report.publish_file", refuse)
+    with pytest.raises(UsageError, match=r"Read-only file system.*with --out"):
+        written(tmp_path / "run")
+    assert contents(tmp_path / "run") == before
 
 
 def test_a_path_that_is_not_a_run_leaves_nothing(tmp_path):

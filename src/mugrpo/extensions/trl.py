@@ -219,8 +219,6 @@ class GRPOTrainer(TRLTrainer):
         metrics["ratio/negative/mean"] = log_ratio_BT.exp().where(negative_B1, math.nan)
         logged = self._metrics["train" if self.model.training else "eval"]
         for name, values_BT in metrics.items():
-            if name.endswith("_fraction"):  # nothing is left out where there was no advantage
-                values_BT = values_BT * (inputs["advantages"] != 0)[:, None]
             mean = self.accelerator.gather(values_BT[mask_BT].float().nanmean())
             logged[name].append(mean.nanmean().item())  # TRL leaves NaN out
         if self._stage and self.model.training:

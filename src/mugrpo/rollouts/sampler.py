@@ -17,10 +17,10 @@ from mugrpo.disk.publishing import passing
 from mugrpo.disk.records import Problem, Rollout
 from mugrpo.disk.shards import ShardSet, write_rollouts
 from mugrpo.engines.base import Completion, Decoded, Engine, Request
-from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.schedule import rollout_seed
 from mugrpo.rollouts.turns import Conversation, Dialogue, Turns
 
+Encode = Callable[[Problem], NDArray[np.int32]]  # returns a problem's prompt ids
 Draw = tuple[Problem, int]  # a problem and its occurrence: one group to sample
 Key = tuple[str, int, int]  # problem, occurrence and sample of a rollout
 PieceName = tuple[int, int]  # a shard, and the number of the piece of it
@@ -38,7 +38,7 @@ class Sampler:
     def __init__(
         self,
         engine: Engine,
-        encode: PromptEncoder,
+        encode: Encode,
         *,
         seed: int,
         stage: str,
@@ -50,7 +50,7 @@ class Sampler:
         dialogue: Dialogue | None = None,
     ) -> None:
         self.engine = engine
-        self.encode: Callable[[Problem], NDArray[np.int32]] = encode
+        self.encode = encode
         self.seed = seed
         self.stage = stage
         self.group_size = group_size

@@ -97,14 +97,18 @@ class Refresh:
         longest = max(len(run.prompts(problem)) for problem, _ in groups)
         longest += max(0, run.config.rollouts.max_new_tokens - _LONGEST)
 
-        def sampled(sampler: Sampler) -> list[Rollout]:
-            sample = partial(sampler.sample, on_decoded=lambda _: run.stop.check())
-            rollouts = [*sample(groups[:CANARY_RESPONSES], longest=_LONGEST)]
-            sampler.encode = lambda problem: np.resize(run.prompts(problem), longest)
-            return [*rollouts, *sample(groups[:1], longest=_LONGEST)]
+        def sampled(samplers: tuple[Sampler, Sampler]) -> list[Rollout]:
+            short, long = (
+                partial(sampler.sample, on_decoded=lambda _: run.stop.check(), longest=_LONGEST)
+                for sampler in samplers
+            )
+            return [*short(groups[:CANARY_RESPONSES]), *long(groups[:1])]
 
+        common = (run, self.engines, stage, 1, self._update)
+        shorts = samplers_of(*common)
+        longs = samplers_of(*common, encode=lambda p: np.resize(run.prompts(p), longest))
         with out_of_memory_explained("generation", remedy):
-            each = at_once(sampled, samplers_of(run, self.engines, stage, 1, self._update))
+            each = at_once(sampled, list(zip(shorts, longs, strict=True)))
         return [rollout for rollouts in each for rollout in rollouts]
 
     def _compare(self, rollouts: Sequence[Rollout]) -> None:

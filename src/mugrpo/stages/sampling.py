@@ -19,7 +19,7 @@ from mugrpo.engines import make_engines
 from mugrpo.engines.base import Engine
 from mugrpo.model.hardware import give_back_if_tight, out_of_memory_explained
 from mugrpo.rollouts.messages import MessageEncoder
-from mugrpo.rollouts.sampler import Sampler
+from mugrpo.rollouts.sampler import Encode, Sampler
 from mugrpo.rollouts.turns import Dialogue
 from mugrpo.run.opening import OpenRun
 from mugrpo.run.weights import Weights
@@ -55,17 +55,18 @@ def samplers_of(
     temperature: float | None = None,
     top_p: float = 1.0,
     dialogues: Sequence[Dialogue | None] = (),
+    encode: Encode | None = None,
 ) -> list[Sampler]:
     """Return samplers of `size` responses to each problem, seeded as those of `stage`.
 
-    The engines have the policy after `update` updates. The temperature is that of rollouts, unless
-    it is given. `dialogues` has one for each engine; with one that is not None, responses have
-    turns.
+    The engines have the policy after `update` updates. Temperature and prompt ids are those of
+    rollouts, unless they are given. `dialogues` has one for each engine; with one that is not None,
+    responses have turns.
     """
     return [
         Sampler(
             engine,
-            run.prompts,
+            encode or run.prompts,
             dialogue=dialogue,
             seed=run.config.seed,
             stage=stage,

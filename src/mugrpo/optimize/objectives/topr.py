@@ -44,12 +44,12 @@ def loss(
     """
     assert logprobs.shape == behavior_logprobs.shape == mask.shape and advantages.ndim == 1
     advantages_B1 = advantages[:, None]
-    positive_BT = (advantages_B1 > 0).expand_as(mask)
+    negative_BT = (advantages_B1 < 0) & mask
     log_ratio_BT = log_ratios(logprobs, behavior_logprobs).detach() * mask
     taper_BT = _likelihoods(log_ratio_BT, mask, taper).clamp(max=0).exp()
-    weight_BT = (negative_weight * taper_BT).masked_fill(positive_BT, 1.0)
+    weight_BT = (negative_weight * taper_BT).masked_fill(~negative_BT, 1.0)
     surrogate_BT = weight_BT * advantages_B1 * finite(logprobs)
-    return -surrogate_BT, {"tapered_fraction": (taper_BT < 1) & ~positive_BT & mask}
+    return -surrogate_BT, {"tapered_fraction": (taper_BT < 1) & negative_BT}
 
 
 def _likelihoods(log_ratio_BT: torch.Tensor, mask: torch.Tensor, taper: Taper) -> torch.Tensor:
