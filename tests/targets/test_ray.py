@@ -273,18 +273,22 @@ def test_a_rank_that_is_killed_between_orders_is_started_again(
     assert not differences(run_dir, several, 12)
 
 
+def _leave_cluster() -> None:
+    """Forget the cluster of other tests, which the server that forks processes remembers."""
+    os.environ.pop("RAY_ADDRESS", None)
+
+
 def test_ray_is_started_for_a_run_if_there_is_no_cluster(tmp_path: Path):
     run_dir = tmp_path / "run"
     options = ("--backend.name", "ray", "--evaluation.every", "0")
-    ended = start_train(run_dir, *options).end(400)
+    ended = start_train(run_dir, *options, first=_leave_cluster).end(400)
     assert ended.status == 0, ended
     finished(tmp_path / "plain", "--evaluation.every", "0")
     assert not differences(run_dir, tmp_path / "plain", 6)
 
 
-def test_more_than_the_machine_has_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_more_than_the_machine_has_is_refused(tmp_path: Path):
     """A Ray that is started for the run cannot grow."""
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     options = ("--backend.name", "ray", "--distributed.processes", "1000")
-    ended = start_train(tmp_path / "run", *options).end(600)
+    ended = start_train(tmp_path / "run", *options, first=_leave_cluster).end(600)
     assert ended.status == 2 and "need 1000 CPUs and 0 GPUs at once" in ended.err
