@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from transformers import AutoModelForCausalLM
 
 from mugrpo.config.engines import VLLMOptions
 from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.config.training import LoRAOptions
+from mugrpo.disk.errors import UsageError
 from mugrpo.engines import _host
+from mugrpo.engines.vllm import vllm_host
 from mugrpo.engines.worker import VLLM
+from mugrpo.model.adapter import put_adapter
+from mugrpo.model.loading import Vocabulary
 from mugrpo.model.policy import load_policy
 from mugrpo.model.pretrained import model_path
+from tests.model.test_architectures import tiny
 
 SETUP = {
     "arguments": {"dtype": "float32"},
@@ -142,6 +149,22 @@ def test_a_run_of_an_adapter_gives_its_processes_the_base_model_and_room_for_the
         rooms.append(host.setup["adapters"])
     base = model_path(ModelOptions())
     assert rooms == [None, *({"base": base, "rank": rank} for rank in (1, 16, 16, 512))]
+
+
+def test_the_room_is_for_the_largest_rank_that_peft_gives_a_models_layers(tmp_path: Path):
+    """Those of experts that hold two layers have twice the rank (mixtral); others do not."""
+    mixed = tmp_path / "mixed"
+    tiny("mixtral").save_pretrained(mixed)
+    options, vocabulary = VLLMOptions(python="python"), Vocabulary(24, [1])
+    lora = LoRAOptions(rank=12)
+    host = vllm_host(vocabulary, ModelOptions(path=str(mixed)), lora, options, Path("log"))
+    model = AutoModelForCausalLM.from_config(tiny("mixtral"))
+    assert host.setup["adapters"]["rank"] == 32
+    assert max(put_adapter(model, lora).rank_pattern.values()) == 24
+    for rank, refused in ((256, False), (257, True)):
+        words = (vocabulary, ModelOptions(path=str(mixed)), LoRAOptions(rank=rank), options)
+        with pytest.raises(UsageError, match=r"lora\.rank to 256") if refused else nullcontext():
+            vllm_host(*words, Path("log"))
 
 
 def test_an_adapter_replaces_the_one_before_and_the_base_model_stays(calls: Calls, tmp_path: Path):

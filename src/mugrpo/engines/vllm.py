@@ -14,7 +14,7 @@ from mugrpo.config.training import LoRAOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.engines.process import Host, not_run
 from mugrpo.model.hardware import precision_of
-from mugrpo.model.loading import Vocabulary, model_sizes
+from mugrpo.model.loading import Vocabulary, model_config, model_sizes
 from mugrpo.model.pretrained import model_path
 from mugrpo.processes.lifetime import passed_on
 
@@ -56,16 +56,33 @@ def require_vllm(python: str | None) -> None:
         )
 
 
+def _lora_room(model: ModelOptions, rank: int) -> int:
+    """Return the rank that vLLM keeps room for.
+
+    peft doubles it for parameters of experts that hold two layers.
+    """
+    largest = rank
+    if rank and any("expert" in name for name in model_config(model).get_text_config().to_dict()):
+        largest = 2 * rank
+    if largest > _LORA_RANKS[-1]:
+        raise UsageError(
+            f"adapters of this model's experts have rank {largest}, and vLLM takes up to "
+            f"{_LORA_RANKS[-1]}; lower lora.rank to {_LORA_RANKS[-1] // 2}"
+        )
+    return next(room for room in _LORA_RANKS if room >= largest)
+
+
 def vllm_host(
     vocabulary: Vocabulary, model: ModelOptions, lora: LoRAOptions, options: VLLMOptions, log: Path
 ) -> Host:
     """Return the host of one vLLM process.
 
     If the run trains an adapter, the process keeps the base model. vLLM's engine core runs in that
-    same process, so nothing is left to hang when it is killed.
+    same process, so nothing is left to hang when it is killed. Raises UsageError if vLLM has no
+    room for the adapter.
     """
     _, context, why = model_sizes(model)
-    room = next(rank for rank in _LORA_RANKS if rank >= lora.rank)
+    room = _lora_room(model, lora.rank)
     arguments = {
         "dtype": "float32" if precision_of(model) == "fp32" else "bfloat16",
         "tensor_parallel_size": options.tensor_parallel,

@@ -109,7 +109,7 @@ def _try_rewards(run: OpenRun, verbose: bool) -> None:
         run.progress.say(f"rewards     try {len(problems)} reference answers")
     responses = [(p, _right(run, p)) for p in problems]
     own = _own_rewards(run, responses) if verbose else None
-    if shown:
+    if verbose:
         _show_row(run, *responses[0])
     scores = list(_scores(run, responses, own))
     again = [s.reward for s in _scores(run, responses, own)] if verbose else []
