@@ -175,7 +175,6 @@ PLACES: dict[str, Place] = {
     "score shard without manifest": Place(AFTER, _SHARDS.format("scores")),
     "half a logprobs shard": Place(BEFORE, _SHARDS.format(r"\w+_logprobs"), _half_a_file),
     "logprobs shard without manifest": Place(AFTER, _SHARDS.format(r"\w+_logprobs")),
-    "plan without manifest": Place(AFTER, _SHARDS.format("plan")),
     "gradient": Place("gradient"),
     "optimizer step": Place("optimizer step"),
     "half a metrics line": Place("before a line of update", "", _half_a_line),

@@ -72,7 +72,7 @@ class Kind(NamedTuple):
 
 
 KL = ("--reference.name", "kl", "--reference.coefficient", "1.0", "--checkpoint.every", 0)
-DYNAMIC = ("--sampling.name", "dynamic", "--optimizer.lr", "3e-4")
+SURPLUS = ("--sampling.surplus", 2, "--optimizer.lr", "3e-4")
 KINDS = {
     "plain": Kind(),
     "lora": Kind(("--lora.rank", 4, "--lora.alpha", 24, "--optimizer.lr", "3e-3")),
@@ -86,7 +86,7 @@ KINDS = {
             *("--objective.ratio_clip", "[0.99, 1.01]", "--veto.name", "off"),
         )
     ),
-    "mixture": Kind(DYNAMIC, partial(write_config, text=MIXTURE)),
+    "mixture": Kind(SURPLUS, partial(write_config, text=MIXTURE)),
     "turns": Kind(("--trust",), write_turns),
     "two passes": Kind(
         ("--schedule.batches_per_stage", "1", "--schedule.passes_per_batch", "3"),
@@ -113,7 +113,6 @@ PLAIN = [
     ("scoring", 15, State((3, 0), (1, 0), (), "evaluation 0")),
     ("half a score shard", 3, State((3, 0), (2, 0), (), "evaluation 0", ("shard-00002.parquet",))),
     ("score shard without manifest", 4, State((3, 3), (3, 0), (2,), "evaluation 3")),
-    ("plan without manifest", 1, State((3, 0), (3, 0), (), "refresh 0")),
     ("gradient", 6, State((3, 3), (3, 3), (2, 4), "update 5")),
     ("optimizer step", 3, State((3, 0), (3, 0), (2,), "update 2")),
     ("metrics line", 5, State((3, 0), (3, 0), (2,), "update 3")),
@@ -126,7 +125,7 @@ OTHERS = [
     ("kl", "half a logprobs shard", 5),
     # from here on left to `make test-all`
     ("proximal", "gradient", 3),
-    ("mixture", "rollout shard without manifest", 5),  # in the second round of a stage
+    ("mixture", "rollout shard without manifest", 5),  # of the surplus
     ("turns", "gradient", 5),
     ("lora", "half a checkpoint", 2),
     ("lora", "gradient", 6),
@@ -134,8 +133,7 @@ OTHERS = [
     ("truncated", "half a logprobs shard", 2),
     ("proximal", "logprobs shard without manifest", 4),
     ("proximal", "gradient", 6),
-    ("mixture", "scoring", 30),  # between the generation and the scoring of a round
-    ("mixture", "plan without manifest", 1),
+    ("mixture", "scoring", 30),  # in the surplus
     ("turns", "half a rollout shard", 2),
     ("two passes", "gradient", 6),
 ]

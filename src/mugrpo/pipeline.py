@@ -2,8 +2,7 @@
 
     for each stage:
         generate   every missing rollout shard, with the policy at the stage's first update
-        score      every missing score shard; dynamic sampling may then ask for more shards
-        plan       which rollouts each update trains on
+        score      every missing score shard
         logprobs   those of other policies that the objective needs
         optimize   from the newest checkpoint to the end of the stage
 
@@ -41,7 +40,7 @@ from mugrpo.stages.overlap import ShardWait, generated_beside
 from mugrpo.stages.preflight import preflight
 from mugrpo.stages.ranks import RankProcesses, optimize_in_ranks
 from mugrpo.stages.sampling import Sampling
-from mugrpo.stages.stage import Stage, plan_stage, require
+from mugrpo.stages.stage import Stage
 from mugrpo.stages.training import Training
 
 _PROMPTS = 64  # whose lengths say how long a prompt is
@@ -120,7 +119,8 @@ def check(run: OpenRun) -> str:
             if isinstance(run.config.engine, OwnEngineOptions):
                 make_engine(policy, run.config.engine)
     updates = schedule.total_updates
-    rollouts = updates // schedule.passes_per_batch * schedule.rollouts_per_update
+    groups = sum(sum(map(len, Stage.of(run, n).drawn)) for n in range(schedule.stages))
+    rollouts = groups * schedule.group_size
     prompts = [len(run.prompts(problem)) for problem in run.problems[:_PROMPTS]]
     seconds = longest_seconds(run.config, fmean(prompts), len(run.eval_problems))
     if seconds > _LONG:
@@ -145,7 +145,7 @@ def score(run: OpenRun, number: int, *, again: bool = False) -> None:
     """
     with Work(run) as work:
         stage = Stage.of(run, number)
-        require(stage, "rollouts")
+        stage.require("rollouts")
         _prepare(run)
         if again and stage.begun():
             run.progress.say(f"stage {number}: updates made on the old scores stay as they are")
@@ -160,11 +160,10 @@ def optimize(run: OpenRun, number: int, *, until: int | None = None) -> None:
     """
     with Work(run) as work:
         stage = Stage.of(run, number)
-        require(stage, "rollouts")
-        require(stage, "scores")
+        stage.require("rollouts")
+        stage.require("scores")
         if run.config.evaluation.every:
             _prepare(run)
-        plan_stage(stage, run.progress.say)
         logprobs_stage(stage, work.compute, run.progress)
         work.optimize(stage, until)
         work.save()  # the next command needs it

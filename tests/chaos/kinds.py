@@ -95,7 +95,7 @@ KINDS = {
         + _words("reference.period=1 checkpoint.every=0")
     ),
     "proximal policy": Kind(_words("preset=decoupled-ppo objective.proximal_period=2")),
-    "dynamic sampling": Kind(_words("preset=dapo schedule.batches_per_stage=4")),
+    "surplus": Kind(_words("preset=dapo schedule.batches_per_stage=4")),
     "bf16": Kind(_words("model.precision=bf16")),
     "evaluations": Kind(
         _words("evaluation.every=1 evaluation.samples=2 evaluation.end_samples=4")

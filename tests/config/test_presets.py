@@ -154,7 +154,6 @@ def test_batches_and_passes_of_a_stage_are_those_of_the_literature(name, batches
     [
         ('[objective]\nname = "grpo"', "--preset m2po", "objective.name = 'm2po'.*'grpo'"),
         ('preset = "grpo"\n[objective]\nname = "topr"', "--preset m2po", "objective.name"),
-        ('[sampling]\nname = "every"', "--preset dapo", "sampling.name = "),
         ('reduction = "constant"', "--preset m2po", None),  # its name says it
         ('[objective]\nname = "grpo"', "--preset m2po --objective.name m2po", None),
         ('[objective]\nname = "grpo"', "--preset m2po --objective.name grpo", None),
@@ -178,7 +177,7 @@ def test_a_later_preset_does_not_lose_in_silence_to_what_a_file_says(toml, below
         ({"preset": "m2po"}, "m2po"),
         ({}, "tapered-grpo"),
         ({"preset": "m2po", "objective": {"name": "grpo"}}, "m2po with objective grpo"),
-        ({"preset": "dapo", "sampling": {"name": "every"}}, "dapo with sampling every"),
+        ({"preset": "dapo", "sampling": {"surplus": 1}}, "dapo with sampling.surplus = 1.0"),
         (
             {"preset": "grpo", "objective": {"ratio_clip": [0, 5]}, "reduction": "constant"},
             "grpo with objective.ratio_clip = [0.0, 5.0] and reduction constant",

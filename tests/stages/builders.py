@@ -13,7 +13,7 @@ from mugrpo.disk.records import FinishReason, Rollout
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.shards import write_rollouts, write_scores
 from mugrpo.rollouts.schedule import Schedule
-from mugrpo.stages.stage import Stage, stage_shards
+from mugrpo.stages.stage import Stage
 from tests.builders import verdict
 
 PROBLEMS = 24
@@ -39,7 +39,7 @@ def write_shard(
     stage: Stage, shard: int, rewards: Sequence[Sequence[float]], *, judge: str = "judge"
 ) -> None:
     """Write a shard's rollouts and scores: rewards by group, in the order of its draws."""
-    draws = stage_shards(stage)[shard]
+    draws = stage.drawn[shard]
     rollouts, scores = [], []
     for (problem, occurrence), group in zip(draws, rewards, strict=True):
         for sample, reward in enumerate(group):

@@ -121,7 +121,6 @@ def test_two_ranks_wait_for_shards_too(tmp_path: Path):
     ("raw", "words"),
     [
         ({}, "engine outside this process"),
-        ({"engine": {"processes": 1}, "sampling": {"name": "dynamic"}}, "sampling.name = 'every'"),
         ({"engine": {"processes": 1}, "checkpoint": {"every": 2}}, "checkpoint.every = 0"),
         (
             {

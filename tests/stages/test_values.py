@@ -9,128 +9,112 @@ import numpy as np
 import pytest
 
 from mugrpo.config.load import build_config
-from mugrpo.disk.errors import RunStopped, UsageError
-from mugrpo.disk.shards import Place, read_plan, read_rollouts, write_rollouts
+from mugrpo.disk.errors import UsageError
+from mugrpo.disk.shards import Place, read_rollouts, write_rollouts
 from mugrpo.stages.logprobs import StageReader
 from mugrpo.stages.optimize import samples_due
-from mugrpo.stages.stage import (
-    Stage,
-    plan_stage,
-    reference_update,
-    require,
-    shards_made,
-    stage_shards,
-)
+from mugrpo.stages.stage import Selection, Stage, reference_update, surplus_text
 from tests.stages.builders import stage_of, write_shard
 
 MIXED, EASY = [1, 0, 0, 0], [1, 1, 1, 1]
-DYNAMIC = {"name": "dynamic"}
-
-
-@pytest.fixture(autouse=True)
-def at_most_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mugrpo.stages.stage.OVERSAMPLING", 2)
 
 
 def no_logprobs(update: int, rollouts: object) -> list[np.ndarray]:
     raise AssertionError("nothing is to be computed")
 
 
-def planned(stage: Stage) -> list[list[Place]]:
-    plan_stage(stage, lambda _: None)
-    return read_plan(stage.shards("plan"))
+def first_places(stage: Stage) -> list[list[Place] | None]:
+    """Return the first place of each group of each batch, None for a batch that lacks scores."""
+    selection = Selection(stage)
+    batches = [selection.batch(number) for number in range(3)]
+    return [batch and batch[::4] for batch in batches]
 
 
-# ---- planning ----
+# ---- which groups a batch takes ----
 
 
-def test_every_group_is_planned_in_the_order_of_its_draws(tmp_path: Path):
+def test_without_a_surplus_a_batch_takes_the_next_groups_of_the_draws(tmp_path: Path):
     stage = stage_of(tmp_path)
-    assert [len(shard) for shard in stage_shards(stage)] == [2, 2, 2]
-    assert planned(stage) == [[(shard, row) for row in range(8)] for shard in range(3)]
+    assert [len(shard) for shard in stage.drawn] == [2, 2, 2]
+    assert Selection(stage).batch(1) == [(1, row) for row in range(8)]
+    assert first_places(stage) == [[(0, 0), (0, 4)], [(1, 0), (1, 4)], [(2, 0), (2, 4)]]
+    assert surplus_text(stage) is None
 
 
-def test_dynamic_sampling_asks_for_more_until_every_update_has_its_groups(tmp_path: Path):
-    """One of the first 6 groups varies, so 5 more take 5 x 1.1 / ((1 + 1) / (6 + 1)) or 20 groups.
-
-    They come one shard of 2 at a time, and at most 12 groups may be sampled.
-    """
-    stage = stage_of(tmp_path, sampling=DYNAMIC)
+def test_with_a_surplus_it_takes_the_next_that_vary_as_soon_as_their_scores_are_there(
+    tmp_path: Path,
+):
+    """3 batches of 2 groups need 6; 1.6 times that is 9.6, so 10 groups in 5 shards."""
+    stage = stage_of(tmp_path, sampling={"surplus": 1.6})
+    assert [len(shard) for shard in stage.drawn] == [2, 2, 2, 2, 2]
+    plain = stage_of(tmp_path / "plain")
+    assert stage.drawn[:3] == plain.drawn
     write_shard(stage, 0, [EASY, MIXED])
-    assert len(stage_shards(stage)) == 3  # the others are not scored
-    write_shard(stage, 1, [EASY, EASY])
-    write_shard(stage, 2, [EASY, EASY])
-    assert [len(shard) for shard in stage_shards(stage)] == [2, 2, 2, 2]
-    for shard in (3, 4):
-        write_shard(stage, shard, [MIXED, MIXED])
-    assert len(stage_shards(stage)) == 6
-    write_shard(stage, 5, [MIXED, EASY])
-    batches = planned(stage)
-    groups = [[batch[0], batch[4]] for batch in batches]  # the first place of each group
-    assert groups == [[(0, 4), (3, 0)], [(3, 4), (4, 0)], [(4, 4), (5, 0)]]
-    assert len({problem for shard in stage_shards(stage) for problem, _ in shard}) == 12
+    write_shard(stage, 2, [MIXED, MIXED])
+    assert first_places(stage) == [None, None, None]  # shard 1 comes before shard 2
+    write_shard(stage, 1, [EASY, MIXED])
+    assert first_places(stage) == [[(0, 4), (1, 4)], [(2, 0), (2, 4)], None]
+    write_shard(stage, 3, [EASY, MIXED])
+    write_shard(stage, 4, [MIXED, MIXED])
+    assert first_places(stage)[2] == [(3, 4), (4, 0)]
+    assert surplus_text(stage) == "stage 0: 7 of 10 groups vary, 6 are taken"
 
 
-def test_dynamic_sampling_that_finds_too_few_stops_with_the_ways_out(tmp_path: Path):
-    stage = stage_of(tmp_path, sampling=DYNAMIC)
-    for shard in range(6):
+def test_if_too_few_vary_the_first_of_the_others_fill_the_last_batches(tmp_path: Path):
+    stage = stage_of(tmp_path, sampling={"surplus": 4 / 3})
+    for shard in range(4):
         write_shard(stage, shard, [EASY, MIXED])
-    write_shard(stage, 5, [EASY, EASY])
-    with pytest.raises(RunStopped, match="5 of 12 sampled groups have both right and wrong"):
-        plan_stage(stage, lambda _: None)
-    assert not stage.shards("plan").numbers()
+    assert first_places(stage) == [[(0, 4), (1, 4)], [(2, 4), (3, 4)], [(0, 0), (1, 0)]]
+    assert surplus_text(stage) == (
+        "stage 0: 4 of 8 groups vary, 6 are taken; 2 of these do not vary and give no gradient"
+    )
 
 
-def test_a_plan_from_other_scores_counts_only_once_an_update_is_made(tmp_path: Path):
-    stage = stage_of(tmp_path, sampling=DYNAMIC)
-    for shard in range(3):
-        write_shard(stage, shard, [MIXED, MIXED])
-    first = planned(stage)
-    write_shard(stage, 2, [MIXED, EASY])
-    assert len(stage_shards(stage)) == 4
-    stage.folder.checkpoint(1).mkdir(parents=True)
-    assert len(stage_shards(stage)) == 3 and planned(stage) == first
+def test_what_other_processes_publish_is_seen_after_a_look(tmp_path: Path):
+    stage, other = stage_of(tmp_path), stage_of(tmp_path)
+    assert stage.lacking() == [0, 1, 2]
+    write_shard(other, 1, [MIXED, MIXED])
+    assert stage.lacking() == [0, 1, 2]
+    stage.look()
+    assert (stage.lacking(), stage.unscored()) == ([0, 2], [0, 2])
 
 
 def test_missing_shards_are_reported_with_the_command_that_makes_them(tmp_path: Path):
     stage = stage_of(tmp_path)
     write_shard(stage, 0, [MIXED, MIXED])
     write_shard(stage, 1, [MIXED, MIXED], judge="another")
-    assert (shards_made(stage, "rollouts"), shards_made(stage, "scores")) == ((2, 3), (1, 3))
     with pytest.raises(UsageError, match="stage 0 has 2 of 3 shards of rollouts; run `mugrpo gen"):
-        require(stage, "rollouts")
+        stage.require("rollouts")
     with pytest.raises(UsageError, match="stage 0 has 1 of 3 shards of scores; run `mugrpo score"):
-        require(stage, "scores")
+        stage.require("scores")
 
 
 # ---- reading ----
 
 
-def test_an_update_reads_the_rollouts_that_the_plan_gives_it(tmp_path: Path):
+def test_an_update_reads_the_rollouts_of_its_batch(tmp_path: Path):
     stage = stage_of(tmp_path)
     for shard in range(3):
         write_shard(stage, shard, [MIXED, EASY])
-    plan_stage(stage, lambda _: None)
     reader = StageReader(stage, no_logprobs)
     experience = reader.of_update(1)
-    draws = stage_shards(stage)[1]
+    draws = stage.drawn[1]
     assert [r.problem_id for r in experience.rollouts] == [str(p) for p, _ in draws for _ in "1234"]
     assert [score.reward for score in experience.scores] == [*MIXED, *EASY]
-    assert reader.shards_of(2) == {2} and reader.has({0, 1, 2})
+    assert all(map(reader.ready, range(3)))
 
 
 def test_scores_of_another_judge_do_not_count_until_the_stage_is_trained_on(tmp_path: Path):
     stage = stage_of(tmp_path)
     for shard in range(3):
         write_shard(stage, shard, [MIXED, MIXED], judge="another")
-    plan_stage(stage, lambda _: None)
     reader = StageReader(stage, no_logprobs)
-    assert not reader.has({0})
+    assert not reader.ready(0)
     stage.folder.checkpoint(3).mkdir(parents=True)
-    assert StageReader(stage, no_logprobs).has({0})
+    assert StageReader(stage, no_logprobs).ready(0)
     stage.folder.checkpoint(3).rmdir()
     stage.folder.origin.write_text("{}")  # a run on another run's rollouts
-    assert StageReader(stage, no_logprobs).has({0})
+    assert StageReader(stage, no_logprobs).ready(0)
 
 
 def test_the_proximal_policy_is_asked_once_a_period_for_all_its_rollouts(tmp_path: Path):
@@ -145,7 +129,6 @@ def test_the_proximal_policy_is_asked_once_a_period_for_all_its_rollouts(tmp_pat
         asked.append((update, len(rollouts)))
         return [np.full(2, update - i, np.float32) for i in range(len(rollouts))]
 
-    planned(stage)
     reader = StageReader(stage, compute)
     kept = [reader.of_update(update).stored["proximal_logprobs"] for update in range(3)]
     assert asked == [(0, 16), (2, 8)]
@@ -166,7 +149,6 @@ def test_stored_proximal_logprobs_of_other_rollouts_are_computed_again(tmp_path:
         asked.append(update)
         return [np.zeros(2, np.float32)] * len(rollouts)
 
-    planned(stage)
     StageReader(stage, compute).of_update(0)
     rollouts = stage.shards("rollouts")
     for shard, recomputed in [(2, [0]), (1, [0, 0])]:  # the first period trains on shards 0 and 1

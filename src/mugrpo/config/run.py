@@ -149,7 +149,7 @@ class RunConfig(Options):
     prompt: PromptOptions = PromptOptions()
     environment: EnvironmentOptions = EnvironmentOptions()
     schedule: training.ScheduleOptions = training.ScheduleOptions()
-    sampling: training.AnySampling = training.EveryGroup()
+    sampling: training.SamplingOptions = training.SamplingOptions()
     """Which of the sampled groups are trained on."""
     rollouts: RolloutOptions = RolloutOptions()
     engine: engines.AnyEngine = engines.ContinuousOptions()
@@ -253,8 +253,6 @@ class RunConfig(Options):
                 "overlap = true needs an engine outside this process (engine.processes = 1 or "
                 "more, or vLLM)"
             )
-        if self.overlap and not isinstance(self.sampling, training.EveryGroup):
-            yield "overlap = true needs sampling.name = 'every'"
         if self.overlap and self.checkpoint.every:
             yield "overlap = true needs checkpoint.every = 0: a checkpoint at each stage's end"
         if self.overlap and self.needs and self.distributed.processes > 1:
@@ -331,7 +329,7 @@ def method_of(resolved: dict[str, Any]) -> str:
         theirs, own = pure[group], resolved.get(group)
         if not isinstance(own, dict):
             parts += [f"{group} {own}"] if own != theirs else []
-        elif own["name"] != theirs["name"] or "path" in own:
+        elif own.get("name") != theirs.get("name") or "path" in own:
             parts.append(f"{group} {Path(own['path']).name if 'path' in own else own['name']}")
         else:
             differing = {key: one for key, one in own.items() if one != theirs.get(key)}

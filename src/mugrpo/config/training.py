@@ -6,11 +6,11 @@ import math
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from mugrpo.config.base import FIXED, HARMLESS, NamedOptions, Options, PathOrName
+from mugrpo.config.base import FIXED, HARMLESS, Options, PathOrName
 
 _UPDATES = 10**6  # ten times what the largest runs have; each is visited to find what is due
 
@@ -89,22 +89,13 @@ class ScheduleOptions(Options):
         return self.problems_per_update * self.group_size
 
 
-class EveryGroup(NamedOptions):
-    """Every group."""
+class SamplingOptions(Options):
+    """Which groups a stage samples, and which of them its updates take."""
 
-    name: Literal["every"] = "every"
-
-
-class DynamicSampling(NamedOptions):
-    """Groups with both right and wrong responses; others are replaced by further samples (DAPO).
-
-    If no reward says what is right, these are the groups with different rewards.
-    """
-
-    name: Literal["dynamic"] = "dynamic"
-
-
-AnySampling = Annotated[EveryGroup | DynamicSampling, Field(discriminator="name")]
+    surplus: float = Field(1.0, ge=1, le=100)
+    """How many times the groups that its updates need a stage samples. Above 1, updates take the
+    groups that vary: those with both right and wrong responses or, if no reward says what is right,
+    with different rewards (DAPO's filter). If too few do, others fill the last batches."""
 
 
 class OptimizerOptions(Options):

@@ -102,7 +102,7 @@ class RunDir:
         return self.root / "stages" / f"{stage:03d}"
 
     def shards(self, stage: int, kind: str) -> Path:
-        """Return a stage's folder of "rollouts", "scores", "plan", or logprobs by name."""
+        """Return a stage's folder of "rollouts", "scores", or logprobs by name."""
         return self.stage(stage) / kind
 
     def checkpoint(self, update: int) -> Path:

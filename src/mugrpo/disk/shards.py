@@ -56,7 +56,6 @@ TURN_SCHEMA = pa.schema(
 SCORE_SCHEMA = pa.schema(
     [("status", pa.string()), ("reward", pa.float64()), ("parts", pa.string())]
 )
-PLAN_SCHEMA = pa.schema([(name, pa.int32()) for name in ("batch", "shard", "row")])
 LOGPROB_SCHEMA = pa.schema([("logprobs", pa.list_(pa.float32()))])
 
 _FIELDS = (("rows", int), ("bytes", int), ("sha256", str))  # of each entry of a manifest
@@ -65,7 +64,7 @@ _CACHED = 4  # row groups of a reader
 
 
 class ShardSet:
-    """The shards in a folder, all of one kind: "rollouts", "scores", "plan", or logprobs.
+    """The shards in a folder, all of one kind: "rollouts", "scores", or logprobs.
 
     Raises RunStopped if the manifest is unreadable, UsageError if it lists another kind.
     """
@@ -79,6 +78,10 @@ class ShardSet:
 
     def __contains__(self, shard: int) -> bool:
         return shard in self._entries
+
+    def look(self) -> None:
+        """Read the manifest again, to find what other processes have published."""
+        self._entries = self._read_manifest()
 
     def numbers(self) -> list[int]:
         """Return the numbers of the listed shards, in ascending order."""
@@ -298,25 +301,3 @@ class Place(NamedTuple):
 
     shard: int
     row: int
-
-
-def write_plan(shards: ShardSet, batches: Sequence[Sequence[Place]], **notes: Any) -> None:
-    """Publish the batch plan of a stage: which rollouts each of its batches has.
-
-    A batch has whole groups, each with its rollouts side by side. What chooses rollouts chooses
-    rows in the plan, and never changes a shard. Raises ValueError if a batch has no rows.
-    """
-    if not all(batches):
-        raise ValueError("a batch of the plan has no rows: an update needs at least one group")
-    flat = [(batch, *place) for batch, places in enumerate(batches) for place in places]
-    columns = np.array(flat, np.int32).T
-    shards.write(0, pa.Table.from_arrays(list(map(pa.array, columns)), schema=PLAN_SCHEMA), **notes)
-
-
-def read_plan(shards: ShardSet) -> list[list[Place]]:
-    """Return a stage's plan: for each batch, the places of its rollouts."""
-    table = shards.open(0).read()
-    rows = zip(*(table.column(name).to_pylist() for name in Place._fields), strict=True)
-    places = [Place(*row) for row in rows]
-    cuts = np.flatnonzero(np.diff(table.column("batch").to_numpy())) + 1
-    return [places[start:end] for start, end in pairwise([0, *cuts.tolist(), len(places)])]

@@ -38,6 +38,7 @@ def longest_seconds(config: RunConfig, prompt: float, held_out: int) -> float:
     seconds = 0.0
     for stage in range(schedule.stages):
         problems = schedule.updates(stage) // passes * schedule.problems_per_update
+        problems = math.ceil(config.sampling.surplus * problems)
         seconds += generating(problems * schedule.group_size, problems)
     if evaluation.every and held_out:
         ends = (evaluation.end_samples or evaluation.samples) + evaluation.greedy

@@ -8,16 +8,14 @@ from typing import Any
 
 from mugrpo.disk.metrics import MetricsLog
 from mugrpo.disk.publishing import passing
-from mugrpo.disk.shards import ShardSet
 from mugrpo.engines.base import Decoded
 from mugrpo.model.hardware import out_of_memory_explained
-from mugrpo.rollouts.score import scored
 from mugrpo.rollouts.side_by_side import sampled_shards
 from mugrpo.rollouts.statistics import refresh_metrics, refresh_text
 from mugrpo.run.opening import OpenRun
 from mugrpo.stages.refresh import Refresh
 from mugrpo.stages.sampling import Sampling, samplers_of
-from mugrpo.stages.stage import Stage, plan_stage, stage_shards
+from mugrpo.stages.stage import Stage, surplus_text
 
 
 def remake_past_stage(run: OpenRun, stage: Stage, sampling: Sampling, metrics: MetricsLog) -> None:
@@ -26,7 +24,7 @@ def remake_past_stage(run: OpenRun, stage: Stage, sampling: Sampling, metrics: M
     The run's result does not depend on it. So if no checkpoint holds the stage's policy any more,
     only say so.
     """
-    if missing(stage) and stage.first_update not in (0, *stage.folder.checkpoint_updates()):
+    if stage.lacking() and stage.first_update not in (0, *stage.folder.checkpoint_updates()):
         run.progress.say(
             f"stage {stage.number} lacks shards, and the policy that generated them is gone; the "
             "run continues without them"
@@ -36,22 +34,9 @@ def remake_past_stage(run: OpenRun, stage: Stage, sampling: Sampling, metrics: M
 
 
 def prepare_stage(run: OpenRun, stage: Stage, sampling: Sampling, metrics: MetricsLog) -> None:
-    """Generate, score and plan a stage, in as many rounds as dynamic sampling needs."""
-    shards = len(stage_shards(stage))
-    while True:
-        generate_stage(run, stage, sampling)
-        score_shards(run, stage)
-        before, shards = shards, len(stage_shards(stage))
-        if shards == before:
-            break
-    log_refresh(run, stage, metrics)
-    plan_stage(stage, run.progress.say)
-
-
-def missing(stage: Stage) -> list[int]:
-    """Return the stage's rollout shards that are not published."""
-    rollouts = stage.shards("rollouts")
-    return [shard for shard in range(len(stage_shards(stage))) if shard not in rollouts]
+    """Publish the rollouts and scores that a stage lacks."""
+    generate_stage(run, stage, sampling)
+    score_stage(run, stage, metrics)
 
 
 class Generation:
@@ -61,7 +46,7 @@ class Generation:
         """Refresh the engines to the stage's policy. Some shard must be missing."""
         self._run = run
         self.rollouts = stage.shards("rollouts")
-        parts, lacking = stage_shards(stage), missing(stage)
+        parts, lacking = stage.drawn, stage.lacking()
         groups = [[(run.problems[index], k) for index, k in part] for part in parts]
         name, size = str(stage.number), run.config.schedule.group_size
         # The canary gets the same responses, whichever shards are missing.
@@ -75,8 +60,8 @@ class Generation:
             dialogues=sampling.dialogues(),
         )
         self._missing = [(number, groups[number]) for number in lacking]
-        self._pieces = pieces_of(stage.groups, len(parts[0]), len(self._samplers))
-        self.total = sum(map(len, parts)) * size  # rollouts of the stage, as known so far
+        self._pieces = pieces_of(sum(map(len, parts)), len(parts[0]), len(self._samplers))
+        self.total = sum(map(len, parts)) * size  # rollouts of the stage
         self.published = self.total - sum(len(parts[number]) for number in lacking) * size
 
     def shards(self, on_decoded: Callable[[Decoded], None]) -> Iterator[int]:
@@ -126,7 +111,7 @@ def generate_stage(run: OpenRun, stage: Stage, sampling: Sampling) -> None:
     Raises RunStopped if the canary rejects the engines.
     """
     passing("stage")
-    if missing(stage):
+    if stage.lacking():
         generation = Generation(run, stage, sampling)
         heading = stage.heading("generate")
         run.progress.begin(heading, "rollouts", generation.total, generation.published)
@@ -146,23 +131,10 @@ def counted(run: OpenRun) -> Callable[[Decoded], None]:
     return count
 
 
-def unscored(stage: Stage, rollouts: ShardSet, scores: ShardSet) -> list[int]:
-    """Return the shards that lack the required judge's scores for their current rollouts."""
-    judge = stage.required_judge()
-    shards = range(len(stage_shards(stage)))
-    return [shard for shard in shards if not scored(rollouts, scores, shard, judge)]
-
-
 def score_stage(run: OpenRun, stage: Stage, metrics: MetricsLog, *, again: bool = False) -> None:
     """Publish the stage's missing score shards, or all of them if `again`. Log its refresh."""
-    score_shards(run, stage, again=again)
-    log_refresh(run, stage, metrics)
-
-
-def score_shards(run: OpenRun, stage: Stage, *, again: bool = False) -> None:
-    """Publish the stage's missing score shards, or all of them if `again`."""
     rollouts, scores = stage.shards("rollouts"), stage.shards("scores")
-    shards = rollouts.numbers() if again else unscored(stage, rollouts, scores)
+    shards = rollouts.numbers() if again else stage.unscored()
     if shards:
         scorer = run.scorer(run.problems, stage.number)
         run.progress.begin(stage.heading("score"), "shards", len(shards))
@@ -170,11 +142,9 @@ def score_shards(run: OpenRun, stage: Stage, *, again: bool = False) -> None:
             scorer.make_shard(rollouts, scores, shard)
             run.progress.advance(1)
         run.progress.end()
-
-
-def log_refresh(run: OpenRun, stage: Stage, metrics: MetricsLog) -> None:
-    """Write the metrics line of the stage's refresh, unless it is there already."""
-    measured = refresh_metrics(stage.shards("rollouts"), stage.shards("scores"))
+    measured = refresh_metrics(rollouts, scores)
     refresh = {"stage": stage.number, **measured}
     if metrics.put("refresh", stage.first_update, **refresh):
         run.progress.say(refresh_text(refresh, run.config.rollouts.max_new_tokens))
+        if text := surplus_text(stage):
+            run.progress.say(text)

@@ -11,27 +11,25 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Rollout
 from mugrpo.disk.shards import (
+    Place,
     RowReader,
     ShardSet,
     read_logprobs,
-    read_plan,
     read_rollouts,
     rollout_from_row,
     score_from_row,
     write_logprobs,
 )
 from mugrpo.optimize.experience import Experience
-from mugrpo.rollouts.score import scored
 from mugrpo.run.progress import Progress
-from mugrpo.stages.stage import Stage, reference_update
+from mugrpo.stages.stage import Selection, Stage, reference_update
 
 ONCE_A_STAGE = ("trainer_behavior_logprobs", "reference_logprobs")
 _PROXIMAL = "proximal_logprobs"
@@ -84,39 +82,25 @@ def _of_these(rollouts: ShardSet, kept: ShardSet, shard: int, update: int) -> bo
 class StageReader:
     """The rollouts, scores and stored logprobs of a stage, read for one update at a time.
 
-    It sees the shards that existed when it was last opened. `compute` returns logprobs of other
-    policies: those of the proximal policy are computed and stored when an update first needs them.
-    Raises UsageError if the stage's plan has fewer batches than the schedule.
+    `compute` returns logprobs of other policies: those of the proximal policy are computed and
+    stored when an update first needs them.
     """
 
     def __init__(self, stage: Stage, compute: Compute) -> None:
         self.stage = stage
         self._compute = compute
         self._schedule, self._period = stage.config.schedule, stage.config.proximal_period
-        self._plan = read_plan(stage.shards("plan"))
-        if len(self._plan) < stage.batches:
-            raise UsageError(
-                f"{stage.shards('plan').folder} has {len(self._plan)} batches, the schedule "
-                f"{stage.batches}: undo the change of schedule.stages until stage {stage.number} "
-                "is over"
-            )
-        self._judge = stage.required_judge()
-        self.open()
-
-    def open(self) -> None:
-        """Read the manifests again, to see the shards that exist now."""
-        stage = self.stage
-        self._files = stage.shards("rollouts"), stage.shards("scores")
-        self._rollouts, self._scores = map(RowReader, self._files)
+        self._selection = Selection(stage)
+        self._rollouts, self._scores = map(RowReader, map(stage.shards, ("rollouts", "scores")))
         self._once = {name: RowReader(stage.shards(name)) for name in needed_once(stage)}
 
     def of_update(self, update: int) -> Experience:
-        """Return what update number `update` (from 0) trains on.
+        """Return what update number `update` (from 0) trains on, which must be `ready`.
 
         If the proximal policy is renewed at every update, it is the policy itself and has no
         stored logprobs.
         """
-        places = self._plan[self._schedule.batch_of(update)]
+        places = self._places(self._schedule.batch_of(update))
         stored = {
             name: [rows.row(*place)["logprobs"] for place in places]
             for name, rows in self._once.items()
@@ -129,17 +113,21 @@ class StageReader:
             stored,
         )
 
-    def shards_of(self, update: int) -> set[int]:
-        """Return the stage's shards that update number `update` (from 0) reads.
+    def ready(self, update: int) -> bool:
+        """Return whether all that update number `update` (from 0) reads is published and scored.
 
-        If it computes logprobs of more rollouts, theirs are among them.
+        If it computes logprobs of more rollouts, they are part of it.
         """
-        return {place.shard for batch in self._batches(update) for place in self._plan[batch]}
+        batches = [self._selection.batch(batch) for batch in self._batches(update)]
+        if None in batches:
+            return False
+        shards = {place.shard for places in batches for place in places or ()}
+        return all(map(self.stage.scored, shards))
 
-    def has(self, shards: Collection[int]) -> bool:
-        """Return whether these shards exist and are scored by the required judge."""
-        rollouts, scores = self._files
-        return all(scored(rollouts, scores, shard, self._judge) for shard in shards)
+    def _places(self, batch: int) -> list[Place]:
+        places = self._selection.batch(batch)
+        assert places is not None, "the update is not ready"
+        return places
 
     def _batches(self, update: int) -> list[int]:
         """Return the batches that an update and the others of its proximal period train on."""
@@ -153,10 +141,10 @@ class StageReader:
         In the middle of a period (a shard was lost, or the objective changed), that policy is
         loaded from a checkpoint.
         """
-        kept, rollouts = self.stage.shards(_PROXIMAL), self._files[0]
+        kept, rollouts = self.stage.shards(_PROXIMAL), self.stage.shards("rollouts")
         period, since = divmod(self._schedule.staleness(update), self._period)
         batches = self._batches(update)
-        places = [place for batch in batches for place in self._plan[batch]]
+        places = [place for batch in batches for place in self._places(batch)]
         notes = {
             "policy_step": update - since,
             "period": self._period,
@@ -171,6 +159,5 @@ class StageReader:
             those = [rollout_from_row(self._rollouts.row(*place)) for place in places]
             write_logprobs(kept, period, self._compute(update - since, those), **notes)
         before = batches[: batches.index(self._schedule.batch_of(update))]
-        start = sum(len(self._plan[batch]) for batch in before)
-        own = len(self._plan[self._schedule.batch_of(update)])
-        return list(read_logprobs(kept, period))[start : start + own]
+        own = self._schedule.rollouts_per_update
+        return read_logprobs(kept, period)[len(before) * own :][:own]

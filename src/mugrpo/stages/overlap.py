@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.metrics import MetricsLog
 from mugrpo.run.opening import OpenRun
-from mugrpo.stages.generate import Generation, missing, score_stage, unscored
+from mugrpo.stages.generate import Generation, score_stage
 from mugrpo.stages.logprobs import Compute, StageReader, logprobs_stage
 from mugrpo.stages.sampling import Background, Sampling
-from mugrpo.stages.stage import Stage, plan_stage, stage_shards
+from mugrpo.stages.stage import Stage
 
 _TICK = 0.05  # seconds between checks for a shard
 
@@ -30,26 +30,23 @@ def generated_beside(
 
     At the end of the block, wait for the rest. An error on either side stops both.
     """
-    generation = Generation(run, stage, sampling) if missing(stage) else None
+    generation = Generation(run, stage, sampling) if stage.lacking() else None
     if generation:
         generation.refresh.notes()  # the canary needs the trainer, and so do the updates
-    plan_stage(stage, run.progress.say)
-    if generation and len(stage_shards(stage)) == 1:
+    if generation and len(stage.drawn) == 1:
         run.progress.say(
             "overlap has no effect: the stage is one shard, which all updates wait for; lower "
             "--rollouts.shard_rollouts in a new run"
         )
     rollouts, scores = stage.shards("rollouts"), stage.shards("scores")
-    # Another ShardSet of the same folder: only the one that publishes knows the new shards.
-    generated = generation.rollouts if generation else rollouts
     scorer = run.scorer(run.problems, stage.number)
 
     def work(check: Callable[[], None]) -> None:
-        for shard in unscored(stage, rollouts, scores):
+        for shard in stage.unscored():
             if shard in rollouts:
                 scorer.make_shard(rollouts, scores, shard)
         for shard in generation.shards(lambda _: check()) if generation else ():
-            scorer.make_shard(generated, scores, shard)
+            scorer.make_shard(rollouts, scores, shard)
 
     background = sampling.background = Background(work, run.stop.check)
     try:
@@ -68,28 +65,24 @@ class ShardWait:
         self._run = run
         self._sampling = sampling
         self._compute = compute
-        self._ready = set[int]()
 
     def __call__(self, reader: StageReader, update: int) -> None:
         """Wait until all ranks see the scored shards of update number `update` (from 0).
 
-        Then compute the logprobs of other policies that the update needs, and reopen `reader`.
+        Then compute the logprobs of other policies that the update needs.
         Raises the error that ended generation, or RunStopped if it ended without these shards.
         """
-        run = self._run
-        if not run.config.overlap or (shards := reader.shards_of(update)) <= self._ready:
+        run, stage = self._run, reader.stage
+        if not run.config.overlap:
             return
-        while run.ranks.any(not reader.has(shards)):
+        while run.ranks.any(not reader.ready(update)):
             run.check()
             ended = not run.ranks.driven and not self._sampling.busy()
-            reader.open()
-            if ended and not reader.has(shards):
-                raise RunStopped(
-                    f"stage {reader.stage.number} lacks scored shards among {sorted(shards)}"
-                )
+            if run.ranks.driven:
+                stage.look()
+            if ended and not reader.ready(update):
+                raise RunStopped(f"stage {stage.number} lacks scores that update {update} reads")
             time.sleep(_TICK)
         if run.config.needs and run.ranks.size == 1:
             with run.progress.aside():
-                logprobs_stage(reader.stage, self._compute, run.progress)
-            reader.open()
-        self._ready |= shards
+                logprobs_stage(stage, self._compute, run.progress)

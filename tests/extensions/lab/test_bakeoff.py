@@ -66,10 +66,10 @@ def untimed(text: str) -> list[str]:
     return [line.rpartition(" | ")[0] for line in text.splitlines()]
 
 
-def test_every_method_has_the_runs_own_files_of_rollouts_scores_and_plan(compared: Path):
+def test_every_method_has_the_runs_own_files_of_rollouts_and_scores(compared: Path):
     for name in ("mu-grpo", "grpo"):
         arm = home(compared) / name
-        for kind in ("rollouts", "scores", "plan"):
+        for kind in ("rollouts", "scores"):
             for file in (compared / "stages/000" / kind).iterdir():
                 assert (arm / "stages/000" / kind / file.name).samefile(file)
         assert not any(path.is_symlink() for path in arm.rglob("*"))
@@ -223,9 +223,9 @@ def test_the_table_by_hand():
 
 
 @pytest.mark.long
-def test_dynamic_sampling_gives_methods_the_groups_that_it_chose(tmp_path: Path, command: Command):
+def test_methods_take_the_groups_of_a_surplus_that_vary(tmp_path: Path, command: Command):
     run_dir, names = tmp_path / "run", f"{OWN},dapo"
-    own = ("--sampling.name", "dynamic", "--optimizer.lr", "3e-4", "--checkpoint.every", 1)
+    own = ("--sampling.surplus", 2, "--optimizer.lr", "3e-4", "--checkpoint.every", 1)
     finished(run_dir, *own)
     assert command("bakeoff", run_dir, "--objectives", names).status == 0
     assert final_weights(home(run_dir) / OWN, 3) == final_weights(run_dir, 3)

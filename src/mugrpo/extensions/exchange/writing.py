@@ -23,7 +23,7 @@ from mugrpo.rollouts.score import publish_scores
 from mugrpo.rollouts.statistics import refresh_metrics, refresh_text
 from mugrpo.run.provenance import config_document
 from mugrpo.run.trust import remember
-from mugrpo.stages.stage import Stage, stage_shards
+from mugrpo.stages.stage import Stage
 
 Raw = dict[str, Any]  # the options of a config, before its defaults
 
@@ -84,7 +84,7 @@ def write_stage(
         options = stage.config.model.model_validate({"path": source.policy})
         notes["logprobs"] = f"computed by {options.path}"
         notes["logprobs_model_sha256"] = model_fingerprint(options)
-    for number, draws in enumerate(stage_shards(stage)):
+    for number, draws in enumerate(stage.drawn):
         check()
         shard = [one for index, _ in draws for one in groups[index]]
         made = sum(one.row.response_ids is None for one in shard)

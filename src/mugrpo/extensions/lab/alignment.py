@@ -44,7 +44,7 @@ from mugrpo.run.weights import Weights
 from mugrpo.stages.logprobs import StageReader
 from mugrpo.stages.refresh import refreshed
 from mugrpo.stages.sampling import Sampling
-from mugrpo.stages.stage import Stage, plan_stage, require
+from mugrpo.stages.stage import Stage
 
 Row = dict[str, Any]
 
@@ -63,9 +63,8 @@ def alignment(run: OpenRun, number: int, methods: Sequence[str], groups: int) ->
     for name, config in configs.items():
         if not can_align(config):
             raise UsageError(f"{name} needs logprobs of other policies; leave it out")
-    require(stage, "rollouts")
-    require(stage, "scores")
-    plan_stage(stage, run.progress.say)
+    stage.require("rollouts")
+    stage.require("scores")
     updates = [u for u in run.folder.checkpoint_updates() if stage.first_update < u < stage.end]
     if not updates:
         raise UsageError(

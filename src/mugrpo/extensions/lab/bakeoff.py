@@ -41,10 +41,9 @@ from mugrpo.run.provenance import config_document, provenance_of
 from mugrpo.run.trust import remember
 from mugrpo.run.weights import weights_at
 from mugrpo.stages.logprobs import ONCE_A_STAGE
-from mugrpo.stages.stage import Stage, plan_stage, require
+from mugrpo.stages.stage import Stage
 
 _SAMPLED = ("rollouts", "scores")
-_OF_THE_STAGE = (*_SAMPLED, "plan")
 
 Line = dict[str, Any]
 
@@ -62,9 +61,8 @@ def bakeoff(run: OpenRun, stage: int, methods: Sequence[str], *, force: bool = F
     }
     the_stage = Stage.of(run, stage)
     first = the_stage.first_update
-    require(the_stage, "rollouts")
-    require(the_stage, "scores")
-    plan_stage(the_stage, run.progress.say)
+    the_stage.require("rollouts")
+    the_stage.require("scores")
     weights_at(run.folder, run.config.model, first)  # raises if the checkpoint is gone
     if run.eval_problems:
         evaluate(run, first, again=False)
@@ -159,7 +157,7 @@ def _begin(run: OpenRun, stage: int, folder: Path, config: RunConfig) -> None:
         new = RunDir(unfinished)
         for past in range(stage):  # so that the new run never generates them
             _share(run_dir.stage(past), new.stage(past))
-        for name in (*_OF_THE_STAGE, *ONCE_A_STAGE):
+        for name in (*_SAMPLED, *ONCE_A_STAGE):
             _share(run_dir.shards(stage, name), new.shards(stage, name))
         for update in _lasting(run_dir, first):
             _share(run_dir.checkpoint(update), new.checkpoint(update))
@@ -207,7 +205,7 @@ def _lasting(run_dir: RunDir, first: int) -> list[int]:
 
 
 def _origin(run: OpenRun, stage: int) -> str:
-    """Return a hash of the rollouts, their scores and their plan."""
-    sets = [ShardSet(run.folder.shards(stage, name), name) for name in _OF_THE_STAGE]
+    """Return a hash of the rollouts and their scores."""
+    sets = [ShardSet(run.folder.shards(stage, name), name) for name in _SAMPLED]
     sums = [entry["sha256"] for shards in sets for entry in shards.entries()]
     return hashlib.sha256("".join(sums).encode()).hexdigest()
