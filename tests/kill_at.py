@@ -46,15 +46,15 @@ def arm(place: str, nth: int, act: str = "SIGKILL") -> None:
 
 def settle_checkpoints() -> None:
     """From now on, wait for every checkpoint before training goes on."""
-    from mugrpo.stages import training
+    from mugrpo.hosts import local
 
-    begin = training.save_checkpoint
+    begin = local.save_checkpoint
 
     def save(trainer: Any, run_dir: Any, **how: Any) -> None:
         begin(trainer, run_dir, **how)
         run_dir.settle()
 
-    training.save_checkpoint = save
+    local.save_checkpoint = save
 
 
 def _do(act: str) -> None:

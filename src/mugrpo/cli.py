@@ -104,10 +104,10 @@ def run_check(options: argparse.Namespace) -> None:
     root = options.run_dir or Path("runs") / options.target.stem
     begun = root.exists()
     with opened(options) as run:
-        from mugrpo import pipeline
+        from mugrpo.stages.check import check
 
         try:
-            found = pipeline.check(run)
+            found = check(run)
         finally:
             if not begun and run.folder.is_untouched():  # a check leaves nothing behind
                 shutil.rmtree(root, ignore_errors=True)
@@ -118,11 +118,13 @@ def run_check(options: argparse.Namespace) -> None:
 
 def run_phase(options: argparse.Namespace) -> None:
     with opened(options) as run:
+        if run.ranks.driven:
+            from mugrpo.hosts.follow import follow
+
+            follow(run)
+            return
         from mugrpo import pipeline
 
-        if run.ranks.driven:
-            pipeline.follow(run)
-            return
         stage = options.stage
         if stage is None:
             schedule = run.config.schedule

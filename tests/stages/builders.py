@@ -4,19 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from mugrpo.config.load import build_config
+from mugrpo.config.run import RunConfig
 from mugrpo.disk.records import FinishReason, Rollout
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.shards import write_rollouts, write_scores
+from mugrpo.processes.lifetime import StopFlag
+from mugrpo.processes.ranks import ALONE
 from mugrpo.rollouts.schedule import Schedule
-from mugrpo.stages.stage import Stage
+from mugrpo.run.progress import Progress
+from mugrpo.run.stage import Stage
 from tests.builders import verdict
 
 PROBLEMS = 24
+
+
+def run_of(folder: Path, config: RunConfig | None = None) -> Any:
+    """Return what a host asks of an open run: a folder and a config, with nothing loaded."""
+    return SimpleNamespace(
+        folder=RunDir(folder),
+        config=config or RunConfig(),
+        ranks=ALONE,
+        progress=Progress(shown=False),
+        stop=StopFlag(),
+        check=lambda: None,
+    )
 
 
 def stage_of(folder: Path, number: int = 0, **groups: Any) -> Stage:

@@ -14,10 +14,10 @@ import torch
 from mugrpo.config.run import ModelOptions
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.records import FinishReason, Rollout
+from mugrpo.hosts.canary import CANARY_TOLERANCE, canary_warning, logprob_gap
+from mugrpo.hosts.engines import Engines
 from mugrpo.model.policy import load_policy
 from mugrpo.optimize.forward import rollout_logprobs
-from mugrpo.stages.refresh import CANARY_TOLERANCE, canary_warning, logprob_gap
-from mugrpo.stages.sampling import Sampling
 from tests.cases import table
 from tests.updates import config_of
 
@@ -56,12 +56,12 @@ def test_it_accepts_what_rounding_explains():
     assert CANARY_TOLERANCE == {"fp32": 1e-3, "bf16": 0.1}
 
 
-def test_engines_rest_at_once():
+def test_engines_sleep_at_once():
     """Each waits until all three do the same."""
     together = Barrier(3, timeout=10)
-    sampling = Sampling(cast(Any, None), cast(Any, None))
-    sampling._engines = cast(Any, [SimpleNamespace(rest=together.wait) for _ in range(3)])
-    sampling.rest()
+    engines = Engines(cast(Any, None), cast(Any, SimpleNamespace(policy=None)))
+    engines._engines = cast(Any, [SimpleNamespace(rest=together.wait) for _ in range(3)])
+    engines.sleep()
 
 
 def test_bf16_logprobs_are_close_to_fp32_ones(experience):

@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 
 from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.disk.run_dir import RunDir
+from mugrpo.hosts.weights import hand_over
 from mugrpo.model import policy as policies
 from mugrpo.model.policy import load_policy
 from mugrpo.optimize.trainer import Trainer
-from mugrpo.run.weights import hand_over
 from mugrpo.stages.generate import pieces_of
 from tests.cases import table
 from tests.runs import (

@@ -11,7 +11,7 @@ import pytest
 
 from mugrpo.config.load import build_config
 from mugrpo.disk.errors import UsageError
-from mugrpo.stages.preflight import _try_for_nothing
+from mugrpo.run.preflight import _try_for_nothing
 from tests.cases import table
 
 SUMS = [{"prompt": f"{n}+{n}=", "answer": str(2 * n)} for n in range(1, 13)]

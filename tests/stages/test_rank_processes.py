@@ -7,7 +7,6 @@ import re
 import signal
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,8 +15,9 @@ import torch
 from mugrpo.config.load import build_config
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.run_dir import Handover, RunDir
-from mugrpo.stages.orders import RankAnswer
-from mugrpo.stages.ranks import LocalJob, RankProcesses, _WrittenByRanks
+from mugrpo.hosts.jobs import LocalJob
+from mugrpo.hosts.orders import RankAnswer
+from mugrpo.hosts.ranks import RankHost, _WrittenByRanks
 from tests.builders import saved_weights
 from tests.faults.harm import resume_words, stopped
 from tests.runs import (
@@ -32,6 +32,7 @@ from tests.runs import (
     train,
     write_config,
 )
+from tests.stages.builders import run_of
 from tests.waiting import alive, soon, until
 
 pytest_plugins = ["tests.run_fixtures"]
@@ -104,17 +105,16 @@ def test_two_ranks_give_the_run_of_one(together: Path, tmp_path: Path):
     ],
 )
 def test_engines_start_on_gpus_of_ranks_that_have_loaded_and_sleep(
-    monkeypatch: pytest.MonkeyPatch, gpus: bool, options: dict, waits: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: bool, options: dict, waits: bool
 ):
     engine = {"name": "vllm"}
     config = build_config({"engine": engine, "distributed": {"processes": 2}, **options}, "test")
-    run: Any = SimpleNamespace(config=config)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus)
     done = list[Any]()
-    monkeypatch.setattr(RankProcesses, "start", lambda _: done.append("start"))
-    monkeypatch.setattr(RankProcesses, "_obeyed", lambda _, *order: done.append(order))
-    RankProcesses(run).load()
-    assert done == ["start", *[("load",)] * waits]
+    monkeypatch.setattr(RankHost, "_start", lambda _: done.append("start"))
+    monkeypatch.setattr(RankHost, "_obeyed", lambda _, order: done.append(order.task))
+    RankHost(run_of(tmp_path, config)).load()
+    assert done == ["start", *["load"] * waits]
 
 
 # Memory runs out on the second rank, once, in its fourth micro-batch.
@@ -264,10 +264,10 @@ class Ended(LocalJob):
 
 
 def test_a_run_whose_ranks_end_without_saving_their_updates_says_so(tmp_path: Path):
-    folder = RunDir(tmp_path)
-    folder.ranks.mkdir()
-    folder.checkpoint(5).mkdir(parents=True)
-    ranks = RankProcesses(SimpleNamespace(folder=folder))  # type: ignore[arg-type]
+    RunDir(tmp_path).ranks.mkdir()
+    RunDir(tmp_path).checkpoint(5).mkdir(parents=True)
+    run = run_of(tmp_path)
+    folder, ranks = run.folder, RankHost(run)
     for unsaved, error in ((8, pytest.raises(RunStopped)), (5, nullcontext())):
         folder.handover, ranks._job = Handover(unsaved, tmp_path), Ended()
         with error:
@@ -325,7 +325,7 @@ def test_more_processes_than_gpus_are_refused_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command
 ):
     """The count of GPUs is a stand-in."""
-    monkeypatch.setattr("mugrpo.stages.ranks.visible_gpus", lambda: ["0", "1"])
+    monkeypatch.setattr("mugrpo.engines.process.visible_gpus", lambda: ["0", "1"])
     config = write_config(tmp_path / "config")
     ended = command("train", config, "--run-dir", tmp_path / "run", "--distributed.processes", "4")
     assert ended.status == 2 and "; set --distributed.processes 2, or name more" in ended.err

@@ -13,11 +13,12 @@ from typing import Any, ClassVar
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.publishing import publish_json
 from mugrpo.disk.run_dir import Handover, RunDir
+from mugrpo.hosts import orders
+from mugrpo.hosts.ranks import RankHost
+from mugrpo.hosts.weights import hand_over
 from mugrpo.optimize.checkpoint import Writing
 from mugrpo.processes.ranks import show_log
-from mugrpo.run.weights import hand_over
-from mugrpo.stages import orders
-from mugrpo.stages.ranks import RankProcesses
+from tests.stages.builders import run_of
 
 
 class Working:
@@ -35,12 +36,10 @@ def test_engines_get_the_ranks_own_files_beside_a_checkpoint_that_is_still_writt
     ours = RunDir(tmp_path)
     ours.ranks.mkdir()
     publish_json(ours.ranks / "done.json", asdict(orders._answer(theirs, 1)))
-    run: Any = SimpleNamespace(
-        folder=ours, config=RunConfig(), stop=SimpleNamespace(signal_name=None)
-    )
-    processes = RankProcesses(run)
-    processes._job = Working()  # type: ignore[assignment]
-    processes.optimize(0, 4)
+    run = run_of(tmp_path)
+    host, ours = RankHost(run), run.folder
+    host._job = Working()  # type: ignore[assignment]
+    host._obeyed(orders.Order(0, "optimize", 4))
     assert ours.pending and ours.pending.folder == tmp_path / "checkpoint"
     assert hand_over(ours, RunConfig(), None, 4) == str(tmp_path / "model")
     theirs.pending.update = 5  # of a later update, which the model is not of

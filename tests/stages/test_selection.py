@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mugrpo.config.rewards import RewardOptions
 from mugrpo.disk.records import Score, Status
-from mugrpo.stages.stage import group_varies
+from mugrpo.run.stage import group_varies
 from tests.cases import table
 
 R, W, N = Status.RIGHT, Status.WRONG, Status.NO_ANSWER

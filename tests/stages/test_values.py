@@ -11,9 +11,9 @@ import pytest
 from mugrpo.config.load import build_config
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.shards import Place, read_rollouts, write_rollouts
-from mugrpo.stages.logprobs import StageReader
-from mugrpo.stages.optimize import samples_due
-from mugrpo.stages.stage import Selection, Stage, reference_update, surplus_text
+from mugrpo.hosts.reader import StageReader
+from mugrpo.hosts.updates import samples_due
+from mugrpo.run.stage import Selection, Stage, reference_update, surplus_text
 from tests.stages.builders import stage_of, write_shard
 
 MIXED, EASY = [1, 0, 0, 0], [1, 1, 1, 1]

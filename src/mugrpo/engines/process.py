@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from mugrpo.config.engines import RESTARTS, SILENCE
+from mugrpo.config.training import DistributedOptions
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.engines.base import WAIT, Arrivals, Completion, Decoded, Engine, Request, checked
 from mugrpo.processes.messages import to_json
@@ -242,6 +243,16 @@ def _task(requests: Mapping[int, Request], sampling: dict[str, float]) -> str:
         number = numbers.setdefault(prompt, len(numbers))
         entries.append([index, number, request.seed, request.max_new_tokens])
     return to_json({"generate": {"prompts": list(numbers), "requests": entries, **sampling}})
+
+
+def require_gpus(options: DistributedOptions) -> None:
+    """Raise UsageError if this machine has GPUs, but not one for each of its ranks."""
+    if 0 < (gpus := len(visible_gpus())) < options.processes:
+        raise UsageError(
+            f"distributed.processes = {options.processes} needs as many GPUs, but this process "
+            f"sees {gpus}; set --distributed.processes {gpus}, or name more of them in "
+            "CUDA_VISIBLE_DEVICES"
+        )
 
 
 def visible_gpus() -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -31,12 +31,14 @@ from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.schedule import Schedule, schedule_of
 from mugrpo.rollouts.score import Scorer
 from mugrpo.run.faults import faults
+from mugrpo.run.journal import Journal
 from mugrpo.run.progress import Progress
 from mugrpo.run.provenance import (
     judge_fingerprint,
     provenance_of,
     settled_config,
 )
+from mugrpo.run.suites import Suites, suites_of
 from mugrpo.run.target import Target, read_target
 from mugrpo.run.trust import remember
 from mugrpo.tasks.base import Task
@@ -48,8 +50,7 @@ _DECIDED = (("model", "precision"), ("prompt", "date"))  # when a run begins
 class OpenRun:
     """A run whose folder is locked, whose config is checked and whose problems are read.
 
-    `open_run` yields it. It holds no model: each phase creates the `Weights`, `Sampling` or
-    `Training` that it uses.
+    `open_run` yields it. It holds no model: a `Host` does.
     """
 
     folder: RunDir
@@ -63,6 +64,22 @@ class OpenRun:
     progress: Progress
     stop: StopFlag
     ranks: Ranks = ALONE
+    closing: ExitStack = field(default_factory=ExitStack)  # of what opens while the run is open
+
+    @cached_property
+    def journal(self) -> Journal:
+        """The run's metrics."""
+        journal = Journal(self.folder, self.config, self.ranks, self.progress)
+        self.closing.callback(journal.close)
+        return journal
+
+    @cached_property
+    def suites(self) -> Suites | None:
+        """The benchmark suites that the run measures, None if it has none."""
+        if self.ranks.driven or (suites := suites_of(self)) is None:
+            return None
+        self.closing.callback(suites.close)
+        return suites
 
     @cached_property
     def draws(self) -> Schedule:
@@ -162,6 +179,7 @@ def open_run(
             progress,
             stop or StopFlag(),
             ranks,
+            stack,
         )
 
 

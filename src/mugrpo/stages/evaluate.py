@@ -3,36 +3,32 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from mugrpo.config.base import imported, installed
-from mugrpo.config.run import RunConfig
-from mugrpo.config.training import SuiteUse
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.metrics import MetricsLog
+from mugrpo.disk.metrics import EVALUATION
 from mugrpo.disk.publishing import passing, publish_folder, publish_json, with_sum
 from mugrpo.disk.shards import RowReader, ShardSet, read_rollouts, score_from_row
-from mugrpo.engines.base import Engine
+from mugrpo.hosts.engines import samplers_of
+from mugrpo.hosts.host import Host, Refreshed
+from mugrpo.hosts.updates import SAMPLES
 from mugrpo.model.hardware import out_of_memory_explained
 from mugrpo.optimize.diagnostics import response
 from mugrpo.rollouts.sampler import Draw
 from mugrpo.rollouts.score import scored
 from mugrpo.rollouts.side_by_side import Wanted, sampled_shards
 from mugrpo.rollouts.statistics import evaluated, headline, rewards_text, value_text
-from mugrpo.rollouts.turns import Dialogue
 from mugrpo.run.opening import OpenRun
+from mugrpo.run.suites import evaluation_due
 from mugrpo.stages.generate import counted, pieces_of
-from mugrpo.stages.refresh import refreshed
-from mugrpo.stages.sampling import Sampling, samplers_of
 
 _STAGE = "evaluation"  # its name in the seeds of its rollouts
-SAMPLES = 4  # kept of an update or evaluation, for people to read
 _GREEDY = 0.01  # every engine can sample at it; vLLM refuses less
 
 
-def evaluate(run: OpenRun, sampling: Sampling, update: int) -> dict[str, Any]:
+def evaluate(run: OpenRun, host: Host, update: int) -> dict[str, Any]:
     """Sample and score the held-out problems under the policy after `update` updates.
 
     Every evaluation uses the same seeds, so two policies are compared on the same random numbers.
@@ -45,7 +41,7 @@ def evaluate(run: OpenRun, sampling: Sampling, update: int) -> dict[str, Any]:
         raise UsageError("the task has no held-out problems; set task.eval_share or task.eval_data")
     options = run.config.evaluation
     draws: list[Draw] = [(problem, 0) for problem in run.eval_problems]
-    engines = refreshed(run, sampling, update, draws, _STAGE)
+    refreshed = host.engines(update, draws, _STAGE)
     at_an_end = update in (0, run.config.schedule.total_updates)
     samples = (options.end_samples if at_an_end else None) or options.samples
     run.progress.measured = ""  # that of an earlier policy
@@ -57,13 +53,12 @@ def evaluate(run: OpenRun, sampling: Sampling, update: int) -> dict[str, Any]:
                 run,
                 folder,
                 [(shard, draws)],
-                lambda: engines,
+                lambda: refreshed,
                 title=f"update {update}  evaluate{' greedy' * shard}",
                 stage=_STAGE,
                 size=size,
                 update=update,
                 temperature=temperature,
-                dialogues=sampling.dialogues(),
             )
         measured = evaluated(folder, [problem.source for problem in run.eval_problems])
         name = headline(measured)
@@ -80,7 +75,7 @@ def sample_and_score(
     run: OpenRun,
     folder: Path,
     wanted: Sequence[Wanted],
-    engines: Callable[[], Sequence[Engine]],
+    refreshed: Callable[[], Refreshed],
     *,
     title: str,
     stage: str,
@@ -88,27 +83,27 @@ def sample_and_score(
     update: int,
     temperature: float,
     top_p: float = 1.0,
-    dialogues: Sequence[Dialogue | None] = (),
     again: bool = False,
 ) -> None:
     """Publish the `wanted` shards of rollouts and scores that `folder` lacks.
 
-    They have `size` responses to each problem, seeded as those of `stage`. `engines` returns
+    They have `size` responses to each problem, seeded as those of `stage`. `refreshed` returns
     engines with the policy after `update` updates, and is called only if rollouts are missing. If
     `again`, stored rollouts are scored again.
     """
     rollouts = ShardSet(folder / "rollouts", "rollouts")
     scores = ShardSet(folder / "scores", "scores")
     if missing := [(shard, draws) for shard, draws in wanted if shard not in rollouts]:
+        ready = refreshed()
         samplers = samplers_of(
             run,
-            engines(),
+            ready.engines,
             stage,
             size,
             update,
             temperature=temperature,
             top_p=top_p,
-            dialogues=dialogues,
+            dialogues=ready.dialogues,
         )
         groups, left = (sum(len(draws) for _, draws in some) for some in (wanted, missing))
         run.progress.begin(title, "responses", groups * size, (groups - left) * size)
@@ -147,57 +142,13 @@ def _shown(run: OpenRun, folder: Path, count: int) -> list[dict[str, Any]]:
     return list(shown.values())
 
 
-def evaluation_due(config: RunConfig, update: int) -> bool:
-    """Return whether to evaluate after `update` updates: after 0, every N, and at the end."""
-    every, total = config.evaluation.every, config.schedule.total_updates
-    return every > 0 and (update % every == 0 or update == total)
-
-
-def evaluate_once(run: OpenRun, sampling: Sampling, metrics: MetricsLog, update: int) -> None:
-    """Evaluate the policy after `update` updates, unless the metrics have that evaluation."""
-    if not metrics.has("evaluation", update):
-        result = evaluate(run, sampling, update)
+def evaluate_if_due(run: OpenRun, host: Host, update: int) -> None:
+    """Measure what is due after `update` and has no line of metrics: held-out problems, suites."""
+    if evaluation_due(run.config, update) and not run.journal.has(EVALUATION, update):
+        result = evaluate(run, host, update)
         passing("evaluation without metrics line")
         if (value := result[name := headline(result)]) is not None:
             run.progress.measured = f"{name} {value:.3f}"
-        metrics.append("evaluation", update, **result)
-
-
-class Measures(Protocol):
-    """The suites that a run measures."""
-
-    def preflight(self) -> Iterator[str]:
-        """Read the problems and references of all suites, and yield a sentence for each."""
-        ...
-
-    def measure(self, update: int) -> None:
-        """Measure what is due after `update` updates and not in metrics.jsonl yet."""
-
-    def close(self) -> None:
-        """End the processes that judge."""
-
-
-def measures_of(run: OpenRun, sampling: Sampling, metrics: MetricsLog) -> Measures | None:
-    """Return what measures the suites of `run`, if it has any. Raises UsageError if nothing can."""
-    if not run.config.evaluation.suites:
-        return None
-    for extension in installed().values():
-        if extension.measures:
-            measures: Measures = imported(extension.measures)(run, sampling, metrics)
-            return measures
-    raise UsageError("evaluation.suites needs the extension evals; leave it out, or install that")
-
-
-def measuring_due(config: RunConfig, update: int) -> bool:
-    """Return whether anything is measured after `update` updates."""
-    return evaluation_due(config, update) or bool(suites_due(config, update))
-
-
-def suites_due(config: RunConfig, update: int) -> list[SuiteUse]:
-    """Return the suites to measure after `update` updates: each at its period, and at both ends."""
-    ends = (0, config.schedule.total_updates)
-    return [
-        use
-        for use in config.evaluation.suites
-        if update in ends or (use.every and update % use.every == 0)
-    ]
+        run.journal.append(EVALUATION, update, **result)
+    if run.suites:
+        run.suites.measure(host, update)

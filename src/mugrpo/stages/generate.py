@@ -1,4 +1,4 @@
-"""The half of a stage that produces its missing rollouts and scores."""
+"""The phase that publishes a stage's missing rollouts."""
 
 from __future__ import annotations
 
@@ -6,94 +6,69 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from mugrpo.disk.metrics import MetricsLog
 from mugrpo.disk.publishing import passing
 from mugrpo.engines.base import Decoded
+from mugrpo.hosts.engines import samplers_of
+from mugrpo.hosts.host import Host, Refreshed
 from mugrpo.model.hardware import out_of_memory_explained
+from mugrpo.rollouts.sampler import Draw
 from mugrpo.rollouts.side_by_side import sampled_shards
-from mugrpo.rollouts.statistics import refresh_metrics, refresh_text
 from mugrpo.run.opening import OpenRun
-from mugrpo.stages.refresh import Refresh
-from mugrpo.stages.sampling import Sampling, samplers_of
-from mugrpo.stages.stage import Stage, surplus_text
+from mugrpo.run.stage import Stage
 
 
-def remake_past_stage(run: OpenRun, stage: Stage, sampling: Sampling, metrics: MetricsLog) -> None:
-    """Regenerate what `repair` removed from a stage that has been trained on.
+def generate(run: OpenRun, stage: Stage, host: Host) -> None:
+    """Publish the stage's missing rollout shards.
 
-    The run's result does not depend on it. So if no checkpoint holds the stage's policy any more,
-    only say so.
+    Raises RunStopped if the canary rejects the engines.
     """
-    if stage.lacking() and stage.first_update not in (0, *stage.folder.checkpoint_updates()):
-        run.progress.say(
-            f"stage {stage.number} lacks shards, and the policy that generated them is gone; the "
-            "run continues without them"
-        )
-        return
-    prepare_stage(run, stage, sampling, metrics)
+    passing("stage")
+    if lacking := stage.lacking():
+        refreshed = refreshed_for(run, stage, host)
+        size = run.config.schedule.group_size
+        total = sum(map(len, stage.drawn)) * size
+        missing = sum(len(stage.drawn[shard]) for shard in lacking) * size
+        run.progress.begin(stage.heading("generate"), "rollouts", total, total - missing)
+        for _ in publish_shards(run, stage, refreshed, counted(run)):
+            pass
+        run.progress.end()
 
 
-def prepare_stage(run: OpenRun, stage: Stage, sampling: Sampling, metrics: MetricsLog) -> None:
-    """Publish the rollouts and scores that a stage lacks."""
-    generate_stage(run, stage, sampling)
-    score_stage(run, stage, metrics)
+def refreshed_for(run: OpenRun, stage: Stage, host: Host) -> Refreshed:
+    """Return engines with the stage's policy."""
+    # The canary gets the same responses, whichever shards are missing.
+    return host.engines(stage.first_update, _draws(run, stage, 0), str(stage.number))
 
 
-class Generation:
-    """The rollout shards that a stage lacks, with engines that are ready to generate them."""
+def publish_shards(
+    run: OpenRun, stage: Stage, refreshed: Refreshed, on_decoded: Callable[[Decoded], None]
+) -> Iterator[int]:
+    """Generate the missing shards. Yield the number of each one after publishing it."""
+    config, rollouts, drawn = run.config, stage.shards("rollouts"), stage.drawn
+    samplers = samplers_of(
+        run,
+        refreshed.engines,
+        str(stage.number),
+        config.schedule.group_size,
+        stage.first_update,
+        dialogues=refreshed.dialogues,
+    )
+    missing = [(number, _draws(run, stage, number)) for number in stage.lacking()]
+    pieces = pieces_of(sum(map(len, drawn)), len(drawn[0]), len(samplers))
+    notes: dict[str, Any] = refreshed.notes
+    with out_of_memory_explained("generation", config.engine.memory_remedy):
+        for number, sampled in sampled_shards(samplers, missing, on_decoded, pieces=pieces):
+            # No shard may be older than its policy. An engine in this process has it from memory;
+            # others have read it from a folder that is published.
+            if config.engine_in_process:
+                run.folder.settle()
+            sampled.publish(rollouts, number, **notes, policy_step=stage.first_update)
+            notes = {"canary_gap": refreshed.canary_gap}  # the first has the refresh's seconds
+            yield number
 
-    def __init__(self, run: OpenRun, stage: Stage, sampling: Sampling) -> None:
-        """Refresh the engines to the stage's policy. Some shard must be missing."""
-        self._run = run
-        self.rollouts = stage.shards("rollouts")
-        parts, lacking = stage.drawn, stage.lacking()
-        groups = [[(run.problems[index], k) for index, k in part] for part in parts]
-        name, size = str(stage.number), run.config.schedule.group_size
-        # The canary gets the same responses, whichever shards are missing.
-        self.refresh = Refresh(run, sampling, stage.first_update, groups[0], name)
-        self._samplers = samplers_of(
-            run,
-            self.refresh.engines,
-            name,
-            size,
-            stage.first_update,
-            dialogues=sampling.dialogues(),
-        )
-        self._missing = [(number, groups[number]) for number in lacking]
-        self._pieces = pieces_of(sum(map(len, parts)), len(parts[0]), len(self._samplers))
-        self.total = sum(map(len, parts)) * size  # rollouts of the stage
-        self.published = self.total - sum(len(parts[number]) for number in lacking) * size
 
-    def shards(self, on_decoded: Callable[[Decoded], None]) -> Iterator[int]:
-        """Generate the missing shards. Yields the number of each one after publishing it.
-
-        Raises RunStopped if the canary rejects the engines.
-        """
-        first, notes = True, dict[str, Any]()
-        config = self._run.config
-
-        def decoded(some: Decoded) -> None:
-            self.refresh.check()
-            on_decoded(some)
-
-        try:
-            with out_of_memory_explained("generation", config.engine.memory_remedy):
-                for number, sampled in sampled_shards(
-                    self._samplers, self._missing, decoded, pieces=self._pieces
-                ):
-                    if first:
-                        notes, first = self.refresh.notes(), False
-                    else:  # the first entry alone has the seconds of the refresh
-                        notes = {"canary_gap": notes["canary_gap"]}
-                    # No shard may be older than its policy. An engine in this process has it from
-                    # memory; others have read it from a folder that is published.
-                    if config.engine_in_process:
-                        self._run.folder.settle()
-                    step = self._samplers[0].policy_step
-                    sampled.publish(self.rollouts, number, **notes, policy_step=step)
-                    yield number
-        finally:
-            self.refresh.close()
+def _draws(run: OpenRun, stage: Stage, shard: int) -> list[Draw]:
+    return [(run.problems[index], occurrence) for index, occurrence in stage.drawn[shard]]
 
 
 def pieces_of(stage_groups: int, shard_groups: int, engines: int) -> int:
@@ -105,21 +80,6 @@ def pieces_of(stage_groups: int, shard_groups: int, engines: int) -> int:
     return math.ceil(engines / math.ceil(stage_groups / shard_groups))
 
 
-def generate_stage(run: OpenRun, stage: Stage, sampling: Sampling) -> None:
-    """Publish the stage's missing rollout shards.
-
-    Raises RunStopped if the canary rejects the engines.
-    """
-    passing("stage")
-    if stage.lacking():
-        generation = Generation(run, stage, sampling)
-        heading = stage.heading("generate")
-        run.progress.begin(heading, "rollouts", generation.total, generation.published)
-        for _ in generation.shards(counted(run)):
-            pass
-        run.progress.end()
-
-
 def counted(run: OpenRun) -> Callable[[Decoded], None]:
     """Return a function that counts decoded responses as progress, and stops if asked to."""
 
@@ -129,22 +89,3 @@ def counted(run: OpenRun) -> Callable[[Decoded], None]:
         run.progress.advance(len(decoded.completions), tokens)
 
     return count
-
-
-def score_stage(run: OpenRun, stage: Stage, metrics: MetricsLog, *, again: bool = False) -> None:
-    """Publish the stage's missing score shards, or all of them if `again`. Log its refresh."""
-    rollouts, scores = stage.shards("rollouts"), stage.shards("scores")
-    shards = rollouts.numbers() if again else stage.unscored()
-    if shards:
-        scorer = run.scorer(run.problems, stage.number)
-        run.progress.begin(stage.heading("score"), "shards", len(shards))
-        for shard in shards:
-            scorer.make_shard(rollouts, scores, shard)
-            run.progress.advance(1)
-        run.progress.end()
-    measured = refresh_metrics(rollouts, scores)
-    refresh = {"stage": stage.number, **measured}
-    if metrics.put("refresh", stage.first_update, **refresh):
-        run.progress.say(refresh_text(refresh, run.config.rollouts.max_new_tokens))
-        if text := surplus_text(stage):
-            run.progress.say(text)

@@ -1,4 +1,4 @@
-"""Benchmark suites that are measured during training: `stages.evaluate.Measures`."""
+"""Benchmark suites that are measured during training: `run.suites.Suites`."""
 
 from __future__ import annotations
 
@@ -9,23 +9,21 @@ from functools import partial
 from mugrpo.config.run import RunConfig
 from mugrpo.config.training import SuiteUse
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.metrics import MetricsLog
 from mugrpo.disk.publishing import passing
 from mugrpo.extensions.evals.options import Suite, suites_in
 from mugrpo.extensions.evals.stand_in import with_data
 from mugrpo.extensions.evals.suite import measure_suite, suite_config, suite_run
 from mugrpo.extensions.evals.witness import SUITE, line_of
+from mugrpo.hosts.host import Host
 from mugrpo.run.opening import OpenRun
-from mugrpo.stages.evaluate import suites_due
-from mugrpo.stages.refresh import refreshed
-from mugrpo.stages.sampling import Sampling
+from mugrpo.run.suites import suites_due
 
 
 class Suites:
     """The suites that a run measures. Each is opened when it is first needed."""
 
-    def __init__(self, run: OpenRun, sampling: Sampling, metrics: MetricsLog) -> None:
-        self._run, self._sampling, self._metrics = run, sampling, metrics
+    def __init__(self, run: OpenRun) -> None:
+        self._run = run
         self._opened: dict[str, tuple[Suite, OpenRun]] = {}
         self._closing = ExitStack()
 
@@ -48,24 +46,24 @@ class Suites:
             k, problems = suite.options.samples, len(suited.eval_problems)
             yield f"suite       {suite.name}: {problems} problems x {k}"
 
-    def measure(self, update: int) -> None:
+    def measure(self, host: Host, update: int) -> None:
         """Measure what is due after `update` updates and not in metrics.jsonl yet.
 
-        The run's engines generate. The rollouts are kept as those of `mugrpo benchmark` are.
+        The engines of `host` generate. The rollouts are kept as those of `mugrpo benchmark` are.
         """
         run = self._run
         for use in suites_due(run.config, update):
             kind = f"{SUITE}{use.label}"
-            if self._metrics.has(kind, update):
+            if run.journal.has(kind, update):
                 continue
             suite, suited = self.open(use)
             draws = [(problem, 0) for problem in run.eval_problems or run.problems]
-            engines = partial(refreshed, run, self._sampling, update, draws, "evaluation")
+            refreshed = partial(host.engines, update, draws, "evaluation")
             folder = run.folder.benchmarks / suite.name / f"update-{update:06d}"
             with run.progress.aside():
-                result = measure_suite(suited, suite, engines, update, folder, replace=True)
+                result = measure_suite(suited, suite, refreshed, update, folder, replace=True)
             passing("suite without metrics line")
-            self._metrics.append(kind, update, **line_of(result))
+            run.journal.append(kind, update, **line_of(result))
 
     def close(self) -> None:
         """End the processes that judge."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -13,21 +13,19 @@ from mugrpo.config.load import apply_overrides, build_config
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.engines.base import Engine
 from mugrpo.extensions.evals.comparing import is_run
 from mugrpo.extensions.evals.options import Suite
 from mugrpo.extensions.evals.stand_in import with_data
 from mugrpo.extensions.evals.suite import measure_suite, suite_config, suite_run
+from mugrpo.hosts.host import Refreshed
+from mugrpo.hosts.local import LocalHost
 from mugrpo.model.adapter import imported_peft
 from mugrpo.model.hardware import with_precision
 from mugrpo.model.loading import model_sizes
-from mugrpo.pipeline import weights_of
 from mugrpo.processes.lifetime import StopFlag
 from mugrpo.run.opening import OpenRun
 from mugrpo.run.progress import Progress
 from mugrpo.run.trust import require_known
-from mugrpo.stages.refresh import refreshed
-from mugrpo.stages.sampling import Sampling
 
 
 @dataclass(frozen=True)
@@ -87,17 +85,17 @@ def measure(
             for suite, config in zip(mine, configs, strict=True)
         ]
         first = _as_trained(runs[0], base)
-        with Sampling(first, weights_of(first)) as sampling:
+        with closing(LocalHost(first)) as host:
             for update in at:
 
                 @cache  # made when rollouts are missing: grading stored ones again needs no engine
-                def engines(update: int = update) -> Sequence[Engine]:
+                def refreshed(update: int = update) -> Refreshed:
                     draws = [(problem, 0) for problem in first.eval_problems]
-                    return refreshed(first, sampling, update, draws, "evaluation")
+                    return host.engines(update, draws, "evaluation")
 
                 for suite, run in zip(mine, runs, strict=True):
                     folder = found.results / suite.name / f"update-{update:06d}"
-                    results.append(measure_suite(run, suite, engines, update, folder))
+                    results.append(measure_suite(run, suite, refreshed, update, folder))
     return found.results, results
 
 

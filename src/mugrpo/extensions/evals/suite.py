@@ -24,9 +24,9 @@ from mugrpo.disk.publishing import SUMS, publish_json, read_summed, sha256_of, w
 from mugrpo.disk.records import Problem
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.shards import ShardSet
-from mugrpo.engines.base import Engine
 from mugrpo.extensions.evals.options import Suite
 from mugrpo.extensions.evals.results import result_of
+from mugrpo.hosts.host import Refreshed
 from mugrpo.model.hardware import precision_of
 from mugrpo.model.loading import load_tokenizer, load_vocabulary, model_sizes
 from mugrpo.model.pretrained import model_fingerprint
@@ -39,8 +39,6 @@ from mugrpo.run.progress import Progress
 from mugrpo.run.provenance import judge_fingerprint, problems_sha256
 from mugrpo.stages.evaluate import sample_and_score
 from mugrpo.tasks.dataset import Dataset
-
-Engines = Callable[[], Sequence[Engine]]
 
 
 def suite_config(config: RunConfig, suite: Suite) -> RunConfig:
@@ -119,7 +117,7 @@ def _with_room(config: RunConfig, problems: Sequence[Problem], progress: Progres
 def measure_suite(
     run: OpenRun,
     suite: Suite,
-    engines: Engines,
+    refreshed: Callable[[], Refreshed],
     update: int,
     folder: Path,
     *,
@@ -127,9 +125,9 @@ def measure_suite(
 ) -> dict[str, Any]:
     """Do what of the suite is not published in `folder`, and return what its result.json holds.
 
-    `run` comes from `suite_run`. `engines` returns engines with the policy after `update` updates;
-    it is called only if rollouts are missing. If `folder` has other weights or the suite under
-    other options, it is replaced if `replace` is true. Otherwise that raises UsageError.
+    `run` comes from `suite_run`. `refreshed` returns engines with the policy after `update`
+    updates; it is called only if rollouts are missing. If `folder` has other weights or the suite
+    under other options, it is replaced if `replace` is true. Otherwise that raises UsageError.
     """
     _settle(folder, _identity(run, suite, update), replace)
     rollouts = ShardSet(folder / "rollouts", "rollouts")
@@ -151,7 +149,7 @@ def measure_suite(
         run,
         folder,
         list(enumerate(parts)),
-        engines,
+        refreshed,
         title=f"{suite.name}  update {update}",
         stage=f"suite {suite.name}",
         size=size,

@@ -53,7 +53,7 @@ from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.schedule import Schedule
 from mugrpo.run.opening import prompt_encoder
 from mugrpo.run.provenance import provenance_of
-from mugrpo.stages.stage import Stage
+from mugrpo.run.stage import Stage
 from mugrpo.tasks.cells import prompt_of
 from mugrpo.tasks.dataset import Dataset, canonical
 

@@ -22,8 +22,8 @@ from mugrpo.optimize.forward import rollout_logprobs
 from mugrpo.rollouts.score import publish_scores
 from mugrpo.rollouts.statistics import refresh_metrics, refresh_text
 from mugrpo.run.provenance import config_document
+from mugrpo.run.stage import Stage
 from mugrpo.run.trust import remember
-from mugrpo.stages.stage import Stage
 
 Raw = dict[str, Any]  # the options of a config, before its defaults
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,20 +32,18 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import SUMS, publish_json, sha256_of
 from mugrpo.disk.shards import RowReader, ShardSet, rollout_from_row, score_from_row
 from mugrpo.extensions.lab.methods import configs_of
+from mugrpo.hosts.local import LocalHost
+from mugrpo.hosts.reader import StageReader
+from mugrpo.hosts.weights import Weights
 from mugrpo.model.policy import Policy
 from mugrpo.optimize.experience import Experience, TokenBudget, with_advantages
 from mugrpo.optimize.gradient import leave_gradient
 from mugrpo.optimize.loss import UpdateLoss
-from mugrpo.pipeline import weights_of
 from mugrpo.report.readable import markdown
 from mugrpo.rollouts.sampler import Sampler
 from mugrpo.rollouts.score import scored
 from mugrpo.run.opening import OpenRun
-from mugrpo.run.weights import Weights
-from mugrpo.stages.logprobs import StageReader
-from mugrpo.stages.refresh import refreshed
-from mugrpo.stages.sampling import Sampling
-from mugrpo.stages.stage import Stage
+from mugrpo.run.stage import Stage
 
 Row = dict[str, Any]
 
@@ -71,16 +70,16 @@ def alignment(run: OpenRun, number: int, methods: Sequence[str], groups: int) ->
             f"no checkpoint lies within stage {number}; train with --checkpoint.every N, where N "
             f"is smaller than its {stage.end - stage.first_update} updates"
         )
-    weights, rows = weights_of(run), list[Row]()
+    rows = list[Row]()
     home = run.folder.root / "alignment" / f"stage-{number:03d}"
-    with Sampling(run, weights) as sampling:
-        reader = StageReader(stage, weights.logprobs)
+    with closing(LocalHost(run)) as host:
+        reader = StageReader(stage, host.logprobs)
         for update in updates:
             stale = _unused(stage, reader, update, groups)
-            halves = _fresh(run, home / f"update-{update:06d}", sampling, update, stale)
-            sampling.rest()
+            halves = _fresh(run, home / f"update-{update:06d}", host, update, stale)
+            host.sleep()
             at = {"update": update, "staleness": update - stage.first_update}
-            found = _cosines(run.config, configs, weights, update, stale, halves)
+            found = _cosines(run.config, configs, host.weights, update, stale, halves)
             rows += [at | row for row in found]
             run.progress.say(f"compared at update {update}")
     publish_json(home / "alignment.json", rows)
@@ -134,7 +133,7 @@ def _unused(stage: Stage, reader: StageReader, update: int, groups: int) -> Expe
 
 
 def _fresh(
-    run: OpenRun, folder: Path, sampling: Sampling, update: int, stale: Experience
+    run: OpenRun, folder: Path, host: LocalHost, update: int, stale: Experience
 ) -> list[Experience]:
     """Return two independent sets of scored rollouts of the policy after `update` updates.
 
@@ -151,10 +150,11 @@ def _fresh(
     halves = []
     for half in range(2):
         if half not in rollouts or rollouts.entry(half).get("rests_on") != rests_on:
+            refreshed = host.engines(update, draws, f"alignment {half}")
             sampler = Sampler(
-                refreshed(run, sampling, update, draws, f"alignment {half}")[0],
+                refreshed.engines[0],
                 run.prompts,
-                dialogue=sampling.dialogues()[0],
+                dialogue=refreshed.dialogues[0],
                 seed=run.config.seed,
                 stage=f"alignment {half}",
                 group_size=run.config.schedule.group_size,

@@ -31,6 +31,8 @@ from mugrpo.disk.publishing import (
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.shards import ShardSet
 from mugrpo.extensions.lab.methods import configs_of
+from mugrpo.hosts.reader import ONCE_A_STAGE
+from mugrpo.hosts.weights import weights_at
 from mugrpo.pipeline import evaluate, optimize
 from mugrpo.report import write_report
 from mugrpo.report.readable import markdown
@@ -38,10 +40,8 @@ from mugrpo.rollouts.statistics import headline, value_text
 from mugrpo.run.opening import OpenRun, open_run
 from mugrpo.run.progress import Progress
 from mugrpo.run.provenance import config_document, provenance_of
+from mugrpo.run.stage import Stage
 from mugrpo.run.trust import remember
-from mugrpo.run.weights import weights_at
-from mugrpo.stages.logprobs import ONCE_A_STAGE
-from mugrpo.stages.stage import Stage
 
 _SAMPLED = ("rollouts", "scores")
 

@@ -16,7 +16,7 @@ from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.publishing import fleeting, publish_folder, sealed_folder_fault
 from mugrpo.disk.records import Rollout
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.model.hardware import give_back_memory, precision_of
+from mugrpo.model.hardware import give_back_memory, out_of_memory_explained, precision_of
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.model.pretrained import model_path
 from mugrpo.optimize.experience import TokenBudget
@@ -24,11 +24,9 @@ from mugrpo.optimize.forward import rollout_logprobs
 from mugrpo.optimize.fsdp import distribute
 from mugrpo.processes.ranks import ALONE, Ranks
 from mugrpo.rollouts.prompts import read_template
+from mugrpo.run.opening import OpenRun
 
 _NOT_THE_MODEL = ("optimizer", "trainer.json", "stages.json", "sha256.json", "part-")
-
-Notify = Callable[[str], None]
-Check = Callable[[], None]
 
 
 class Weights:
@@ -38,23 +36,16 @@ class Weights:
     engine in this process samples from.
     """
 
-    def __init__(
-        self,
-        folder: RunDir,
-        config: RunConfig,
-        *,
-        ranks: Ranks = ALONE,
-        notify: Notify,
-        check: Check,
-    ) -> None:
+    def __init__(self, run: OpenRun) -> None:
+        notify = run.progress.say
         self.policy: Policy | None = None
-        self.budget = TokenBudget(config.optimizer, notify, ranks.size)
+        self.budget = TokenBudget(run.config.optimizer, notify, run.ranks.size)
         self._frozen: Policy | None = None
-        self._folder = folder
-        self._config = config
-        self._ranks = ranks
+        self._folder = run.folder
+        self._config = run.config
+        self._ranks = run.ranks
         self._notify = notify
-        self._check = check
+        self._check = run.check
 
     def load(self) -> Policy:
         """Return the policy in this process. Load the initial model if no policy is loaded yet.
@@ -107,13 +98,29 @@ class Weights:
         policy.wake()
         return rollout_logprobs(policy, rollouts, self._config, self.budget, self._check)
 
+    def logprobs_for_engines(
+        self, update: int, rollouts: Sequence[Rollout]
+    ) -> list[NDArray[np.float32]]:
+        """Return what `logprobs` does, while engines have the machine.
+
+        If this process has no model, it loads one, and drops it: the engines may need the memory.
+        Raises RunStopped if memory runs out.
+        """
+        remedy = "leave more memory for it beside the engine"
+        try:
+            with out_of_memory_explained("the trainer's model", remedy):
+                return self.logprobs(update, rollouts)
+        finally:
+            if self.policy is None:
+                self.close()
+
     def sleep(self) -> None:
         """Move all models to host memory, if the config lets them leave the GPU to engines."""
         for policy in (self.policy, self._frozen) if self._config.shares_gpus else ():
             if policy is not None:
                 policy.sleep()
 
-    def release(self) -> None:
+    def close(self) -> None:
         """Drop all models, to leave their memory to other processes."""
         self.policy = self._frozen = None
         give_back_memory()

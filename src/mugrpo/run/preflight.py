@@ -3,8 +3,8 @@
 These are prompts, engines, environments, rewards, suites, and room in memory and on the disk.
 
 The data is read, with the held-out problems, when the run is opened, and its sinks are opened with
-`Work`. The rewards judge a made-up completion here: the reference answer, in a box if that is what
-the first of them reads. `mugrpo check` also tries what says nothing (`_try_for_nothing`).
+its journal. The rewards judge a made-up completion here: the reference answer, in a box if that is
+what the first of them reads. `mugrpo check` also tries what says nothing (`_try_for_nothing`).
 
 A run that is resumed tries all of it again. What keeps a run from beginning only stops one that has
 results: the same command may succeed later, when a judge's server is back.
@@ -13,7 +13,7 @@ results: the same command may succeed later, when a judge's server is back.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from mugrpo.config.base import RewardOption
@@ -22,6 +22,7 @@ from mugrpo.config.tasks import asks_environment, datasets_in
 from mugrpo.disk.errors import BrokenReward, RunStopped, UsageError
 from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
 from mugrpo.engines import require_processes
+from mugrpo.engines.process import require_gpus
 from mugrpo.environments.base import Environments, Reply
 from mugrpo.environments.pool import row_of
 from mugrpo.optimize.loss import UpdateLoss
@@ -31,8 +32,6 @@ from mugrpo.rollouts.messages import MessageEncoder
 from mugrpo.rollouts.notices import notices
 from mugrpo.run.memory import require_room
 from mugrpo.run.opening import OpenRun
-from mugrpo.stages.evaluate import Measures
-from mugrpo.stages.ranks import require_gpus
 
 _Offer = Sequence[tuple[Problem, str]]  # problems with an answer to each
 _SHOWN = 3  # problems to train on, and as many held-out ones, that `mugrpo check` shows
@@ -40,7 +39,13 @@ _TRIED = 8  # problems of each source that are answered with what says nothing
 _LITTLE = 0.05  # mean reward that such an answer may have without a warning
 
 
-def preflight(run: OpenRun, measures: Measures | None, *, verbose: bool = False) -> None:
+def prepare(run: OpenRun) -> None:
+    """Start the reward workers and print their notices."""
+    for sentence in run.task.prepare(run.folder.log("rewards")):
+        run.progress.say(sentence)
+
+
+def preflight(run: OpenRun, *, verbose: bool = False) -> None:
     """Try what the rest of the run needs. Say what may go wrong, and with `verbose` what was tried.
 
     Raises UsageError for prompts that a template does not write whole, engines that cannot start,
@@ -49,7 +54,7 @@ def preflight(run: OpenRun, measures: Measures | None, *, verbose: bool = False)
     paid for nothing, and for a model that cannot fit. For rewards that fail it is RunStopped if the
     run has results already. With `verbose`, all faults are said.
     """
-    tries = [_try_prompts, _try_machine, _try_rewards, _try_suites(measures), _try_room]
+    tries = [_try_prompts, _try_machine, _try_rewards, _try_suites, _try_room]
     if verbose:
         tries.insert(3, _try_for_nothing)
     faults = list[Exception]()
@@ -77,13 +82,10 @@ def _try_machine(run: OpenRun, _: bool) -> None:
     UpdateLoss(config)  # a file of the user's own may not be one
 
 
-def _try_suites(measures: Measures | None) -> Callable[[OpenRun, bool], None]:
-    def tried(run: OpenRun, verbose: bool) -> None:
-        for sentence in measures.preflight() if measures else ():
-            if verbose:
-                run.progress.say(sentence)
-
-    return tried
+def _try_suites(run: OpenRun, verbose: bool) -> None:
+    for sentence in run.suites.preflight() if run.suites else ():
+        if verbose:
+            run.progress.say(sentence)
 
 
 def _try_room(run: OpenRun, _: bool) -> None:

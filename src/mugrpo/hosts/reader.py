@@ -29,17 +29,31 @@ from mugrpo.disk.shards import (
 )
 from mugrpo.optimize.experience import Experience
 from mugrpo.run.progress import Progress
-from mugrpo.stages.stage import Selection, Stage, reference_update
+from mugrpo.run.stage import Selection, Stage, reference_update
 
 ONCE_A_STAGE = ("trainer_behavior_logprobs", "reference_logprobs")
 _PROXIMAL = "proximal_logprobs"
 
 # (update, rollouts) -> the logprobs [T] of each under the policy after `update` updates
-Compute = Callable[[int, Sequence[Rollout]], list[NDArray[np.float32]]]
+LogprobsAt = Callable[[int, Sequence[Rollout]], list[NDArray[np.float32]]]
 
 
-def logprobs_stage(stage: Stage, compute: Compute, progress: Progress) -> None:
-    """Publish the missing shards of the logprobs that are needed once per stage."""
+def needed_once(stage: Stage) -> list[str]:
+    """Return the names of the logprobs that updates need once per stage."""
+    return [name for name in stage.config.needs if name in ONCE_A_STAGE]
+
+
+def seconds_once(stage: Stage) -> float:
+    """Return the seconds that the stored logprobs of `needed_once` took."""
+    entries = (entry for name in needed_once(stage) for entry in stage.shards(name).entries())
+    return math.fsum(entry["seconds"] for entry in entries)
+
+
+def publish_logprobs(stage: Stage, logprobs: LogprobsAt, progress: Progress) -> None:
+    """Publish the missing shards of the logprobs that updates need once per stage.
+
+    There is one for each published shard of rollouts.
+    """
     rollouts = stage.shards("rollouts")
     for name in needed_once(stage):
         kept = stage.shards(name)
@@ -52,22 +66,11 @@ def logprobs_stage(stage: Stage, compute: Compute, progress: Progress) -> None:
         progress.begin(stage.heading(name), "shards", len(missing))
         for shard in missing:
             began = time.monotonic()
-            logprobs = compute(update, list(read_rollouts(rollouts, shard)))
+            of_shard = logprobs(update, list(read_rollouts(rollouts, shard)))
             notes = {"rollouts_sha256": rollouts.entry(shard)["sha256"], "policy_step": update}
-            write_logprobs(kept, shard, logprobs, **notes, seconds=time.monotonic() - began)
+            write_logprobs(kept, shard, of_shard, **notes, seconds=time.monotonic() - began)
             progress.advance(1)
         progress.end()
-
-
-def needed_once(stage: Stage) -> list[str]:
-    """Return the names of the logprobs that updates need once per stage."""
-    return [name for name in stage.config.needs if name in ONCE_A_STAGE]
-
-
-def seconds_once(stage: Stage) -> float:
-    """Return the seconds that the stored logprobs of `needed_once` took."""
-    entries = (entry for name in needed_once(stage) for entry in stage.shards(name).entries())
-    return math.fsum(entry["seconds"] for entry in entries)
 
 
 def _of_these(rollouts: ShardSet, kept: ShardSet, shard: int, update: int) -> bool:
@@ -82,13 +85,13 @@ def _of_these(rollouts: ShardSet, kept: ShardSet, shard: int, update: int) -> bo
 class StageReader:
     """The rollouts, scores and stored logprobs of a stage, read for one update at a time.
 
-    `compute` returns logprobs of other policies: those of the proximal policy are computed and
+    `logprobs` returns those of other policies: those of the proximal policy are computed and
     stored when an update first needs them.
     """
 
-    def __init__(self, stage: Stage, compute: Compute) -> None:
+    def __init__(self, stage: Stage, logprobs: LogprobsAt) -> None:
         self.stage = stage
-        self._compute = compute
+        self._logprobs = logprobs
         self._schedule, self._period = stage.config.schedule, stage.config.proximal_period
         self._selection = Selection(stage)
         self._rollouts, self._scores = map(RowReader, map(stage.shards, ("rollouts", "scores")))
@@ -157,7 +160,7 @@ class StageReader:
         # after --force may have led to another one than that of the stored logprobs.
         if since == 0 or not made:
             those = [rollout_from_row(self._rollouts.row(*place)) for place in places]
-            write_logprobs(kept, period, self._compute(update - since, those), **notes)
+            write_logprobs(kept, period, self._logprobs(update - since, those), **notes)
         before = batches[: batches.index(self._schedule.batch_of(update))]
         own = self._schedule.rollouts_per_update
         return read_logprobs(kept, period)[len(before) * own :][:own]

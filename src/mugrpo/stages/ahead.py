@@ -1,0 +1,104 @@
+"""Generating a stage before its updates, or beside them.
+
+Beside them, the engines have processes or machines of their own, and a thread publishes and scores
+what they generate. Updates wait for the shards that they read, in the same order and from the same
+policy as otherwise, so the weights are bit-identical.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from threading import Event
+
+from mugrpo.disk.errors import RunStopped
+from mugrpo.hosts.host import Host
+from mugrpo.run.opening import OpenRun
+from mugrpo.run.stage import Stage
+from mugrpo.stages.generate import generate, publish_shards, refreshed_for
+from mugrpo.stages.score import score
+
+_TICK = 0.2  # seconds between checks for a signal
+
+Check = Callable[[], None]  # raises if the work must stop
+
+
+class Background:
+    """A thread that runs `work` until it is done, fails, or must stop.
+
+    `work` gets a function to call now and then. The function raises if the work must stop: when
+    `check` raises, or after `close`.
+    """
+
+    def __init__(self, work: Callable[[Check], None], check: Check) -> None:
+        """Start the thread. `check` raises if the run must stop."""
+        self._check = check
+        self._abandoned = Event()
+        self._pool = ThreadPoolExecutor(1, "background")
+        self._future: Future[None] = self._pool.submit(work, self._keep_on)
+
+    def running(self) -> bool:
+        """Return whether the work is unfinished. Raises the error that ended it, if any."""
+        if not self._future.done():
+            return True
+        self._future.result()
+        return False
+
+    def failed(self) -> bool:
+        """Return whether the work has ended with an error."""
+        return self._future.done() and self._future.exception() is not None
+
+    def wait(self) -> None:
+        """Wait until the work is finished. Raises its error, or what `check` raises."""
+        while self.running():
+            self._check()
+            wait([self._future], _TICK)
+
+    def close(self) -> None:
+        """Stop the work at its next check, and wait until it has ended."""
+        self._abandoned.set()
+        self._pool.shutdown()
+
+    def _keep_on(self) -> None:
+        self._check()
+        if self._abandoned.is_set():
+            raise RunStopped("this work is no longer needed")
+
+
+@contextmanager
+def generating(run: OpenRun, stage: Stage, host: Host) -> Iterator[Background | None]:
+    """Generate and score the stage: before the block, or with overlap in the background of it.
+
+    At the end of the block, wait for the rest. An error on either side stops both.
+    """
+    if not run.config.overlap:
+        generate(run, stage, host)
+        score(run, stage)
+        yield None
+        return
+    # the canary needs the trainer, and so do the updates
+    refreshed = refreshed_for(run, stage, host) if stage.lacking() else None
+    if refreshed and len(stage.drawn) == 1:
+        run.progress.say(
+            "overlap has no effect: the stage is one shard, which all updates wait for; lower "
+            "--rollouts.shard_rollouts in a new run"
+        )
+    rollouts, scores = stage.shards("rollouts"), stage.shards("scores")
+    scorer = run.scorer(run.problems, stage.number)
+
+    def work(check: Check) -> None:
+        for shard in stage.unscored():
+            if shard in rollouts:
+                scorer.make_shard(rollouts, scores, shard)
+        if refreshed:
+            for shard in publish_shards(run, stage, refreshed, lambda _: check()):
+                scorer.make_shard(rollouts, scores, shard)
+
+    background = Background(work, run.stop.check)
+    try:
+        yield background
+        background.wait()
+    finally:
+        background.close()
+    score(run, stage)  # all are scored: this logs the stage's refresh

@@ -1,0 +1,45 @@
+"""`mugrpo check`: what a run needs, tried before its first rollout, and about how long it takes."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+from mugrpo.config.engines import OwnEngineOptions
+from mugrpo.engines import make_engine
+from mugrpo.hosts.weights import Weights
+from mugrpo.report.readable import rounded
+from mugrpo.run.estimate import longest_seconds
+from mugrpo.run.opening import OpenRun
+from mugrpo.run.preflight import preflight, prepare
+from mugrpo.run.stage import Stage
+
+_PROMPTS = 64  # whose lengths say how long a prompt is
+_LONG = 3600.0  # seconds of a run from which `check` says how to shorten it
+_SHORTER = (
+    "to shorten: lower schedule.batches_per_stage, schedule.problems_per_update, "
+    "rollouts.max_new_tokens, or task.eval_problems"
+)
+
+
+def check(run: OpenRun) -> str:
+    """Try what `train` tries before its first rollout, and say what came of it.
+
+    Return how many updates and rollouts the run has, and about how long it takes at most.
+    """
+    config = run.config
+    prepare(run)
+    preflight(run, verbose=True)
+    if config.distributed.processes == 1 and not config.backend.clustered:  # ranks load their own
+        run.progress.say(f"loading the model {config.model.path}")
+        policy = Weights(run).load()
+        if isinstance(config.engine, OwnEngineOptions):
+            make_engine(policy, config.engine)
+    schedule = config.schedule
+    groups = (len(shard) for n in range(schedule.stages) for shard in Stage.of(run, n).drawn)
+    rollouts = sum(groups) * schedule.group_size
+    prompts = [len(run.prompts(problem)) for problem in run.problems[:_PROMPTS]]
+    seconds = longest_seconds(config, fmean(prompts), len(run.eval_problems))
+    if seconds > _LONG:
+        run.progress.say(_SHORTER)
+    updates = schedule.total_updates
+    return f"{updates:,} updates, {rollouts:,} rollouts, at most about {rounded(seconds)}"
