@@ -14,7 +14,6 @@ phase can run alone, elsewhere or again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from mugrpo.disk.metrics import EVALUATION
@@ -43,13 +42,15 @@ def train(run: OpenRun, on_metrics: OnMetrics | None = None) -> None:
     run.journal.open(on_metrics)
     with host_of(run) as host:
         _begin(run, host)
-        for stage in _stages_left(run):
+        schedule = run.config.schedule
+        for number in range(schedule.stage_of(run.folder.newest_update()), schedule.stages):
+            stage = Stage.of(run, number)
             with generating(run, stage, host) as generation:
                 optimize_stage(run, stage, host, generation=generation)
     run.folder.settle()
-    total = run.config.schedule.total_updates
-    assert run.folder.newest_update() == total
-    weights_at(run.folder, run.config.model, total)  # raises if the checkpoint is damaged
+    assert run.folder.newest_update() == schedule.total_updates
+    # raises if the last checkpoint is damaged
+    weights_at(run.folder, run.config.model, schedule.total_updates)
 
 
 def _begin(run: OpenRun, host: Host) -> None:
@@ -62,21 +63,12 @@ def _begin(run: OpenRun, host: Host) -> None:
     )
     if update:
         run.progress.say(f"resuming from {run.folder.checkpoint(update)}")
-    prepare(run)
-    if update < config.schedule.total_updates:
-        preflight(run)
+    preflight(run)
     host.load()
     for number in range(config.schedule.stage_of(update)):
         _remake(run, Stage.of(run, number), host)
     # before generation: with overlap, an evaluation would wait for the stage's rollouts
     evaluate_if_due(run, host, update)
-
-
-def _stages_left(run: OpenRun) -> Iterator[Stage]:
-    """Yield each stage whose updates are not all made, opened."""
-    schedule = run.config.schedule
-    for number in range(schedule.stage_of(run.folder.newest_update()), schedule.stages):
-        yield Stage.of(run, number)
 
 
 def _remake(run: OpenRun, stage: Stage, host: Host) -> None:

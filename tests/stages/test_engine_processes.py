@@ -18,7 +18,7 @@ from mugrpo.hosts.weights import hand_over
 from mugrpo.model import policy as policies
 from mugrpo.model.policy import load_policy
 from mugrpo.optimize.trainer import Trainer
-from mugrpo.stages.generate import pieces_of
+from mugrpo.rollouts.side_by_side import pieces_of
 from tests.cases import table
 from tests.runs import (
     Command,

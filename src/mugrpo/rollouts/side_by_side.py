@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -43,6 +44,15 @@ def sampled_shards(
         sampled[number][i] = piece
         if len(sampled[number]) == sum(map(bool, cut[number])):
             yield number, _joined([s for _, s in sorted(sampled.pop(number).items())])
+
+
+def pieces_of(stage_groups: int, shard_groups: int, engines: int) -> int:
+    """Return the number of pieces that each shard is cut into, so that every engine has work.
+
+    It does not depend on the shards that are missing, so a run that was killed cuts its shards in
+    the same way.
+    """
+    return math.ceil(engines / math.ceil(stage_groups / shard_groups))
 
 
 def _joined(pieces: Sequence[SampledShard]) -> SampledShard:

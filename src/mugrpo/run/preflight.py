@@ -46,7 +46,9 @@ def prepare(run: OpenRun) -> None:
 
 
 def preflight(run: OpenRun, *, verbose: bool = False) -> None:
-    """Try what the rest of the run needs. Say what may go wrong, and with `verbose` what was tried.
+    """Start the reward workers, and try what the rest of the run needs, if anything is left to do.
+
+    Say what may go wrong, and with `verbose` what was tried.
 
     Raises UsageError for prompts that a template does not write whole, engines that cannot start,
     more ranks than GPUs, a file without an objective, an environment or a reward that fails or
@@ -54,6 +56,9 @@ def preflight(run: OpenRun, *, verbose: bool = False) -> None:
     paid for nothing, and for a model that cannot fit. For rewards that fail it is RunStopped if the
     run has results already. With `verbose`, all faults are said.
     """
+    prepare(run)
+    if run.folder.newest_update() == run.config.schedule.total_updates and not verbose:
+        return
     tries = [_try_prompts, _try_machine, _try_rewards, _try_suites, _try_room]
     if verbose:
         tries.insert(3, _try_for_nothing)

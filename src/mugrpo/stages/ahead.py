@@ -77,15 +77,15 @@ def generating(run: OpenRun, stage: Stage, host: Host) -> Iterator[Background | 
         score(run, stage)
         yield None
         return
-    # the canary needs the trainer, and so do the updates
+    rollouts, scores = stage.shards("rollouts"), stage.shards("scores")
+    scorer = run.scorer(run.problems, stage.number)
+    # now: the canary needs the trainer, and so do the updates
     refreshed = refreshed_for(run, stage, host) if stage.lacking() else None
     if refreshed and len(stage.drawn) == 1:
         run.progress.say(
             "overlap has no effect: the stage is one shard, which all updates wait for; lower "
             "--rollouts.shard_rollouts in a new run"
         )
-    rollouts, scores = stage.shards("rollouts"), stage.shards("scores")
-    scorer = run.scorer(run.problems, stage.number)
 
     def work(check: Check) -> None:
         for shard in stage.unscored():

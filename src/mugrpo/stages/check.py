@@ -10,7 +10,7 @@ from mugrpo.hosts.weights import Weights
 from mugrpo.report.readable import rounded
 from mugrpo.run.estimate import longest_seconds
 from mugrpo.run.opening import OpenRun
-from mugrpo.run.preflight import preflight, prepare
+from mugrpo.run.preflight import preflight
 from mugrpo.run.stage import Stage
 
 _PROMPTS = 64  # whose lengths say how long a prompt is
@@ -27,7 +27,6 @@ def check(run: OpenRun) -> str:
     Return how many updates and rollouts the run has, and about how long it takes at most.
     """
     config = run.config
-    prepare(run)
     preflight(run, verbose=True)
     if config.distributed.processes == 1 and not config.backend.clustered:  # ranks load their own
         run.progress.say(f"loading the model {config.model.path}")

@@ -11,18 +11,16 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.disk.metrics import EVALUATION
 from mugrpo.disk.publishing import passing, publish_folder, publish_json, with_sum
 from mugrpo.disk.shards import RowReader, ShardSet, read_rollouts, score_from_row
-from mugrpo.hosts.engines import samplers_of
 from mugrpo.hosts.host import Host, Refreshed
 from mugrpo.hosts.updates import SAMPLES
-from mugrpo.model.hardware import out_of_memory_explained
 from mugrpo.optimize.diagnostics import response
 from mugrpo.rollouts.sampler import Draw
 from mugrpo.rollouts.score import scored
-from mugrpo.rollouts.side_by_side import Wanted, sampled_shards
+from mugrpo.rollouts.side_by_side import Wanted
 from mugrpo.rollouts.statistics import evaluated, headline, rewards_text, value_text
 from mugrpo.run.opening import OpenRun
 from mugrpo.run.suites import evaluation_due
-from mugrpo.stages.generate import counted, pieces_of
+from mugrpo.stages.generate import counted, sampled
 
 _STAGE = "evaluation"  # its name in the seeds of its rollouts
 _GREEDY = 0.01  # every engine can sample at it; vLLM refuses less
@@ -94,24 +92,14 @@ def sample_and_score(
     rollouts = ShardSet(folder / "rollouts", "rollouts")
     scores = ShardSet(folder / "scores", "scores")
     if missing := [(shard, draws) for shard, draws in wanted if shard not in rollouts]:
-        ready = refreshed()
-        samplers = samplers_of(
-            run,
-            ready.engines,
-            stage,
-            size,
-            update,
-            temperature=temperature,
-            top_p=top_p,
-            dialogues=ready.dialogues,
-        )
         groups, left = (sum(len(draws) for _, draws in some) for some in (wanted, missing))
         run.progress.begin(title, "responses", groups * size, (groups - left) * size)
-        pieces = pieces_of(groups, len(wanted[0][1]), len(samplers))
-        with out_of_memory_explained("generation", run.config.engine.memory_remedy):
-            for shard, sampled in sampled_shards(samplers, missing, counted(run), pieces=pieces):
-                sampled.publish(rollouts, shard, policy_step=update, top_p=top_p)
-                passing("evaluation sampled")
+        how = {"temperature": temperature, "top_p": top_p}
+        of = (groups, len(wanted[0][1]))
+        drawn = sampled(run, refreshed(), stage, size, update, missing, counted(run), of=of, **how)
+        for shard, made in drawn:
+            made.publish(rollouts, shard, policy_step=update, top_p=top_p)
+            passing("evaluation sampled")
         run.progress.end()
     scorer = run.scorer(run.eval_problems, None)
     for shard, _ in wanted:

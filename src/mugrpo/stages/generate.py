@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from mugrpo.disk.publishing import passing
@@ -11,8 +10,8 @@ from mugrpo.engines.base import Decoded
 from mugrpo.hosts.engines import samplers_of
 from mugrpo.hosts.host import Host, Refreshed
 from mugrpo.model.hardware import out_of_memory_explained
-from mugrpo.rollouts.sampler import Draw
-from mugrpo.rollouts.side_by_side import sampled_shards
+from mugrpo.rollouts.sampler import Draw, SampledShard
+from mugrpo.rollouts.side_by_side import Wanted, pieces_of, sampled_shards
 from mugrpo.run.opening import OpenRun
 from mugrpo.run.stage import Stage
 
@@ -45,39 +44,55 @@ def publish_shards(
 ) -> Iterator[int]:
     """Generate the missing shards. Yield the number of each one after publishing it."""
     config, rollouts, drawn = run.config, stage.shards("rollouts"), stage.drawn
+    missing = [(number, _draws(run, stage, number)) for number in stage.lacking()]
+    notes: dict[str, Any] = refreshed.notes
+    step, of = stage.first_update, (sum(map(len, drawn)), len(drawn[0]))
+    how = (str(stage.number), config.schedule.group_size, step, missing, on_decoded)
+    for number, shard in sampled(run, refreshed, *how, of=of):
+        # No shard may be older than its policy. An engine in this process has it from memory;
+        # others have read it from a folder that is published.
+        if config.engine_in_process:
+            run.folder.settle()
+        shard.publish(rollouts, number, **notes, policy_step=step)
+        notes = {"canary_gap": refreshed.canary_gap}  # the first has the refresh's seconds
+        yield number
+
+
+def sampled(
+    run: OpenRun,
+    refreshed: Refreshed,
+    stage: str,
+    size: int,
+    update: int,
+    missing: Sequence[Wanted],
+    on_decoded: Callable[[Decoded], None],
+    *,
+    of: tuple[int, int],
+    temperature: float | None = None,
+    top_p: float = 1.0,
+) -> Iterator[tuple[int, SampledShard]]:
+    """Yield (number, sampled shard) for each of the `missing` shards, as soon as it is sampled.
+
+    They have `size` responses to each problem, seeded as those of `stage`, from engines with the
+    policy after `update` updates. `of` is the number of groups of all shards together, and of one.
+    """
     samplers = samplers_of(
         run,
         refreshed.engines,
-        str(stage.number),
-        config.schedule.group_size,
-        stage.first_update,
+        stage,
+        size,
+        update,
+        temperature=temperature,
+        top_p=top_p,
         dialogues=refreshed.dialogues,
     )
-    missing = [(number, _draws(run, stage, number)) for number in stage.lacking()]
-    pieces = pieces_of(sum(map(len, drawn)), len(drawn[0]), len(samplers))
-    notes: dict[str, Any] = refreshed.notes
-    with out_of_memory_explained("generation", config.engine.memory_remedy):
-        for number, sampled in sampled_shards(samplers, missing, on_decoded, pieces=pieces):
-            # No shard may be older than its policy. An engine in this process has it from memory;
-            # others have read it from a folder that is published.
-            if config.engine_in_process:
-                run.folder.settle()
-            sampled.publish(rollouts, number, **notes, policy_step=stage.first_update)
-            notes = {"canary_gap": refreshed.canary_gap}  # the first has the refresh's seconds
-            yield number
+    pieces = pieces_of(*of, len(samplers))
+    with out_of_memory_explained("generation", run.config.engine.memory_remedy):
+        yield from sampled_shards(samplers, missing, on_decoded, pieces=pieces)
 
 
 def _draws(run: OpenRun, stage: Stage, shard: int) -> list[Draw]:
     return [(run.problems[index], occurrence) for index, occurrence in stage.drawn[shard]]
-
-
-def pieces_of(stage_groups: int, shard_groups: int, engines: int) -> int:
-    """Return the number of pieces that each shard is cut into, so that every engine has work.
-
-    It does not depend on the shards that are missing, so a run that was killed cuts its shards in
-    the same way.
-    """
-    return math.ceil(engines / math.ceil(stage_groups / shard_groups))
 
 
 def counted(run: OpenRun) -> Callable[[Decoded], None]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from mugrpo.config.base import NamedOptions, ObjectiveOptions, Part, imported
 from mugrpo.config.describe import describe
 from mugrpo.config.run import PRESETS, RunConfig, preset_summary
+from mugrpo.config.training import SamplingOptions
 
 # Group -> the module with the functions of its parts. Objectives have a module each.
 _FUNCTIONS = {
@@ -19,7 +20,6 @@ _FUNCTIONS = {
     "correction": "mugrpo.optimize.ratios",
     "reference": "mugrpo.optimize.ratios",
 }
-_OTHERS = ("sampling",)
 _CALLED = {"negative_advantage": "negative_advantage_veto"}  # name -> function, if they differ
 
 
@@ -29,11 +29,15 @@ def catalog() -> Iterator[str]:
     yield ""
     for name in PRESETS:
         yield f"  {name:<18}{preset_summary(name)}"
-    for group in ("advantage", "objective", *(g for g in _FUNCTIONS if g != "advantage"), *_OTHERS):
+    for group in ("advantage", "objective", *(g for g in _FUNCTIONS if g != "advantage")):
         yield ""
         yield f"[{group}]"
         for name, options in RunConfig.choices()[group].items():
             yield from _part(group, name, options)
+    yield ""
+    yield "[sampling]"
+    for option in describe(SamplingOptions):
+        yield f"      {option.head}  {option.meaning}"
 
 
 def _part(group: str, name: str, options: type[NamedOptions]) -> Iterator[str]:

@@ -13,7 +13,7 @@ from mugrpo.config.run import RunConfig
 from mugrpo.config.training import SuiteUse
 from mugrpo.disk.metrics import encoded, read_metrics
 from mugrpo.report import write_report
-from mugrpo.stages.evaluate import measuring_due, suites_due
+from mugrpo.run.suites import measuring_due, suites_due
 from mugrpo.tasks.embedded import running_states
 from tests.faults.harm import flip_bit, refused, stopped
 from tests.runs import CONFIG, Command, finished, killed, write_config
