@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,9 +43,6 @@ MATHEMATICS = (
     "mugrpo.optimize.objectives",
     "mugrpo.optimize.ratios",
 )
-
-# What other processes start.
-ENTRIES = ("child", "worker")
 
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms.split()}
 
@@ -107,24 +104,3 @@ def test_files_functions_rooms_and_the_core_stay_small():
     counts = Counter(file.parent for file in FILES)
     assert {str(room): count for room, count in counts.items() if count > MAX_ROOM} == {}
     assert sum(n for module, n in lines.items() if room_of(module) != "extensions") < MAX_CORE
-
-
-def test_a_module_of_the_core_with_one_importer_in_its_own_room_is_part_of_it():
-    """Except for a program's entry, and for what would be too long together."""
-    modules = {module_of(file).removesuffix(".__init__"): file for file in FILES}
-    importers: dict[str, set[str]] = defaultdict(set)
-    for module, file in modules.items():
-        for name in imports(file):
-            target = name if name in modules else name.rpartition(".")[0]
-            importers[target].add(module)
-    lonely = []
-    for module, users in importers.items():
-        if module not in modules or len(users - {module}) != 1 or module.endswith(ENTRIES):
-            continue
-        if room_of(module) == "extensions":  # its commands import the rest when they are run
-            continue
-        (user,) = users - {module}
-        together = [modules[one].read_text().count("\n") for one in (module, user)]
-        if module.rpartition(".")[0] == user.rpartition(".")[0] and sum(together) < MAX_FILE:
-            lonely.append((module, user))
-    assert lonely == []

@@ -20,7 +20,7 @@ from mugrpo.model.files import local
 from mugrpo.model.logprobs import response_logprobs
 from mugrpo.model.policy import Policy
 from mugrpo.model.shared_prompts import can_share_prompts
-from mugrpo.optimize.cut import Price, rounds
+from mugrpo.optimize.balance import Price, rounds
 from mugrpo.optimize.experience import MicroBatch, Responses, TokenBudget, collate, computing
 from mugrpo.optimize.fsdp import release
 from mugrpo.processes.messages import first_line
@@ -64,7 +64,7 @@ def shares_prompts(policy: Policy) -> bool:
 def rounds_of(
     policy: Policy, rollouts: Sequence[Rollout], tokens: int, share: bool
 ) -> list[list[int]]:
-    """Return the micro-batches of the policy's ranks, see `cut.rounds`.
+    """Return the micro-batches of the policy's ranks, see `balance.rounds`.
 
     The first rank cuts for all, as many ranks on a machine would slow each other down. All ranks
     must call this.
