@@ -15,8 +15,8 @@ from mugrpo.disk.metrics import MetricsLog
 from mugrpo.disk.publishing import passing, publish_folder, publish_json, with_sum
 from mugrpo.disk.shards import RowReader, ShardSet, read_rollouts, score_from_row
 from mugrpo.engines.base import Engine
-from mugrpo.model.hardware import out_of_memory_explained
-from mugrpo.optimize.diagnostics import response
+from mugrpo.model.memory import out_of_memory_explained
+from mugrpo.optimize.samples import response
 from mugrpo.rollouts.sampler import Draw
 from mugrpo.rollouts.score import scored
 from mugrpo.rollouts.side_by_side import Wanted, sampled_shards

@@ -10,7 +10,7 @@ from mugrpo.disk.metrics import MetricsLog
 from mugrpo.disk.publishing import passing
 from mugrpo.disk.shards import ShardSet
 from mugrpo.engines.base import Decoded
-from mugrpo.model.hardware import out_of_memory_explained
+from mugrpo.model.memory import out_of_memory_explained
 from mugrpo.rollouts.score import scored
 from mugrpo.rollouts.side_by_side import sampled_shards
 from mugrpo.rollouts.statistics import refresh_metrics, refresh_text

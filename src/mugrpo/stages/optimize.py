@@ -9,8 +9,8 @@ from typing import Any
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.metrics import MetricsLog
 from mugrpo.disk.publishing import publish_json, with_sum
-from mugrpo.optimize.diagnostics import SampleCollector
 from mugrpo.optimize.experience import Experience
+from mugrpo.optimize.samples import SampleCollector
 from mugrpo.run.opening import OpenRun
 from mugrpo.stages.evaluate import SAMPLES
 from mugrpo.stages.logprobs import Compute, StageReader, seconds_once

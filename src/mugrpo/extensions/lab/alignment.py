@@ -32,7 +32,8 @@ from mugrpo.disk.publishing import SUMS, publish_json, sha256_of
 from mugrpo.disk.shards import RowReader, ShardSet, rollout_from_row, score_from_row
 from mugrpo.extensions.lab.methods import configs_of
 from mugrpo.model.policy import Policy
-from mugrpo.optimize.experience import Experience, TokenBudget, with_advantages
+from mugrpo.optimize.budget import TokenBudget
+from mugrpo.optimize.experience import Experience, with_advantages
 from mugrpo.optimize.gradient import leave_gradient
 from mugrpo.optimize.loss import UpdateLoss
 from mugrpo.pipeline import weights_of
