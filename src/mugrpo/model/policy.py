@@ -27,7 +27,7 @@ from mugrpo.model.norms import use_short_norms
 from mugrpo.model.pretrained import model_path
 from mugrpo.model.probe import bound_rows, untrainable
 from mugrpo.model.rows import body_of
-from mugrpo.model.shared_prompts import can_share_prompts
+from mugrpo.model.self_test import can_share_prompts
 from mugrpo.model.varlen import Kernel
 from mugrpo.model.vocabulary import vocabulary_of
 from mugrpo.processes.messages import first_line

@@ -9,7 +9,6 @@ dimension.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -18,7 +17,7 @@ import torch.nn.functional as F
 from transformers import AttentionInterface
 
 from mugrpo.model.attention import attending, refuse_unknown
-from mugrpo.model.rows import body_of, plain_hidden, response_lengths
+from mugrpo.model.rows import body_of, response_lengths
 from mugrpo.model.varlen import Kernel, Sequences
 
 PACKED = "mugrpo_packed"  # the name that registers `packed_attention` with transformers
@@ -228,41 +227,3 @@ def _gathered(states_MHD: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     """Return the states at `indices` [rows, columns], [rows, H, columns, D]."""
     chosen = states_MHD.index_select(0, indices.flatten())
     return chosen.view(*indices.shape, *chosen.shape[1:]).transpose(1, 2)
-
-
-def can_share_prompts(model: Any) -> bool:
-    """Return whether `shared_hidden` equals `plain_hidden`, tested on tiny rows in fp32.
-
-    They differ for models that mix tokens other than by attention, or whose attention is not
-    supported.
-    """
-    device = model.device
-    ids_BL = torch.arange(3 * 8, device=device).view(3, 8) % 7 + 1
-    ids_BL[1, :3] = ids_BL[0, :3]  # two responses to a prompt of three tokens, one to one of five
-    prompt_lengths_B = torch.tensor([3, 3, 5], device=device)
-    mask_BT = torch.arange(3, device=device) < torch.tensor([[3], [1], [2]], device=device)
-    case = (model, ids_BL, prompt_lengths_B, mask_BT)
-    weights = [p for p in model.parameters() if p.requires_grad][:2]  # a new adapter's A has none
-    with torch.enable_grad():
-        plain = _with_gradient(plain_hidden(*case), weights)
-        try:
-            prompts_B = torch.tensor([0, 0, 1], device=device)
-            shared = _with_gradient(shared_hidden(*case, prompts_B), weights)
-        except Exception:  # other kinds of models may fail in any way
-            return False
-    return all(
-        a.shape == b.shape and bool((a - b).abs().max() <= 1e-3 * a.abs().max())
-        for a, b in zip(plain, shared, strict=True)
-    )
-
-
-def _with_gradient(hidden_NH: torch.Tensor, weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return hidden states and the gradient of a weighted sum of them.
-
-    A plain sum would not do, because a final layer norm may make it constant.
-    """
-    if not weights:
-        return [hidden_NH]
-    weights_NH = torch.linspace(-1, 2, hidden_NH.numel(), device=hidden_NH.device)
-    total = (hidden_NH * weights_NH.view_as(hidden_NH)).sum()
-    return [hidden_NH.detach(), *torch.autograd.grad(total, weights, materialize_grads=True)]

@@ -16,7 +16,7 @@ from mugrpo.config.run import RunConfig
 from mugrpo.disk.records import Rollout
 from mugrpo.model.logprobs import response_logprobs
 from mugrpo.model.policy import Policy
-from mugrpo.model.shared_prompts import can_share_prompts
+from mugrpo.model.self_test import can_share_prompts
 from mugrpo.optimize.balance import Price, rounds
 from mugrpo.optimize.batching import MicroBatch, collate
 from mugrpo.optimize.budget import TokenBudget, computing

@@ -14,7 +14,7 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.model.dtensors import fill, tensors_of
 from mugrpo.model.logprobs import response_logprobs
 from mugrpo.model.policy import Policy
-from mugrpo.model.shared_prompts import can_share_prompts
+from mugrpo.model.self_test import can_share_prompts
 
 
 class _Logprobs(nn.Module):
