@@ -23,10 +23,11 @@ from gpu_work import (
     stand_in,
     update_flop,
 )
-from mugrpo.model.attention import Kernel
 from mugrpo.model.hardware import precision_of
 from mugrpo.model.policy import Policy
-from mugrpo.optimize.experience import Experience, TokenBudget
+from mugrpo.model.varlen import Kernel
+from mugrpo.optimize.budget import TokenBudget
+from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.trainer import Trainer
 from side_by_side import Measured, Ratio, Row, alternate
 

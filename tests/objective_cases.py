@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from mugrpo.config.base import members_of
 from mugrpo.config.load import build_config
 from mugrpo.config.objectives import Objective
-from mugrpo.optimize.experience import MicroBatch
+from mugrpo.optimize.batching import MicroBatch
 from mugrpo.optimize.loss import UpdateLoss
 from tests.updates import hand_batch
 

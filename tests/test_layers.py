@@ -36,11 +36,18 @@ WITHOUT_TORCH = {"disk", "config", "arguments"}
 MATHEMATICS = (
     "mugrpo.model.attention",
     "mugrpo.model.logprobs",
+    "mugrpo.model.rows",
     "mugrpo.model.shaping",
     "mugrpo.model.shared_prompts",
+    "mugrpo.model.varlen",
     "mugrpo.optimize.advantages",
+    "mugrpo.optimize.corrections",
+    "mugrpo.optimize.learning_rate",
+    "mugrpo.optimize.masks",
     "mugrpo.optimize.objectives",
     "mugrpo.optimize.ratios",
+    "mugrpo.optimize.reduction",
+    "mugrpo.optimize.reference",
 )
 
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms.split()}

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 from mugrpo.config.load import build_config
-from mugrpo.optimize.loss import UpdateLoss, denominator, reduced_loss
+from mugrpo.optimize.loss import UpdateLoss
+from mugrpo.optimize.reduction import denominator, reduced_loss
 from tests.updates import hand_batch
 
 MAX_NEW_TOKENS = 11

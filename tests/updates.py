@@ -14,8 +14,9 @@ import torch
 from mugrpo.config.load import build_config
 from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.model.policy import Policy, load_policy
+from mugrpo.optimize.batching import MicroBatch
 from mugrpo.optimize.cut import Layout
-from mugrpo.optimize.experience import Experience, MicroBatch
+from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.trainer import Trainer
 from tests.builders import stale, verdict
 

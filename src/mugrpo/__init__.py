@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from mugrpo.optimize.experience import Responses as Responses
     from mugrpo.optimize.forward import batch_logprobs as batch_logprobs
     from mugrpo.optimize.gradient import micro_batches as micro_batches
-    from mugrpo.optimize.loss import denominator as denominator
-    from mugrpo.optimize.loss import reduced_loss as reduced_loss
+    from mugrpo.optimize.learning_rate import learning_rate as learning_rate
+    from mugrpo.optimize.masks import negative_advantage_veto as negative_advantage_veto
     from mugrpo.optimize.objectives.grpo import loss as _grpo
     from mugrpo.optimize.objectives.topr import loss as _topr
-    from mugrpo.optimize.ratios import negative_advantage_veto as negative_advantage_veto
-    from mugrpo.optimize.trainer import learning_rate as learning_rate
+    from mugrpo.optimize.reduction import denominator as denominator
+    from mugrpo.optimize.reduction import reduced_loss as reduced_loss
     from mugrpo.pipeline import evaluate as evaluate
     from mugrpo.pipeline import generate as generate
     from mugrpo.pipeline import optimize as _optimize
@@ -66,9 +66,9 @@ _NAMES = {
     "optimize.experience": "Responses",
     "optimize.forward": "batch_logprobs",
     "optimize.gradient": "micro_batches",
-    "optimize.loss": "denominator reduced_loss",
-    "optimize.ratios": "negative_advantage_veto",
-    "optimize.trainer": "learning_rate",
+    "optimize.learning_rate": "learning_rate",
+    "optimize.masks": "negative_advantage_veto",
+    "optimize.reduction": "denominator reduced_loss",
     "pipeline": "evaluate generate score train",
     "report": "write_report",
     "rollouts.schedule": "Schedule rollout_seed",

@@ -20,9 +20,9 @@ from mugrpo.engines import _host
 from mugrpo.engines.vllm import vllm_host
 from mugrpo.engines.worker import VLLM
 from mugrpo.model.adapter import put_adapter
-from mugrpo.model.loading import Vocabulary
 from mugrpo.model.policy import load_policy
 from mugrpo.model.pretrained import model_path
+from mugrpo.model.vocabulary import Vocabulary
 from tests.model.test_architectures import tiny
 
 SETUP = {

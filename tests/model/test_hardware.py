@@ -12,7 +12,7 @@ from mugrpo.config.run import ModelOptions
 from mugrpo.config.training import LoRAOptions
 from mugrpo.engines.vllm import vllm_host
 from mugrpo.model.hardware import precision_of
-from mugrpo.model.loading import Vocabulary
+from mugrpo.model.vocabulary import Vocabulary
 from tests.cases import table
 
 

@@ -11,8 +11,8 @@ from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNormGated
 
-from mugrpo.model.policy import use_short_norms
-from mugrpo.model.shared_prompts import plain_hidden
+from mugrpo.model.norms import use_short_norms
+from mugrpo.model.rows import plain_hidden
 from tests.builders import tiny_policy
 from tests.cases import table
 

@@ -22,7 +22,7 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.engines.base import Request
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.model.pretrained import model_fingerprint
-from mugrpo.model.shared_prompts import can_share_prompts
+from mugrpo.model.self_test import can_share_prompts
 from tests.builders import (
     PROMPTS,
     TINY_FORMS,

@@ -23,7 +23,7 @@ from mugrpo.engines.base import Request
 from mugrpo.model.logprobs import response_logprobs
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.model.probe import context_of, untrainable
-from mugrpo.model.shared_prompts import can_share_prompts
+from mugrpo.model.self_test import can_share_prompts
 from tests.builders import chain_tokenizer, generated, plain_logprobs, tiny_config
 from tests.cases import table
 from tests.model.test_shaping import SIZES

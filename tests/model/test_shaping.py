@@ -17,8 +17,9 @@ from transformers import (
 )
 
 from mugrpo.config.run import ModelOptions
-from mugrpo.model.logprobs import Shaping, response_logprobs
+from mugrpo.model.logprobs import response_logprobs
 from mugrpo.model.policy import Policy
+from mugrpo.model.shaping import Shaping
 from tests.builders import chain_tokenizer, plain_logprobs, tiny_config
 from tests.cases import table
 from tests.model.test_shared_prompts import RAGGED, difference, gradients, rows

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, MambaConfig
 
 from mugrpo.model.logprobs import response_logprobs
 from mugrpo.model.policy import Policy
-from mugrpo.model.shared_prompts import can_share_prompts
+from mugrpo.model.self_test import can_share_prompts
 from tests.builders import tiny_policy
 from tests.cases import cross, table
 
@@ -143,6 +143,7 @@ class Wrapped(nn.Module):
         super().__init__()
         self.inner = tiny_policy("llama").model
         self.config, self.device, self.fault = self.inner.config, self.inner.device, fault
+        self.get_output_embeddings = self.inner.get_output_embeddings
 
     def base_model(self, packing: Any = None, **kwargs: Any) -> Any:
         if packing is None:

@@ -11,9 +11,10 @@ import pytest
 from mugrpo.config.run import ModelOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.model import policy as policies
-from mugrpo.model.loading import Vocabulary, load_tokenizer, load_vocabulary
+from mugrpo.model.loading import load_tokenizer, load_vocabulary
 from mugrpo.model.policy import load_policy
 from mugrpo.model.pretrained import cached
+from mugrpo.model.vocabulary import Vocabulary
 from tests.builders import tiny_policy
 from tests.cases import some
 

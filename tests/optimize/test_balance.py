@@ -8,7 +8,8 @@ import random
 import numpy as np
 
 from mugrpo.disk.records import Rollout
-from mugrpo.optimize.cut import Price, cut, layout, rounds, work
+from mugrpo.optimize.balance import Price, rounds, work
+from mugrpo.optimize.cut import cut, layout
 from mugrpo.processes.ranks import Ranks
 from tests.cases import table
 from tests.optimize.test_cut import row, rows_of
@@ -103,6 +104,3 @@ def test_rounds_fit_the_budget_and_every_response_comes_once(share):
             assert len(part) == 1 or layout([rows[i] for i in part], share=share).cost <= budget
         costs = works(rows, parts, share, Price(0.2, 0.01))
         assert costs == sorted(costs, reverse=True)
-
-
-# --- Work ----------------------------------------------------------------------------------------

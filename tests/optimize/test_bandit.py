@@ -21,7 +21,7 @@ import torch
 
 from mugrpo.config.base import members_of
 from mugrpo.config.objectives import Advantage, Objective
-from mugrpo.optimize import advantages, ratios
+from mugrpo.optimize import advantages, reference
 from mugrpo.optimize.objectives import kl_surrogate, load_objective
 from tests.cases import table
 
@@ -239,7 +239,7 @@ def test_the_kl_surrogates_penalty_is_kl_of_policy_and_behavior_with_its_gradien
 
 def k3(logits: Tensor, ref: Tensor) -> tuple[Tensor, Tensor]:
     """Return k3's expectation under the behavior policy, and the gradient of that."""
-    kl_BT = ratios.kl(
+    kl_BT = reference.kl(
         responses_of(logits.log_softmax(-1)),
         responses_of(BETA.log()),
         responses_of(ref.log()),

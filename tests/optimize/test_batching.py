@@ -8,8 +8,9 @@ import numpy as np
 import torch
 
 from mugrpo.disk.records import FinishReason, Rollout
+from mugrpo.optimize.batching import collate, cost
 from mugrpo.optimize.cut import Layout
-from mugrpo.optimize.experience import Responses, collate, cost
+from mugrpo.optimize.experience import Responses
 
 
 def rollout(prompt: list[int], response: list[int], logprobs: list[float]) -> Rollout:

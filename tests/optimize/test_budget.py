@@ -9,8 +9,8 @@ import pytest
 
 from mugrpo.config.training import OptimizerOptions
 from mugrpo.disk.errors import RunStopped
-from mugrpo.model.hardware import out_of_memory
-from mugrpo.optimize.experience import MicroBatchTooLarge, TokenBudget
+from mugrpo.model.memory import out_of_memory
+from mugrpo.optimize.budget import MicroBatchTooLarge, TokenBudget
 from tests.cases import table
 from tests.faults.harm import CPU, CUDA
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mugrpo.config.load import build_config
-from mugrpo.optimize import ratios
+from mugrpo.optimize import corrections
 from mugrpo.optimize.loss import UpdateLoss
 from tests.cases import table
 from tests.updates import hand_batch
@@ -35,7 +35,7 @@ def of_weights(function, **knobs: object) -> torch.Tensor:
     ],
 )
 def test_truncated_by_hand(cap, level, expected):
-    actual = of_weights(ratios.truncated, interval=(0.0, cap), level=level)
+    actual = of_weights(corrections.truncated, interval=(0.0, cap), level=level)
     torch.testing.assert_close(actual, torch.tensor(expected).double(), rtol=1e-7, atol=0)
 
 
@@ -49,7 +49,7 @@ def test_truncated_by_hand(cap, level, expected):
     ],
 )
 def test_masked_by_hand(interval, level, expected):
-    actual = of_weights(ratios.masked, interval=interval, level=level)
+    actual = of_weights(corrections.masked, interval=interval, level=level)
     torch.testing.assert_close(actual, torch.tensor(expected).double(), rtol=1e-7, atol=0)
 
 
@@ -61,9 +61,9 @@ def test_extreme_probabilities_give_weights_from_0_to_the_bound(level):
     engine = torch.tensor([[-1.0], [nothing], [nothing]])
     mask = torch.ones(3, 1, dtype=torch.bool)
     tiny = math.exp(-80)
-    actual = ratios.truncated(trainer, engine, mask, interval=(0.0, 2.0), level=level)
+    actual = corrections.truncated(trainer, engine, mask, interval=(0.0, 2.0), level=level)
     assert actual[:, 0].tolist() == pytest.approx([tiny, 2.0, 1.0], rel=1e-4)
-    actual = ratios.masked(trainer, engine, mask, interval=(0.5, 2.0), level=level)
+    actual = corrections.masked(trainer, engine, mask, interval=(0.5, 2.0), level=level)
     assert actual[:, 0].tolist() == [0.0, 0.0, 1.0]
 
 

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
+from mugrpo.optimize.batching import MicroBatch
 from mugrpo.optimize.diagnostics import TokenStatistics
-from mugrpo.optimize.experience import MicroBatch
 from tests.cases import table
 from tests.updates import hand_batch
 

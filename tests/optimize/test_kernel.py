@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from mugrpo.optimize.forward import kernel_fault
+from mugrpo.optimize.kernel import kernel_fault
 from tests.builders import tiny_policy
 from tests.cases import table
 from tests.model.test_varlen import reference

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mugrpo.optimize.loss import UpdateLoss
-from mugrpo.optimize.ratios import negative_advantage_veto, off_policy
+from mugrpo.optimize.masks import negative_advantage_veto, off_policy
 from tests.cases import table
 from tests.updates import config_of, hand_batch
 

@@ -15,7 +15,8 @@ import pytest
 import torch
 from hypothesis import example, given, note, settings
 
-from mugrpo.optimize.loss import UpdateLoss, denominator, reduced_loss
+from mugrpo.optimize.loss import UpdateLoss
+from mugrpo.optimize.reduction import denominator, reduced_loss
 from tests.cases import some
 from tests.objective_cases import (
     FORMS,

@@ -9,7 +9,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from mugrpo.disk.publishing import sha256_of
-from mugrpo.optimize.trainer import _rows, write_optimizer
+from mugrpo.optimize.optimizer_state import _rows, write_optimizer
 from tests.cases import table
 
 

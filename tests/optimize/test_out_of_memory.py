@@ -12,7 +12,8 @@ import torch
 from mugrpo.config.run import ModelOptions
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.optimize import forward, gradient
-from mugrpo.optimize.experience import Experience, TokenBudget
+from mugrpo.optimize.budget import TokenBudget
+from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.forward import rollout_logprobs
 from mugrpo.optimize.trainer import Trainer
 from tests.builders import stale

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mugrpo.optimize.loss import denominator, reduced_loss
+from mugrpo.optimize.reduction import denominator, reduced_loss
 from tests.cases import table
 
 REDUCTIONS = ("token_mean", "sequence_mean", "constant")

@@ -9,7 +9,7 @@ import torch
 
 from mugrpo.config.load import build_config
 from mugrpo.optimize.loss import UpdateLoss
-from mugrpo.optimize.ratios import kl
+from mugrpo.optimize.reference import kl
 from tests.cases import table
 from tests.updates import hand_batch
 

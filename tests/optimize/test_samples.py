@@ -10,8 +10,9 @@ import torch
 
 from mugrpo.config.run import ModelOptions
 from mugrpo.model.policy import load_policy
-from mugrpo.optimize.diagnostics import SampleCollector
-from mugrpo.optimize.experience import Experience, MicroBatch
+from mugrpo.optimize.batching import MicroBatch
+from mugrpo.optimize.experience import Experience
+from mugrpo.optimize.samples import SampleCollector
 from mugrpo.optimize.trainer import Trainer
 from tests.cases import table
 from tests.updates import config_of, hand_batch

@@ -10,7 +10,8 @@ import torch
 from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.optimize import gradient
-from mugrpo.optimize.experience import Experience, MicroBatch
+from mugrpo.optimize.batching import MicroBatch
+from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.trainer import Trainer
 from tests.cases import table
 from tests.updates import assert_same_gradients, config_of, norm, part, step, weights

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from mugrpo.optimize import ratios
+from mugrpo.optimize import corrections
 from tests.cases import table
 from tests.trl_losses import (
     DAPO,
@@ -139,7 +139,7 @@ def test_weights_equal_trls(mode, correction, clip):
     reached = 0
     for seed in range(10):
         update = random_update(seed)
-        function = getattr(ratios, correction["name"])
+        function = getattr(corrections, correction["name"])
         weights_BT = function(update.trainer, update.engine, update.mask, **knobs)
         trl = trl_weights(update, mode, clip).expand_as(weights_BT)
         torch.testing.assert_close(

@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import pytest
 
-from mugrpo.optimize import ratios
+from mugrpo.optimize.reference import kl
 from tests.cases import table
 from tests.trl_losses import (
     DAPO,
@@ -41,7 +41,7 @@ def test_kl_term_equals_trl(loss_type):
                 logged=logged,
             ),
         )
-        kl_BT = ratios.kl(update.logprobs, update.trainer, update.reference)
+        kl_BT = kl(update.logprobs, update.trainer, update.reference)
         assert kl_BT[update.mask].mean().item() == pytest.approx(logged["kl"][0], rel=1e-12)
 
 

@@ -10,7 +10,7 @@ import pytest
 from mugrpo.config.run import PromptOptions
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.records import Answer, FinishReason, GroupKey, Outcome, Score, Status
-from mugrpo.optimize import diagnostics
+from mugrpo.optimize import samples
 from mugrpo.rollouts.messages import MessageEncoder
 from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.score import response_text, scored
@@ -57,7 +57,7 @@ def test_special_tokens_stay_in_a_text_but_for_its_end_and_padding(cut):
     encode = MessageEncoder(PromptEncoder(tokenizer, 17, PromptOptions()))
     assert {
         response_text(said, tokenizer),
-        diagnostics.response(said, RIGHT, tokenizer)["text"],
+        samples.response(said, RIGHT, tokenizer)["text"],
         encode.plain(said.response_ids)["content"],
         encode.message(np.array([3], np.int32), np.array([16, 7, 0, 16, 4, 1]))["content"],
     } == {"<think>5<think>2"}

@@ -28,8 +28,8 @@ from mugrpo.engines.hf import HFEngine
 from mugrpo.engines.process import Host, RemoteEngine, visible_gpus
 from mugrpo.engines.server import ServerEngine
 from mugrpo.engines.vllm import require_vllm, vllm_host
-from mugrpo.model.loading import Vocabulary
 from mugrpo.model.policy import Policy
+from mugrpo.model.vocabulary import Vocabulary
 from mugrpo.processes.messages import first_line
 from mugrpo.processes.peer import Peer
 

@@ -20,7 +20,7 @@ from mugrpo.config.engines import RESTARTS, SILENCE, VLLMServerOptions
 from mugrpo.disk.errors import RunStopped
 from mugrpo.engines.base import WAIT, Arrivals, Completion, Decoded, Engine, Request, checked
 from mugrpo.engines.vllm import EXTENSION
-from mugrpo.model.loading import Vocabulary
+from mugrpo.model.vocabulary import Vocabulary
 from mugrpo.processes import http
 from mugrpo.processes.peer import TICK
 

@@ -14,8 +14,9 @@ from mugrpo.config.training import LoRAOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.engines.process import Host, not_run
 from mugrpo.model.hardware import precision_of
-from mugrpo.model.loading import Vocabulary, model_config, model_sizes
+from mugrpo.model.loading import model_config, model_sizes
 from mugrpo.model.pretrained import model_path
+from mugrpo.model.vocabulary import Vocabulary
 from mugrpo.processes.lifetime import passed_on
 
 OLDEST = (0, 26)  # its reload_weights takes a path; tools/vllm_env.py has the tested version

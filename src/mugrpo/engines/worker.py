@@ -71,7 +71,7 @@ class Own:
 
     @staticmethod
     def failure(error: Exception) -> str | None:
-        from mugrpo.model.hardware import failure_kind
+        from mugrpo.model.memory import failure_kind
 
         return failure_kind(error)
 

@@ -13,7 +13,8 @@ from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.records import Rollout
 from mugrpo.engines.base import Engine
 from mugrpo.hosts.engines import at_once, samplers_of
-from mugrpo.model.hardware import Precision, out_of_memory_explained, precision_of
+from mugrpo.model.hardware import Precision, precision_of
+from mugrpo.model.memory import out_of_memory_explained
 from mugrpo.rollouts.sampler import Draw, Sampler
 from mugrpo.run.opening import OpenRun
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 from mugrpo.engines import make_engines
 from mugrpo.engines.base import Engine
 from mugrpo.hosts.weights import Weights
-from mugrpo.model.hardware import give_back_if_tight, out_of_memory_explained
+from mugrpo.model.memory import give_back_if_tight, out_of_memory_explained
 from mugrpo.rollouts.messages import MessageEncoder
 from mugrpo.rollouts.sampler import Encode, Sampler
 from mugrpo.rollouts.turns import Dialogue

@@ -22,7 +22,7 @@ from mugrpo.hosts.reader import StageReader, publish_logprobs, seconds_once
 from mugrpo.hosts.updates import keep_samples, report_nonfinite, samples_due
 from mugrpo.hosts.weights import Weights, handover_dtype
 from mugrpo.optimize.checkpoint import require_finite, save_checkpoint
-from mugrpo.optimize.diagnostics import SampleCollector
+from mugrpo.optimize.samples import SampleCollector
 from mugrpo.optimize.trainer import Trainer
 from mugrpo.rollouts.sampler import Draw
 from mugrpo.run.opening import OpenRun

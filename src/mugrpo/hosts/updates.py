@@ -7,8 +7,8 @@ from typing import Any
 
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.publishing import publish_json, with_sum
-from mugrpo.optimize.diagnostics import SampleCollector
 from mugrpo.optimize.experience import Experience
+from mugrpo.optimize.samples import SampleCollector
 from mugrpo.optimize.trainer import Trainer
 from mugrpo.run.opening import OpenRun
 from mugrpo.run.stage import Stage

@@ -16,10 +16,11 @@ from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.publishing import fleeting, publish_folder, sealed_folder_fault
 from mugrpo.disk.records import Rollout
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.model.hardware import give_back_memory, out_of_memory_explained, precision_of
+from mugrpo.model.hardware import precision_of
+from mugrpo.model.memory import give_back_memory, out_of_memory_explained
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.model.pretrained import model_path
-from mugrpo.optimize.experience import TokenBudget
+from mugrpo.optimize.budget import TokenBudget
 from mugrpo.optimize.forward import rollout_logprobs
 from mugrpo.optimize.fsdp import distribute
 from mugrpo.processes.ranks import ALONE, Ranks

@@ -21,7 +21,8 @@ from torch import nn
 
 from mugrpo.config.training import LoRAOptions
 from mugrpo.disk.errors import UsageError
-from mugrpo.model.files import local, own_rows, readable_as
+from mugrpo.model.dtensors import local, own_rows
+from mugrpo.model.files import readable_as
 from mugrpo.processes.messages import first_line
 
 CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

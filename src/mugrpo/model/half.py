@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mugrpo.model.files import local
+from mugrpo.model.dtensors import local
 
 _HALFWAY = 2**15  # of the 2**16 numbers of fp32 from one of bf16 to the next
 

@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +24,10 @@ from transformers.utils.peft_utils import find_adapter_config_file
 
 from mugrpo.config.run import ModelOptions
 from mugrpo.disk.errors import UsageError
-from mugrpo.model.files import tensors_of
+from mugrpo.model.dtensors import tensors_of
 from mugrpo.model.pretrained import model_path, refuse_no_folder
 from mugrpo.model.probe import context_of
+from mugrpo.model.vocabulary import Vocabulary, vocabulary_of
 from mugrpo.processes.messages import first_line
 
 _REMEDY = (
@@ -39,14 +39,6 @@ _REMEDY = (
 _IMAGE_TOKEN = "(image|video|audio|vision|boi|boa).*_token_(id|index)"
 
 transformers_logging.disable_progress_bar()
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """The number of a model's token ids, and the ids that end a response."""
-
-    size: int
-    stop_ids: list[int]  # ascending
 
 
 def load_tokenizer(options: ModelOptions) -> Any:
@@ -126,25 +118,6 @@ def load_vocabulary(options: ModelOptions, tokenizer: Any) -> Vocabulary:
             generation_config = GenerationConfig.from_model_config(config)
     size = config.get_text_config().vocab_size
     return vocabulary_of(size, tokenizer, generation_config, options)
-
-
-def vocabulary_of(
-    size: int, tokenizer: Any, generation_config: Any, options: ModelOptions
-) -> Vocabulary:
-    """Return the vocabulary of a model with `size` embeddings.
-
-    A response ends at the end-of-sequence token of the tokenizer, or at one of those in the
-    generation config. Raises UsageError if one of these tokens is outside the embeddings.
-    """
-    eos_ids = getattr(generation_config, "eos_token_id", None)
-    ids = eos_ids if isinstance(eos_ids, list) else [] if eos_ids is None else [eos_ids]
-    stop_ids = sorted({tokenizer.eos_token_id, *ids})
-    if max(stop_ids) >= size:
-        raise UsageError(
-            f"the end-of-sequence id {max(stop_ids)} is outside the model's "
-            f"{size} embeddings: the tokenizer of {options.path} belongs to another model"
-        )
-    return Vocabulary(size, stop_ids)
 
 
 def model_config(options: ModelOptions) -> Any:

@@ -8,49 +8,19 @@ block.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from mugrpo.model.attention import Kernel
-from mugrpo.model.shared_prompts import plain_hidden, response_places, shared_hidden
+from mugrpo.model.rows import plain_hidden, response_places
+from mugrpo.model.shaping import PLAIN, Shaping
+from mugrpo.model.shared_prompts import shared_hidden
+from mugrpo.model.varlen import Kernel
 
 # Numbers of a block. A CPU's cores hold it in their caches from one pass to the next. On a GPU it
 # bounds the memory of the passes (256 MiB each), and starts few kernels.
 _ON_CPU, _ON_GPU = 2**18, 2**26
-
-
-@dataclass(frozen=True)
-class Shaping:
-    """logits = cap tanh(scale x / cap), or scale x without a cap; x = hidden @ weight.T + bias."""
-
-    scale: float = 1.0
-    cap: float | None = None
-
-    @classmethod
-    def of(cls, model: Any) -> Shaping:
-        """Return what `model` does to its logits, by the names that architectures have for it.
-
-        If another model does more, `probe.untrainable` finds it.
-        """
-        config = model.config.get_text_config()
-        scale = 1.0
-        for name in ("logit_scale", "lm_head_multiplier"):  # Cohere, FalconH1
-            scale *= getattr(config, name, None) or 1.0
-        scaling = getattr(config, "logits_scaling", None) or 1.0  # Granite divides by it
-        scale = scale * scaling if config.model_type == "hyperclovax" else scale / scaling
-        return cls(scale, getattr(config, "final_logit_softcapping", None))
-
-    def __call__(self, raw: torch.Tensor) -> torch.Tensor:
-        """Return the logits in fp32."""
-        logits = raw.float()
-        logits = logits if self.scale == 1 else logits * self.scale
-        return logits if self.cap is None else (logits / self.cap).tanh_().mul_(self.cap)
-
-
-PLAIN = Shaping()
 
 
 class _ChunkedLogprobs(torch.autograd.Function):

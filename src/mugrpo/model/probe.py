@@ -17,8 +17,9 @@ import torch
 from torch import nn
 
 from mugrpo.disk.errors import UsageError
-from mugrpo.model.logprobs import Shaping, full_logits
-from mugrpo.model.shared_prompts import body_of
+from mugrpo.model.logprobs import full_logits
+from mugrpo.model.rows import body_of
+from mugrpo.model.shaping import Shaping
 from mugrpo.processes.messages import first_line
 
 _TOLERANCE = 1e-3  # of the largest number; rounding in fp32 is a thousandth of it

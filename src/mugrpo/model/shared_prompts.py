@@ -9,7 +9,6 @@ dimension.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +16,9 @@ import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface
 
-from mugrpo.model.attention import Kernel, Sequences, attending, refuse_unknown
+from mugrpo.model.attention import attending, refuse_unknown
+from mugrpo.model.rows import body_of, response_lengths
+from mugrpo.model.varlen import Kernel, Sequences
 
 PACKED = "mugrpo_packed"  # the name that registers `packed_attention` with transformers
 
@@ -226,95 +227,3 @@ def _gathered(states_MHD: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     """Return the states at `indices` [rows, columns], [rows, H, columns, D]."""
     chosen = states_MHD.index_select(0, indices.flatten())
     return chosen.view(*indices.shape, *chosen.shape[1:]).transpose(1, 2)
-
-
-def can_share_prompts(model: Any) -> bool:
-    """Return whether `shared_hidden` equals `plain_hidden`, tested on tiny rows in fp32.
-
-    They differ for models that mix tokens other than by attention, or whose attention is not
-    supported.
-    """
-    device = model.device
-    ids_BL = torch.arange(3 * 8, device=device).view(3, 8) % 7 + 1
-    ids_BL[1, :3] = ids_BL[0, :3]  # two responses to a prompt of three tokens, one to one of five
-    prompt_lengths_B = torch.tensor([3, 3, 5], device=device)
-    mask_BT = torch.arange(3, device=device) < torch.tensor([[3], [1], [2]], device=device)
-    case = (model, ids_BL, prompt_lengths_B, mask_BT)
-    weights = [p for p in model.parameters() if p.requires_grad][:2]  # a new adapter's A has none
-    with torch.enable_grad():
-        plain = _with_gradient(plain_hidden(*case), weights)
-        try:
-            prompts_B = torch.tensor([0, 0, 1], device=device)
-            shared = _with_gradient(shared_hidden(*case, prompts_B), weights)
-        except Exception:  # other kinds of models may fail in any way
-            return False
-    return all(
-        a.shape == b.shape and bool((a - b).abs().max() <= 1e-3 * a.abs().max())
-        for a, b in zip(plain, shared, strict=True)
-    )
-
-
-def _with_gradient(hidden_NH: torch.Tensor, weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return hidden states and the gradient of a weighted sum of them.
-
-    A plain sum would not do, because a final layer norm may make it constant.
-    """
-    if not weights:
-        return [hidden_NH]
-    weights_NH = torch.linspace(-1, 2, hidden_NH.numel(), device=hidden_NH.device)
-    total = (hidden_NH * weights_NH.view_as(hidden_NH)).sum()
-    return [hidden_NH.detach(), *torch.autograd.grad(total, weights, materialize_grads=True)]
-
-
-# Rows of a prompt and a response: places of tokens, and the hidden states that predict them.
-#
-# Suffixes: B responses, L prompt and response tokens (right-padded), T chosen tokens of a
-# response, N packed chosen tokens, H hidden size.
-
-
-def body_of(model: Any) -> Any:
-    """Return the part of a causal language model that computes hidden states, without the head."""
-    base = model.base_model  # Llama4 gives its language model another name than it says
-    return getattr(model, "model", model) if base is model else base
-
-
-def response_places(
-    ids_BL: torch.Tensor,
-    prompt_lengths_B: torch.Tensor,
-    mask_BT: torch.Tensor,
-    steps_BT: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Return the indices of chosen response tokens in the flattened `ids_BL`, [N].
-
-    `mask_BT` is true for each chosen token, and `steps_BT` its index in the response. By default,
-    the indices are 0, 1, 2, ...
-    """
-    rows_B1 = torch.arange(len(ids_BL), device=ids_BL.device)[:, None] * ids_BL.shape[1]
-    if steps_BT is None:
-        steps_BT = torch.arange(mask_BT.shape[1], device=ids_BL.device)
-    return (rows_B1 + prompt_lengths_B[:, None] + steps_BT)[mask_BT]
-
-
-def response_lengths(mask_BT: torch.Tensor, steps_BT: torch.Tensor | None) -> torch.Tensor:
-    """Return the tokens of each response up to its last chosen one, [B]. See `response_places`."""
-    if steps_BT is None:
-        return mask_BT.sum(-1)
-    return (steps_BT + 1).masked_fill(~mask_BT, 0).amax(-1)
-
-
-def plain_hidden(
-    model: Any,
-    ids_BL: torch.Tensor,
-    prompt_lengths_B: torch.Tensor,
-    mask_BT: torch.Tensor,
-    steps_BT: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Return the hidden state before each chosen response token, [N, H]. See `response_places`.
-
-    `ids_BL` is padded on the right. A causal model never attends to later tokens, so no attention
-    mask is needed and the fast kernels stay usable.
-    """
-    hidden_BLH = body_of(model)(input_ids=ids_BL, use_cache=False).last_hidden_state
-    places_N = response_places(ids_BL, prompt_lengths_B, mask_BT, steps_BT)
-    hidden_NH: torch.Tensor = hidden_BLH.flatten(0, 1).index_select(0, places_N - 1)
-    return hidden_NH

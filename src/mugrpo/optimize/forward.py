@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,15 +14,14 @@ from numpy.typing import NDArray
 
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.records import Rollout
-from mugrpo.model.attention import Kernel, varlen_kernel
-from mugrpo.model.files import local
 from mugrpo.model.logprobs import response_logprobs
 from mugrpo.model.policy import Policy
-from mugrpo.model.shared_prompts import can_share_prompts
-from mugrpo.optimize.cut import Price, rounds
-from mugrpo.optimize.experience import MicroBatch, Responses, TokenBudget, collate, computing
+from mugrpo.model.self_test import can_share_prompts
+from mugrpo.optimize.balance import Price, rounds
+from mugrpo.optimize.batching import MicroBatch, collate
+from mugrpo.optimize.budget import TokenBudget, computing
+from mugrpo.optimize.experience import Responses
 from mugrpo.optimize.fsdp import release
-from mugrpo.processes.messages import first_line
 
 # Tokens whose logits exist at once: 620 MB in fp32 with a vocabulary of 152,000.
 LOGPROB_CHUNK = 1024
@@ -37,7 +35,7 @@ def batch_logprobs(
     Both are in nats, of softmax(logits / temperature) with the config's temperature, and 0 where
     the batch's mask is false. Only logprobs have a gradient.
     """
-    return _logprobs_function(policy)(
+    return logprobs_function(policy)(
         batch.ids,
         batch.prompt_lengths,
         batch.mask,
@@ -49,7 +47,7 @@ def batch_logprobs(
     )
 
 
-def _logprobs_function(policy: Policy) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+def logprobs_function(policy: Policy) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
     """Return what computes logprobs and entropy under `policy`, see `response_logprobs`."""
     return policy.compute or partial(response_logprobs, policy.working())
 
@@ -64,7 +62,7 @@ def shares_prompts(policy: Policy) -> bool:
 def rounds_of(
     policy: Policy, rollouts: Sequence[Rollout], tokens: int, share: bool
 ) -> list[list[int]]:
-    """Return the micro-batches of the policy's ranks, see `cut.rounds`.
+    """Return the micro-batches of the policy's ranks, see `balance.rounds`.
 
     The first rank cuts for all, as many ranks on a machine would slow each other down. All ranks
     must call this.
@@ -117,78 +115,3 @@ def rollout_logprobs(
         return [by_place[place].numpy() for place in range(len(rollouts))]
 
     return (budget or TokenBudget(config.optimizer)).fitted(logprobs_with)
-
-
-# Choose the attention of updates on a GPU: torch's kernel without masks, if it agrees with masks.
-
-
-# Largest norm of a difference, relative to the norm. In bf16, kernels may differ by a few percent;
-# a wrong mask changes most numbers.
-_TOLERANCE = 0.1
-
-
-def choose_kernel(policy: Policy, say: Callable[[str], None]) -> None:
-    """Let `policy` attend without masks and padding if it runs in bf16 on a GPU and agrees.
-
-    Call `say` with a sentence if it does not. All ranks must call this.
-    """
-    if policy.device.type != "cuda" or policy.precision != "bf16":
-        return
-    kernel = varlen_kernel()
-    fault = "this torch has no varlen_attn" if kernel is None else kernel_fault(policy, kernel)
-    policy.kernel = None if fault else kernel
-    if fault:
-        say(f"attention is computed with masks and padding, which takes longer: {fault}")
-
-
-def kernel_fault(policy: Policy, kernel: Kernel) -> str | None:
-    """Return why `policy` must not use `kernel`, or None.
-
-    Hidden states and a gradient of three short responses, two of them to one prompt, are compared
-    with those of padded rows; once with that prompt shared, once without. (Logprobs differ too
-    little: most of each is the logarithm of the vocabulary's size.) All ranks must call this.
-    """
-    fault = ""
-    try:
-        plain = _hidden_and_gradient(policy, None, shared=False)
-        for shared in (True, False):
-            for name, found in _hidden_and_gradient(policy, kernel, shared=shared).items():
-                if not (found - plain[name]).norm() <= _TOLERANCE * plain[name].norm():
-                    kind = "of shared prompts" if shared else "of single rows"
-                    fault = fault or f"varlen_attn gives this model other {name} {kind}"
-    except Exception as error:  # other kinds of models may fail in any way
-        fault = f"varlen_attn fails ({first_line(error)})"
-    for parameter in policy.model.parameters():
-        parameter.grad = None
-    return next(filter(None, policy.ranks.all(fault)), None)
-
-
-def _hidden_and_gradient(
-    policy: Policy, kernel: Kernel | None, *, shared: bool
-) -> dict[str, torch.Tensor]:
-    """Return hidden states, and the gradient of a weighted sum of logprobs by the first parameter.
-
-    All layers' gradients lead to that one. Of a model that ranks share, only this rank's rows.
-    """
-    device = policy.device
-    # More tokens than the 64 that a kernel takes at once.
-    ids_BL = torch.arange(3 * 96, device=device).view(3, 96) % 7 + 1
-    ids_BL[1, :40] = ids_BL[0, :40]
-    prompt_lengths_B = torch.tensor([40, 40, 70], device=device)
-    mask_BT = torch.arange(56, device=device) < torch.tensor([[56], [1], [20]], device=device)
-    prompts_B = torch.tensor([0, 0, 1], device=device) if shared else None
-    hidden: list[torch.Tensor] = []
-    how: dict[str, Any] = {"temperature": 1.0, "chunk": 16, "kernel": kernel}
-    first = next(p for p in policy.model.parameters() if p.requires_grad)
-    first.grad = None
-    with torch.enable_grad():
-        logprobs_BT, _ = _logprobs_function(policy)(
-            ids_BL, prompt_lengths_B, mask_BT, prompts_B, watch=hidden.append, **how
-        )
-    weights_BT = torch.linspace(-1, 2, logprobs_BT.numel(), device=device).view_as(logprobs_BT)
-    (logprobs_BT * weights_BT).sum().backward()
-    gradient = torch.zeros_like(first) if first.grad is None else first.grad
-    return {
-        "hidden states": hidden[0].detach().float(),
-        "gradients of its first weights": local(gradient).float(),
-    }

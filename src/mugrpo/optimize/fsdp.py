@@ -11,10 +11,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from mugrpo.disk.errors import UsageError
-from mugrpo.model.files import fill, tensors_of
+from mugrpo.model.dtensors import fill, tensors_of
 from mugrpo.model.logprobs import response_logprobs
 from mugrpo.model.policy import Policy
-from mugrpo.model.shared_prompts import can_share_prompts
+from mugrpo.model.self_test import can_share_prompts
 
 
 class _Logprobs(nn.Module):

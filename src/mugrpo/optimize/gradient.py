@@ -16,11 +16,14 @@ import torch
 
 from mugrpo.config.run import RunConfig
 from mugrpo.model.policy import Policy
+from mugrpo.optimize.batching import MicroBatch, collate
+from mugrpo.optimize.budget import computing
 from mugrpo.optimize.diagnostics import TokenStatistics
-from mugrpo.optimize.experience import MicroBatch, Responses, collate, computing
+from mugrpo.optimize.experience import Responses
 from mugrpo.optimize.forward import batch_logprobs, rounds_of, shares_prompts
 from mugrpo.optimize.fsdp import release
-from mugrpo.optimize.loss import UpdateLoss, denominator, reduced_loss
+from mugrpo.optimize.loss import UpdateLoss
+from mugrpo.optimize.reduction import denominator, reduced_loss
 
 # Called with a micro-batch, its logprobs, and the loss's metrics and entropy, all [B, T].
 Watch = Callable[[MicroBatch, torch.Tensor, dict[str, torch.Tensor]], None]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -19,18 +19,20 @@ from mugrpo.config.objectives import FileOptions, KLReference
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.sources import load_file
-from mugrpo.optimize import ratios
-from mugrpo.optimize.experience import MicroBatch, Responses, advantage_of
+from mugrpo.optimize import corrections, masks
+from mugrpo.optimize.batching import MicroBatch
+from mugrpo.optimize.experience import Responses, advantage_of
 from mugrpo.optimize.objectives import Objective, TokenTensors, load_objective
+from mugrpo.optimize.reference import kl
 
 Tensors = Mapping[str, torch.Tensor]
 
 # name of an option -> its function
-_VETOES = {"negative_advantage": ratios.negative_advantage_veto}
-_SEQUENCE_MASKS = {"off_policy": ratios.off_policy}
+_VETOES = {"negative_advantage": masks.negative_advantage_veto}
+_SEQUENCE_MASKS = {"off_policy": masks.off_policy}
 _CORRECTIONS: dict[str, Callable[..., torch.Tensor]] = {
-    "truncated": ratios.truncated,
-    "masked": ratios.masked,
+    "truncated": corrections.truncated,
+    "masked": corrections.masked,
 }
 
 
@@ -100,7 +102,7 @@ class UpdateLoss:
             metrics["correction_weight"] = weight_BT * batch.mask
             loss_BT = loss_BT * weight_BT
         if self._kl is not None:
-            kl_BT = ratios.kl(logprobs_BT, behavior_BT, batch.stored["reference_logprobs"])
+            kl_BT = kl(logprobs_BT, behavior_BT, batch.stored["reference_logprobs"])
             counted_BT = batch.mask & batch.varied[:, None] if self._masks else batch.mask
             kl_BT = kl_BT * counted_BT
             metrics["kl_reference"] = kl_BT.detach()
@@ -172,40 +174,3 @@ def _try(objective: Objective, knobs: Mapping[str, Any]) -> None:
         raise ValueError(f"loss returned {[*loss_BT.shape]} for [1, 2]")
     if missing := {*objective.metrics} - metrics.keys():
         raise ValueError(f"loss returned no metric {min(missing)!r}")
-
-
-# Reduce token losses to one number, with the update's denominator.
-
-
-Reduction = Literal["token_mean", "sequence_mean", "constant"]
-
-
-def denominator(reduction: Reduction, *, tokens: int, responses: int, max_new_tokens: int) -> int:
-    """Return the number that an update's summed loss is divided by.
-
-    It counts every response of the update, even if masked, vetoed or not computed. Therefore
-    neither a mask nor the cut into micro-batches changes the weight of the other tokens. `tokens`
-    and `responses` are those of the update, and only tokens that the policy sampled are counted;
-    `max_new_tokens` is the config's.
-    """
-    return {
-        "token_mean": tokens,
-        "sequence_mean": responses,
-        "constant": responses * max_new_tokens,
-    }[reduction]
-
-
-def reduced_loss(
-    loss_BT: torch.Tensor, mask_BT: torch.Tensor, reduction: Reduction, denominator: int
-) -> torch.Tensor:
-    """Return what these responses contribute to an update's loss, a scalar.
-
-    token_mean and constant: sum of the token losses / denominator. sequence_mean: sum of each
-    response's mean token loss / denominator. The contributions of all micro-batches add up to the
-    update's loss. `loss_BT` and `mask_BT` (bool, true at response tokens) are [B, T].
-    """
-    assert loss_BT.shape == mask_BT.shape and loss_BT.ndim == 2
-    per_response_B = (loss_BT * mask_BT).sum(-1)
-    if reduction == "sequence_mean":
-        per_response_B = per_response_B / mask_BT.sum(-1).clamp(min=1)
-    return per_response_B.sum() / denominator

@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from safetensors import safe_open
 
 from mugrpo.config.run import RunConfig
-from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.publishing import passing
 from mugrpo.disk.records import FinishReason
-from mugrpo.model.files import ModelPart, full, like, local, moved, own_rows, write_tensors
+from mugrpo.model.dtensors import full, moved
+from mugrpo.model.files import ModelPart
 from mugrpo.model.half import begin_in_bf16
-from mugrpo.model.hardware import give_back_if_tight, give_back_memory, out_of_memory_explained
+from mugrpo.model.memory import give_back_if_tight, give_back_memory, out_of_memory_explained
 from mugrpo.model.policy import Policy
-from mugrpo.optimize.experience import Experience, Responses, TokenBudget, cost, with_advantages
-from mugrpo.optimize.forward import choose_kernel, shares_prompts
+from mugrpo.optimize.batching import cost
+from mugrpo.optimize.budget import TokenBudget
+from mugrpo.optimize.experience import Experience, Responses, with_advantages
+from mugrpo.optimize.forward import shares_prompts
 from mugrpo.optimize.gradient import Gradient, Watch, leave_gradient
+from mugrpo.optimize.kernel import choose_kernel
+from mugrpo.optimize.learning_rate import learning_rate
 from mugrpo.optimize.loss import UpdateLoss
-from mugrpo.processes.ranks import Ranks
+from mugrpo.optimize.optimizer_state import load_optimizer, optimizer_in_memory, write_optimizer
 
 _LARGE_STATE = (
     "weights, gradients and AdamW's moments take 16 bytes per parameter, whatever the options; "
@@ -244,124 +245,3 @@ class Trainer:
             "truncated_share": sum(cut) / len(cut),
             **gradient.statistics.values(tokens),
         }
-
-
-# The learning rate as a function of the number of updates, never of rollouts.
-
-
-def learning_rate(
-    update: int,
-    *,
-    peak: float,
-    schedule: Literal["constant", "linear", "cosine"],
-    warmup_updates: int,
-    total_updates: int,
-) -> float:
-    """Return the learning rate of update number `update` (from 0).
-
-    During the warm-up it is peak x (update + 1) / warmup_updates. Then it is constant, or falls
-    linearly or as a cosine from peak to 0. The update after the last would have the rate 0, as in
-    transformers: the last one still trains.
-    """
-    if update < warmup_updates:
-        return peak * (update + 1) / warmup_updates
-    if schedule == "constant":
-        return peak
-    progress = min(1.0, (update - warmup_updates) / max(1, total_updates - warmup_updates))
-    fall = progress if schedule == "linear" else (1 - math.cos(math.pi * progress)) / 2
-    return peak * (1 - fall)
-
-
-# The optimizer's state on disk: one file per rank with that rank's rows, and no pickles.
-#
-# A single rank writes `optimizer.safetensors`. Several write `optimizer-00001-of-00002.safetensors`
-# and so on. A rank that loads them reads its own rows only, from whichever files hold them, so any
-# number of ranks can resume.
-#
-# Why not torch.distributed.checkpoint? It loads the same bits, but takes longer to save (50 M
-# parameters: 2.2 s instead of 1.45 on one rank, 2.3 instead of 1.9 on two, and 0.6 to 1 s more for
-# the checksums that are included here), and no engine reads its files.
-
-
-_RNG = "rng/cpu"
-
-
-def optimizer_in_memory(
-    optimizer: torch.optim.Optimizer,
-    names: dict[torch.Tensor, str],
-    ranks: Ranks,
-    *,
-    copied: bool,
-) -> dict[str, torch.Tensor]:
-    """Return this rank's part of the state in CPU memory, under the parameters' `names`.
-
-    Rank 0 adds torch's random state. If `copied`, later updates do not change it.
-    """
-    tensors = {
-        f"{names[parameter]}/{key}": local(value).to("cpu", copy=copied).contiguous()
-        for parameter, state in optimizer.state.items()
-        for key, value in state.items()
-    }
-    if ranks.first:
-        tensors[_RNG] = torch.get_rng_state()
-    return tensors
-
-
-def write_optimizer(
-    folder: Path, tensors: dict[str, torch.Tensor], shard: tuple[int, int]
-) -> dict[str, str]:
-    """Write this rank's part of the state: its `shard`.
-
-    Return the file's checksum under its name. No rank waits for another.
-    """
-    name = _name(*shard)
-    return {name: write_tensors(folder / name, tensors)}
-
-
-def load_optimizer(
-    folder: Path, optimizer: torch.optim.Optimizer, parameters: dict[str, torch.Tensor]
-) -> None:
-    """Load the state, however many ranks wrote it. Raises RunStopped if a part is missing."""
-    files = sorted(folder.glob("optimizer*.safetensors"))
-    if not files or len(files) != _ranks_of(files[0]):
-        raise RunStopped(f"{folder} lacks parts of the optimizer's state; use another checkpoint")
-    optimizer.state.clear()
-    opened = [safe_open(file, framework="pt") for file in files]
-    for name in opened[0].keys():  # noqa: SIM118 - not a dictionary
-        if name == _RNG:
-            torch.set_rng_state(opened[0].get_tensor(name))
-            continue
-        parameter_name, _, key = name.rpartition("/")
-        parameter = parameters[parameter_name]
-        if not opened[0].get_slice(name).get_shape():  # AdamW's step count
-            count = opened[0].get_tensor(name).clone()  # on the device where fused AdamW counts
-            optimizer.state[parameter][key] = count.to(local(parameter).device)
-            continue
-        rows = _rows(opened, name, own_rows(parameter))
-        optimizer.state[parameter][key] = like(rows, parameter)
-
-
-def _rows(files: Sequence[Any], name: str, wanted: slice) -> torch.Tensor:
-    """Return the `wanted` rows of a tensor whose rows are spread over `files`, in order."""
-    parts, first = [], 0
-    for file in files:
-        part = file.get_slice(name)
-        end = first + part.get_shape()[0]
-        start, stop = max(wanted.start, first), min(wanted.stop, end)
-        if start < stop:
-            parts.append(part[start - first : stop - first])
-        first = end
-    return torch.cat(parts) if parts else files[0].get_slice(name)[0:0]
-
-
-def _name(shard: int, shards: int) -> str:
-    return (
-        "optimizer.safetensors"
-        if shards == 1
-        else f"optimizer-{shard + 1:05d}-of-{shards:05d}.safetensors"
-    )
-
-
-def _ranks_of(file: Path) -> int:
-    match = re.search(r"-of-(\d+)\.safetensors$", file.name)
-    return int(match[1]) if match else 1

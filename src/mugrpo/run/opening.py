@@ -18,13 +18,8 @@ from mugrpo.environments.base import Environments
 from mugrpo.environments.pool import environments_of, tools_of
 from mugrpo.model.adapter import imported_peft
 from mugrpo.model.hardware import with_precision
-from mugrpo.model.loading import (
-    Vocabulary,
-    image_tokens,
-    load_tokenizer,
-    load_vocabulary,
-    model_sizes,
-)
+from mugrpo.model.loading import image_tokens, load_tokenizer, load_vocabulary, model_sizes
+from mugrpo.model.vocabulary import Vocabulary
 from mugrpo.processes.lifetime import StopFlag
 from mugrpo.processes.ranks import ALONE, Ranks
 from mugrpo.rollouts.prompts import PromptEncoder

@@ -13,7 +13,7 @@ from mugrpo.disk.publishing import passing, publish_folder, publish_json, with_s
 from mugrpo.disk.shards import RowReader, ShardSet, read_rollouts, score_from_row
 from mugrpo.hosts.host import Host, Refreshed
 from mugrpo.hosts.updates import SAMPLES
-from mugrpo.optimize.diagnostics import response
+from mugrpo.optimize.samples import response
 from mugrpo.rollouts.sampler import Draw
 from mugrpo.rollouts.score import scored
 from mugrpo.rollouts.side_by_side import Wanted

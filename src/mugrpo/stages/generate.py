@@ -9,7 +9,7 @@ from mugrpo.disk.publishing import passing
 from mugrpo.engines.base import Decoded
 from mugrpo.hosts.engines import samplers_of
 from mugrpo.hosts.host import Host, Refreshed
-from mugrpo.model.hardware import out_of_memory_explained
+from mugrpo.model.memory import out_of_memory_explained
 from mugrpo.rollouts.sampler import Draw, SampledShard
 from mugrpo.rollouts.side_by_side import Wanted, pieces_of, sampled_shards
 from mugrpo.run.opening import OpenRun

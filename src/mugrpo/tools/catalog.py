@@ -15,10 +15,10 @@ from mugrpo.config.training import SamplingOptions
 # Group -> the module with the functions of its parts. Objectives have a module each.
 _FUNCTIONS = {
     "advantage": "mugrpo.optimize.advantages",
-    "veto": "mugrpo.optimize.ratios",
-    "sequence_mask": "mugrpo.optimize.ratios",
-    "correction": "mugrpo.optimize.ratios",
-    "reference": "mugrpo.optimize.ratios",
+    "veto": "mugrpo.optimize.masks",
+    "sequence_mask": "mugrpo.optimize.masks",
+    "correction": "mugrpo.optimize.corrections",
+    "reference": "mugrpo.optimize.reference",
 }
 _CALLED = {"negative_advantage": "negative_advantage_veto"}  # name -> function, if they differ
 

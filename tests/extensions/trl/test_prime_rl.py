@@ -11,7 +11,8 @@ import torch
 
 from mugrpo.config.load import build_config
 from mugrpo.extensions.prime_rl import loss
-from mugrpo.optimize.loss import UpdateLoss, reduced_loss
+from mugrpo.optimize.loss import UpdateLoss
+from mugrpo.optimize.reduction import reduced_loss
 from tests.cases import table
 from tests.objective_cases import seeded
 

@@ -11,7 +11,8 @@ import torch
 
 from mugrpo.config.load import build_config
 from mugrpo.extensions.verl import register
-from mugrpo.optimize.loss import UpdateLoss, denominator, reduced_loss
+from mugrpo.optimize.loss import UpdateLoss
+from mugrpo.optimize.reduction import denominator, reduced_loss
 from tests.objective_cases import seeded
 
 

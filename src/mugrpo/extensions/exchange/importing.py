@@ -46,8 +46,9 @@ from mugrpo.extensions.exchange.writing import (
     write_stage,
 )
 from mugrpo.model.hardware import with_precision
-from mugrpo.model.loading import Vocabulary, load_vocabulary
+from mugrpo.model.loading import load_vocabulary
 from mugrpo.model.policy import load_policy
+from mugrpo.model.vocabulary import Vocabulary
 from mugrpo.processes.messages import first_line
 from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.schedule import Schedule

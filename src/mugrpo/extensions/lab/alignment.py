@@ -36,7 +36,8 @@ from mugrpo.hosts.local import LocalHost
 from mugrpo.hosts.reader import StageReader
 from mugrpo.hosts.weights import Weights
 from mugrpo.model.policy import Policy
-from mugrpo.optimize.experience import Experience, TokenBudget, with_advantages
+from mugrpo.optimize.budget import TokenBudget
+from mugrpo.optimize.experience import Experience, with_advantages
 from mugrpo.optimize.gradient import leave_gradient
 from mugrpo.optimize.loss import UpdateLoss
 from mugrpo.report.readable import markdown

@@ -9,7 +9,7 @@ import pytest
 
 from counts import Group, forward_flop, passed
 from mugrpo.extensions.lab.plan.planner import UpdatePrices, as_rollouts, price_of
-from mugrpo.optimize.cut import work
+from mugrpo.optimize.balance import work
 from tests.extensions.lab.plan.cases import FAST, TINY, config, machine
 
 PROMPTS, RESPONSES = np.array([2]), np.array([[2, 3]])

@@ -20,7 +20,7 @@ from mugrpo.extensions.lab.plan.generation import EnginePrices, Engines, Generat
 from mugrpo.extensions.lab.plan.lengths import Lengths
 from mugrpo.extensions.lab.plan.machine import Machine
 from mugrpo.model.pretrained import model_path
-from mugrpo.optimize.cut import Price, rounds, work
+from mugrpo.optimize.balance import Price, rounds, work
 
 PARTS = ("refresh", "generate", "score", "logprobs", "optimize", "checkpoint", "evaluate")
 

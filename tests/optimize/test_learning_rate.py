@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from mugrpo.optimize.trainer import learning_rate
+from mugrpo.optimize.learning_rate import learning_rate
 from tests.cases import table
 
 
