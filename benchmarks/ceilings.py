@@ -14,9 +14,18 @@ from itertools import cycle
 
 import torch
 
-from counts import Group, Work, decoded, forward_flop, passed, prefill
+from counts import (
+    STEP_BYTES,
+    STEP_FLOP,
+    Group,
+    Shape,
+    Work,
+    decoded,
+    forward_flop,
+    passed,
+    prefill,
+)
 from device import clocked
-from mugrpo.extensions.lab.plan.counts import STEP_BYTES, STEP_FLOP, Shape
 
 COLD_BYTES = 192 * 2**20  # of all copies of a matrix together, more than caches hold
 LONGEST = 0.3  # seconds for which a call is repeated

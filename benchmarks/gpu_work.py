@@ -12,12 +12,11 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from counts import Group, forward_flop, passed
+from counts import Group, Shape, forward_flop, passed
 from mugrpo.config.load import build_config
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.records import FinishReason, Rollout, Score, Status
 from mugrpo.engines.base import Request
-from mugrpo.extensions.lab.plan.counts import Shape
 from mugrpo.model.adapter import Adapter
 from mugrpo.model.loading import load_tokenizer
 from mugrpo.model.policy import Policy

@@ -17,13 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from counts import Group
+from counts import Group, Shape
 from mugrpo.config.load import build_config
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.records import Problem, Rollout, Score, Status
 from mugrpo.engines import make_engine
 from mugrpo.engines.base import Completion, Request
-from mugrpo.extensions.lab.plan.counts import Shape
 from mugrpo.model.policy import Policy
 from mugrpo.optimize.trainer import Experience
 from side_by_side import ROOT

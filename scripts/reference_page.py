@@ -69,9 +69,9 @@ def _shards() -> Iterable[str]:
     yield table(("column", "type", ""), rows)
     about = (inspect.getdoc(Rollout) or "").partition("\n\n")[2]
     yield textwrap.fill(" ".join(about.split("\n\n")[0].split()), 118)
-    others = {"scores": shards.SCORE_SCHEMA, "plan": shards.PLAN_SCHEMA}
-    rows = ((f"`{n}`", ", ".join(f"`{c.name}`" for c in schema)) for n, schema in others.items())
-    yield table(("other shards", "columns"), [*rows, ("logprobs of other policies", "`logprobs`")])
+    scores = ", ".join(f"`{column.name}`" for column in shards.SCORE_SCHEMA)
+    others = [("`scores`", scores), ("logprobs of other policies", "`logprobs`")]
+    yield table(("other shards", "columns"), others)
 
 
 def _type(kind: object) -> str:

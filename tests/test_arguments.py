@@ -16,7 +16,7 @@ from tests.cases import table
 
 TAKE_OPTIONS = [
     *("train", "check", "generate", "score", "optimize"),
-    *("evaluate", "bakeoff", "alignment", "export", "import", "plan"),
+    *("evaluate", "bakeoff", "alignment", "export", "import"),
 ]
 
 

@@ -5,6 +5,7 @@ A page is a folder: files that it names are written there, and its Python runs t
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import runpy
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import tomllib
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -97,6 +99,51 @@ def test_the_reference_has_every_key_of_a_runs_metrics(reference: Path):
         for key in line:
             known = patterns["every line"] + patterns[line["kind"]]
             assert any(fnmatch(key, pattern) for pattern in known), (line["kind"], key)
+
+
+# Blocks of code, which are no prose; and what looks like an identifier, a dotted name or a path.
+_CODE = re.compile(r"^ *```(?s:.*?)^ *```$|^(?: {4}.*\n)+", re.MULTILINE)
+_NAME = re.compile(r"\w+(\.\w+)*|[\w./-]*/[\w./-]+|[\w-]+\.(py|toml|md)")
+
+
+@cache
+def source() -> tuple[frozenset[str], str]:
+    """Return the names that the source and its tests define, and all paths, a line each.
+
+    Names are those of modules, classes, functions, arguments, variables, public attributes and
+    pytest marks, and texts, such as names of metrics and files.
+    """
+    marks = re.findall(r'^  "(\w+): ', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    names = {"pytest", "mark", *marks}
+    for file in (f for place in ("src", "tests", "scripts") for f in (ROOT / place).rglob("*.py")):
+        names.add(file.stem)
+        for node in ast.walk(ast.parse(file.read_text())):
+            match node:
+                case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.arg(arg=name):
+                    names.add(name)
+                case ast.Name(id=name, ctx=ast.Store()) | ast.Constant(value=str(name)):
+                    names.add(name)
+                case ast.Attribute(attr=name, ctx=ast.Store()) if not name.startswith("_"):
+                    names.add(name)
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout
+    return frozenset(names), "".join(f"/{path}\n" for path in listed.splitlines())
+
+
+def exists(name: str) -> bool:
+    """Return whether the source has the name or path; NAME stands for one that is to come."""
+    names, paths = source()
+    if name in names or names.issuperset(name.split(".")):
+        return True
+    path = name.partition("NAME")[0].rpartition("/")[0] if "NAME" in name else name
+    return any(f"/{path}{end}" in paths for end in ("/", "\n"))
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md"])
+def test_the_names_of_a_page_about_the_code_exist(page: str):
+    texts = re.findall(r"`([^`\n]+)`", _CODE.sub("", (ROOT / page).read_text()))
+    names = [text for text in dict.fromkeys(texts) if _NAME.fullmatch(text)]
+    assert len(names) > 20
+    assert [name for name in names if not exists(name)] == []
 
 
 def _is_there(page: Path, link: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
+import tomllib
 from collections.abc import Iterable, Iterator
 from itertools import count
 from pathlib import Path
@@ -15,30 +15,25 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config
 
-from mugrpo.arguments import parser
-from mugrpo.config.load import load_config
+from mugrpo.config.load import leaves, load_config
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.records import Answer, Score, Status
 from mugrpo.optimize import trainer
 from mugrpo.optimize.experience import Responses, with_advantages
 from mugrpo.tasks.dataset import Dataset
+from tests.cases import table
 from tests.runs import ROOT, Command, read_metrics
 
 pytest_plugins = ["tests.run_fixtures"]
 
 RECIPES = ROOT / "configs" / "recipes"
-PAGE = (ROOT / "docs" / "papers.md").read_text()
-COMMANDS = re.findall(r"`mugrpo (train configs/recipes/[^`]+)`", PAGE)
-
-
-def configs(recipe: str) -> list[RunConfig]:
-    """Return the configs of the commands of docs/papers.md that train with a recipe."""
-    found = []
-    for command in COMMANDS:
-        options, overrides = parser().parse_known_args(command.split())
-        if options.target.stem == recipe:
-            found.append(load_config(ROOT / options.target, overrides))
-    return found
+SECTIONS = dict(
+    zip(
+        ("mu_grpo", "off_policy_gsm8k", "off_policy_deepscaler"),
+        (ROOT / "docs" / "papers.md").read_text().split("\n## ")[1:],
+        strict=False,
+    )
+)
 
 
 def shape(config: RunConfig) -> tuple[int, int, int]:
@@ -46,42 +41,35 @@ def shape(config: RunConfig) -> tuple[int, int, int]:
     return plan.stages, plan.batches_per_stage, plan.passes_per_batch
 
 
-def test_mu_grpo_makes_4096_updates_in_four_stages_and_grpo_refreshes_after_every_four():
-    """As arXiv 2605.17570 has it, on five models with three methods, GRPO in stages and scopes."""
-    runs = configs("mu_grpo")
-    assert {config.schedule.total_updates for config in runs} == {4096}
-    relaxed, standard = (0.0, 5.0), (0.8, 1.2)
-    found = Counter(
-        (
-            config.preset,
-            shape(config),
-            getattr(config.objective, "ratio_clip", None),
-            getattr(config.veto, "scope", None),
-        )
-        for config in runs
-    )
-    long, short = (4, 1024, 1), (1024, 4, 1)
-    assert found.pop(("mu-grpo", long, relaxed, "suffix")) == 5
-    assert found.pop(("grpo", short, standard, None)) == found.pop(("m2po", long, None, None)) == 5
-    assert found.pop(("grpo", long, standard, None)) == 5
-    assert found == {
-        ("mu-grpo", long, relaxed, None): 1,
-        ("mu-grpo", long, relaxed, "trigger"): 1,
-        ("mu-grpo", long, relaxed, "post_trigger"): 1,
-        ("mu-grpo", long, relaxed, "response"): 1,
+@table("recipe", SECTIONS)
+def test_a_recipe_has_the_options_of_its_section_in_docs_papers(recipe: str):
+    found = dict(leaves(load_config(RECIPES / f"{recipe}.toml").model_dump(mode="json")))
+    rows = re.findall(r"^\| `([a-z_.]+)` \| `([^`]+)` \|", SECTIONS[recipe], re.MULTILINE)
+    assert len(rows) > 8
+    assert {name: found[name] for name, _ in rows} == {
+        name: tomllib.loads(f"value = {value}")["value"] for name, value in rows
     }
 
 
-def test_off_policy_grpo_has_the_papers_v_and_i_and_an_update_of_448_responses():
-    """arXiv 2505.22257: v batches a stage, i passes over each, and equal rollouts."""
-    gsm8k, deepscaler = configs("off_policy_gsm8k"), configs("off_policy_deepscaler")
-    assert sorted(shape(config)[1:] for config in gsm8k) == [(1, 1), (1, 1), (1, 10), (10, 1)]
-    assert sorted(shape(config)[1:] for config in deepscaler) == [(1, 1), (1, 1), (10, 1), (10, 1)]
-    assert {c.schedule.stages * c.schedule.batches_per_stage for c in gsm8k} == {270}
-    assert Counter(config.advantage.zero_variance_mask for config in gsm8k) == {True: 3, False: 1}
-    for config in (*gsm8k, *deepscaler):
+def test_mu_grpo_makes_4096_updates_in_four_stages():
+    """As arXiv 2605.17570 has it; GRPO fresh makes as many."""
+    recipe = RECIPES / "mu_grpo.toml"
+    config = load_config(recipe)
+    assert shape(config) == (4, 1024, 1) and config.schedule.total_updates == 4096
+    assert config.objective.ratio_clip == (0.0, 5.0) and config.veto.scope == "suffix"
+    fresh = ["--preset=grpo", "--schedule.stages=1024", "--schedule.batches_per_stage=4"]
+    grpo = load_config(recipe, fresh)
+    assert shape(grpo) == (1024, 4, 1) and grpo.schedule.total_updates == 4096
+    assert grpo.objective.ratio_clip == (0.8, 1.2) and grpo.veto.name == "off"
+
+
+def test_off_policy_grpo_has_the_papers_v_and_an_update_of_448_responses():
+    """arXiv 2505.22257: v batches a stage, one pass over each."""
+    for recipe, stages in (("off_policy_gsm8k", 27), ("off_policy_deepscaler", 144)):
+        config = load_config(RECIPES / f"{recipe}.toml")
+        assert shape(config) == (stages, 10, 1)
         assert config.schedule.rollouts_per_update == 448
-        assert config.reference.name == "kl" and config.objective.ratio_clip == (0.8, 1.2)
+        assert config.reference.name == "kl" and config.advantage.zero_variance_mask
         assert config.advantage.std == "population"
 
 

@@ -52,7 +52,7 @@ FIRST = (
 
 
 # The groups of commands in `mugrpo --help`, in this order.
-BEGIN, LOOK, COMPARE, MOVE = "begin and run", "look", "compare and plan", "keep and move"
+BEGIN, LOOK, COMPARE, MOVE = "begin and run", "look", "compare", "keep and move"
 
 GREETING = """\
 mugrpo trains language models with verifiable rewards, in a few large stages. Begin with
@@ -284,8 +284,6 @@ def _add_others(commands: Commands) -> None:
     every = "write it again every N seconds until Ctrl-C; the open page follows"
     report.add_argument("--every", type=int, metavar="N", help=every)
     add("objectives", "list presets, objectives and their parts", group=COMPARE)
-    schema = "print the JSON schema of config files, for editors"
-    add("schema", schema, "> mugrpo.schema.json", MOVE)
     separate = add("vllm-env", "make an environment with vLLM, for `engine.python`", ".venv-vllm")
     folder = f"the environment's folder (default: {vllm_env.FOLDER})"
     separate.add_argument(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import errno
-import json
 import os
 import shlex
 import shutil
@@ -203,12 +202,6 @@ def run_objectives(options: argparse.Namespace) -> None:
     from mugrpo.tools.catalog import catalog
 
     _say("\n".join(catalog()))
-
-
-def run_schema(_: argparse.Namespace) -> None:
-    from mugrpo.tools.schema import schema
-
-    _say(json.dumps(schema(), indent=2))
 
 
 def run_vllm_env(options: argparse.Namespace) -> None:

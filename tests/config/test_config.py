@@ -350,8 +350,6 @@ def test_a_schedule_without_end_is_refused(refusal, words: str, part: str):
         ("--model=gpt2", "it should be a table of options"),
         (f"--seed={'9' * 5000}", "seed"),
         ("--task.split=test", "an option if task.name = 'dataset'"),
-        ("--task.workers.count=1", "task.workers no longer exists; use the table [workers]"),
-        ("--preset=mu-grpo --veto.kappa=0.1", "no longer exists; it is veto.threshold now"),
         ("--task.name=dataset", "task.data must be given"),
     ],
 )

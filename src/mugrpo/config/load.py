@@ -133,14 +133,9 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, Any, An
 def with_newer_options(stored: dict[str, Any]) -> dict[str, Any]:
     """Return a stored config with today's options.
 
-    An option that it lacks was added later, and has the value of its preset. One that was renamed
-    has its new name. If one of its options no longer exists, it stays as it is otherwise.
+    An option that it lacks was added later, and has the value of its preset. If one of its options
+    no longer exists, it stays as it is.
     """
-    stored = copy.deepcopy(stored)
-    for old, new in _NAMES["renamed"].items():
-        group, _, name = old.partition(".")
-        if name in stored.get(group, {}):
-            stored[group][new.removeprefix(f"{group}.")] = stored[group].pop(name)
     with suppress(UsageError):
         stored = build_config(stored, "a stored config").model_dump(mode="json")
     return stored
@@ -265,8 +260,7 @@ def _dotted(location: Sequence[str | int], root: type[Options]) -> str:
 
 
 _NAMES = tomllib.loads(Path(__file__).with_name("names.toml").read_text())
-ELSEWHERE = {name: ours for ours, names in _NAMES["elsewhere"].items() for name in names.split()}
-_GONE = _NAMES["removed"] | {old: f"it is {new} now" for old, new in _NAMES["renamed"].items()}
+ELSEWHERE = {name: ours for ours, names in _NAMES.items() for name in names.split()}
 
 
 def unknown(name: str, inner: Sequence[str], root: type[Options]) -> str:
@@ -274,10 +268,6 @@ def unknown(name: str, inner: Sequence[str], root: type[Options]) -> str:
 
     `inner` are the dotted names of the options in it if it is a table.
     """
-    listed = re.sub(r"\.\d+", "[]", re.sub(r"^task\.sources\.\d+", "task", name))
-    for removed, instead in _GONE.items():
-        if f"{listed}.".startswith(f"{removed}."):
-            return f"{name} no longer exists; {instead}"
     group, _, leaf = name.rpartition(".")
     in_group = root.choices().get(group, {})
     owners = [repr(n) for n, options in in_group.items() if leaf in options.model_fields]

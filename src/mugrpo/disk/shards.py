@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -233,13 +232,6 @@ def read_rollouts(shards: ShardSet, shard: int) -> Iterator[Rollout]:
     for number in range(file.num_row_groups):
         for row in rows_of(file.read_row_group(number)):
             yield rollout_from_row(row)
-
-
-def read_lengths(shards: ShardSet, shard: int) -> Iterator[tuple[str, int, int]]:
-    """Yield (problem id, prompt tokens, response tokens) for each rollout of `shard`."""
-    table = shards.open(shard).read(["problem_id", "prompt_ids", "response_ids"])
-    lengths = (pc.list_value_length(table[f"{part}_ids"]) for part in ("prompt", "response"))
-    return zip(*(c.to_pylist() for c in (table["problem_id"], *lengths)), strict=True)
 
 
 def rollout_from_row(row: dict[str, Any]) -> Rollout:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,23 +35,19 @@ _ARITHMETIC = ("lora_alpha", "alpha_pattern", "use_rslora", "use_dora")
 class Adapter:
     """The adapter of a model: the only parameters of it that are trained."""
 
-    def __init__(
-        self, model: Any, options: LoRAOptions, base: str, seed: int, path: Path | None = None
-    ) -> None:
-        """Put the adapter in the folder `path` into `model`, which was loaded from `base`.
+    def __init__(self, model: Any, options: LoRAOptions, base: str, seed: int) -> None:
+        """Put a new adapter into `model`, which was loaded from `base`; draw its A with `seed`.
 
-        By default, put a new one there, and draw its A with `seed`. Raises UsageError as
-        `put_adapter` and `load` do.
+        Raises UsageError as `put_adapter` does.
         """
         self._model, self._base, self._seed = model, base, seed
         self._config = put_adapter(model, options)
         self._config.base_model_name_or_path = base
-        values = self._initial() if path is None else self._saved(path)
         for name, parameter in list(model.named_parameters()):
             if parameter.requires_grad:
                 module = model.get_submodule(name.rpartition(".")[0])
                 module.weight = nn.Parameter(torch.empty(parameter.shape, device=model.device))
-        self._set(values)
+        self._set(self._initial())
 
     @property
     def parameters(self) -> list[str]:
@@ -75,15 +72,6 @@ class Adapter:
         save_file(tensors, folder / _WEIGHTS, metadata={"format": "pt"})
         self._config.save_pretrained(folder)
         readable_as(folder / CONFIG)
-
-    def merge(self) -> None:
-        """Add the adapter to the model's weights and leave a plain model. This adapter ends."""
-        for name, layer in list(self._model.named_modules()):
-            if hasattr(layer, "lora_A") and not name.endswith(".base_layer"):
-                while hasattr(layer, "lora_A"):  # experts have one inside another
-                    layer.merge()
-                    layer = layer.base_layer
-                self._model.set_submodule(name, layer)
 
     def _initial(self) -> dict[str, torch.Tensor]:
         """Return the first values: B is 0, so the policy is the model; A is drawn as peft does."""
@@ -131,6 +119,20 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise UsageError(f"{folder / CONFIG} is not the config of an adapter ({error})") from None
 
 
+def merged(model: Any, folder: Path) -> Any:
+    """Return `model` with the adapter in `folder` added to its weights.
+
+    Raises UsageError if peft is missing or cannot load the adapter.
+    """
+    peft = imported_peft()
+    with _without_warnings():
+        try:
+            return peft.PeftModel.from_pretrained(model, folder).merge_and_unload()
+        except (KeyError, RuntimeError, TypeError, ValueError) as error:
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            raise UsageError(f"peft cannot load the adapter in {folder} ({reason})") from None
+
+
 def put_adapter(model: Any, options: LoRAOptions) -> Any:
     """Put an adapter without values into `model`, freeze the rest, and return peft's config.
 
@@ -147,9 +149,7 @@ def put_adapter(model: Any, options: LoRAOptions) -> Any:
         target_modules="all-linear",
         lora_dropout=0.0,  # the policy that is trained must be the one that was sampled from
     )
-    with warnings.catch_warnings(), torch.device("meta"):
-        for kind in (UserWarning, RuntimeWarning):  # of transposed weights, and of parameters
-            warnings.simplefilter("ignore", kind)
+    with _without_warnings(), torch.device("meta"):
         try:
             peft.inject_adapter_in_model(config, model)
         except ValueError as error:  # its advice is on options that there are not here
@@ -160,3 +160,12 @@ def put_adapter(model: Any, options: LoRAOptions) -> Any:
     for targets in ("target_modules", "target_parameters"):  # a set has no order
         setattr(config, targets, sorted(getattr(config, targets) or ()) or None)
     return config
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Silence what peft says of transposed weights and of experts' parameters."""
+    with warnings.catch_warnings():
+        for kind in (UserWarning, RuntimeWarning):
+            warnings.simplefilter("ignore", kind)
+        yield

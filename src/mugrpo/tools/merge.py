@@ -9,11 +9,10 @@ from pathlib import Path
 from transformers import GenerationConfig
 
 from mugrpo.config.load import build_config
-from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import publish_folder, sealed_folder_fault
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.model.adapter import CONFIG, Adapter, read_config
+from mugrpo.model.adapter import CONFIG, merged, read_config
 from mugrpo.model.files import save_model
 from mugrpo.model.loading import load_model, processor_files, tokenizer_at
 from mugrpo.model.pretrained import model_fingerprint, model_path
@@ -31,9 +30,8 @@ def merge(
     `source` is a checkpoint, or a run, whose newest checkpoint is taken. `base` is the model that
     the adapter belongs to, by default where it was during training; `force` accepts one with other
     files. Returns `target`.
-    Raises UsageError if there is no such checkpoint, if it is damaged or has no adapter of
-    mugrpo's, if the model cannot be loaded or is not the one that was trained on, or if `target`
-    exists.
+    Raises UsageError if there is no such checkpoint, if it is damaged or has no adapter, if the
+    model cannot be loaded or is not the one that was trained on, or if `target` exists.
     """
     run = RunDir(source)
     checkpoint = run.checkpoint(run.newest_update()) if run.config.exists() else source
@@ -45,19 +43,19 @@ def merge(
         raise UsageError(f"{checkpoint} {fault}; use another checkpoint")
     if not (checkpoint / CONFIG).exists():
         raise UsageError(f"{checkpoint} has no adapter: it is a model directory itself")
-    config = _config(checkpoint, base)
-    path = model_path(config.model)
+    named = base or read_config(checkpoint).get("base_model_name_or_path")
+    options = build_config({"model": {"path": named}}, str(checkpoint / CONFIG)).model
+    path = model_path(options)
     stages = json.loads((checkpoint / "stages.json").read_text())
     trained_on = str(stages["config"]["provenance"]["model_sha256"])
     copied = "/" in trained_on and Path(path).is_dir()  # of a hub id, which has no hash
-    if not (force or copied or model_fingerprint(config.model) == trained_on):
+    if not (force or copied or model_fingerprint(options) == trained_on):
         raise UsageError(
             f"{path} is not the model that {checkpoint} was trained on, or one of its files has "
             "changed since; name that model, as it was, with --base, or merge anyway with --force "
             "if its weights are the same"
         )
-    model = load_model(path)
-    Adapter(model, config.lora, path, seed=0, path=checkpoint).merge()
+    model = merged(load_model(path), checkpoint)
     model.generation_config = GenerationConfig.from_pretrained(checkpoint)
     tokenizer = tokenizer_at(str(checkpoint))
     with publish_folder(target, replace=False) as folder:
@@ -66,14 +64,3 @@ def merge(
         for file in processor_files(str(checkpoint)):
             shutil.copyfile(file, folder / file.name)
     return target
-
-
-def _config(checkpoint: Path, base: str | None) -> RunConfig:
-    """Return the options of the checkpoint's adapter, with `base` as the model if it is given.
-
-    Raises UsageError if peft's config of the adapter is not one of a run.
-    """
-    stored = read_config(checkpoint)
-    lora = {"rank": stored.get("r") or None, "alpha": stored.get("lora_alpha")}
-    model = {"path": base or stored.get("base_model_name_or_path")}
-    return build_config({"model": model, "lora": lora}, str(checkpoint / CONFIG))

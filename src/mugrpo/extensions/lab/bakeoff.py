@@ -3,8 +3,7 @@
 RUN/bakeoff/stage-000/METHOD is a run like any other: it can be moved, resumed, evaluated and
 reported. Its rollouts, scores, plan, and the checkpoints up to the stage's start, are the files of
 RUN under a second name (hard links). Its updates use the same batches in the same order, with the
-same learning rates. It makes all the updates that were planned for the stage, even if the stage
-ended early in RUN.
+same learning rates.
 """
 
 from __future__ import annotations
