@@ -9,7 +9,7 @@ from pathlib import Path
 
 MAX_FILE, MAX_FUNCTION = 500, 60  # lines
 MAX_ROOM = 14  # files in a folder
-MAX_CORE = 26_400  # lines
+MAX_CORE = 26_140  # lines
 HOUSE = Path(__file__).parents[1] / "src" / "mugrpo"
 FILES = sorted(HOUSE.rglob("*.py"))
 

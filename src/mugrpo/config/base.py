@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import pkgutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as of
 from functools import cache
@@ -20,13 +20,16 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Protocol, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.config import JsonDict
 
 from mugrpo.config.cores import cores
 from mugrpo.disk.errors import UsageError
+
+if TYPE_CHECKING:
+    from mugrpo.config.training import LoRAOptions
 
 
 class Options(BaseModel):
@@ -289,6 +292,43 @@ class ObjectiveOptions(Part):
     module: ClassVar[str] = ""
 
 
+class EngineOptions(MadeOptions):
+    """The options that every engine has.
+
+    An engine that the run does not start has a factory. It takes the `Vocabulary` of the model,
+    too, and returns a list of `engines.base.Engine`.
+    """
+
+    factory: ClassVar[str] = ""
+    reaches: ClassVar[tuple[str, ...]] = ()  # options with programs, their arguments and addresses
+    loading_option: ClassVar[str]  # the option that decides how much is taken before generation
+    slots: int  # sequences decoded together, which decide how much memory generation takes
+
+    @property
+    def runs_already(self) -> bool:
+        """Return whether the run does not start it, and gives it no GPU."""
+        return bool(self.factory)
+
+    @property
+    def memory_remedy(self) -> str:
+        """Return what to do if generation runs out of memory."""
+        return f"lower --engine.slots (now {self.slots}, with --force)"
+
+    @property
+    def loading_remedy(self) -> str:
+        """Return what to do if memory runs out when the engines start, wake or take weights."""
+        return f"lower --engine.{self.loading_option} (now {getattr(self, self.loading_option)})"
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Return the longest sequence that the engine itself accepts, or None for no limit."""
+        return None
+
+    def faults(self, *, temperatures: Sequence[float], lora: LoRAOptions) -> Iterator[str]:
+        """Yield a message for each option of the run that the engine cannot work with."""
+        yield from ()
+
+
 class BackendOptions(MadeOptions):
     """What starts engines and ranks that have processes of their own.
 
@@ -331,6 +371,7 @@ class Extension:
     rewards: tuple[type[RewardOption], ...] = ()
     objectives: tuple[type[ObjectiveOptions], ...] = ()
     tasks: tuple[type[TaskOptions], ...] = ()
+    engines: tuple[type[EngineOptions], ...] = ()
     backends: tuple[type[BackendOptions], ...] = ()
     environments: Mapping[str, EnvironmentKind] = of(default_factory=dict)
     measures: str = ""  # what measures evaluation.suites (`stages.evaluate.Measures`)

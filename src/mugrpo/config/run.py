@@ -297,7 +297,7 @@ class RunConfig(Options):
 
         An engine in the run's own process shares its GPU with a rank, if there are ranks.
         """
-        elsewhere = self.overlap or self.backend.clustered or self.engine.name == "vllm_server"
+        elsewhere = self.overlap or self.backend.clustered or self.engine.runs_already
         one_process = self.engine_in_process and self.distributed.processes == 1
         return not elsewhere and not one_process
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mugrpo.config.engines import VLLMOptions, VLLMServerOptions
+from mugrpo.config.engines import VLLMOptions
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import FinishReason, Rollout
@@ -275,8 +275,8 @@ class Planner:
         count = max(1, getattr(engine, "processes", 1))
         if isinstance(engine, VLLMOptions):
             parallel, share = engine.tensor_parallel, engine.gpu_memory_utilization
-        if isinstance(engine, VLLMServerOptions):
-            count = len(engine.urls)
+        if engine.runs_already:
+            count = len(getattr(engine, "urls", (1,)))
         if self.machine.kind == "gpu":
             count = max(1, self.machine.devices // parallel)
         return Engines(count, engine.slots, parallel, share)
