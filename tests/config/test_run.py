@@ -27,22 +27,6 @@ def test_the_proximal_period_is_the_objectives_or_1(words, period):
 
 
 @table(
-    ("words", "sentence"),
-    [
-        ('environment.tools=["calc:add"]', "environment.tools needs prompt.form = 'chat'"),
-        ("environment.name=game", 'write "module:name" or "path/to/file.py:name"'),
-        (
-            'task.name=dataset task.data=x.jsonl task.rewards=["environment"]',
-            "the reward 'environment' comes from an environment",
-        ),
-    ],
-)
-def test_options_of_an_environment_that_do_not_work_are_refused(words, sentence):
-    with pytest.raises(UsageError, match=sentence):
-        config_of(words)
-
-
-@table(
     ("words", "period"),
     [
         ("reference.name=off", 0),

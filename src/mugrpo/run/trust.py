@@ -127,9 +127,7 @@ def _reached_by(config: RunConfig) -> Iterator[Named]:
     """Yield interpreters, what they are given, and addresses."""
     engine, environment = config.engine, config.environment
     given = {f"engine.{name}": getattr(engine, name) for name in engine.reaches}
-    given["environment.python"] = environment.python
-    given["environment.name"] = environment.kind and environment.name
-    given["environment.kwargs"] = environment.kwargs
+    given |= {f"environment.{name}": getattr(environment, name) for name in environment.reaches}
     given["sinks.wandb"] = config.sinks.wandb
     for option, value in given.items():
         for one in value if isinstance(value, tuple) else [value] if value else []:
