@@ -203,7 +203,9 @@ def test_every_command_of_a_page_is_understood(
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, marks=[] if page == "docs/environments.md" else pytest.mark.long)
+        pytest.param(
+            page, marks=[] if page == "src/mugrpo/extensions/turns/README.md" else pytest.mark.long
+        )
         for page in dict.fromkeys(block.page for block in of("python"))
     ],
 )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 MAX_FILE, MAX_FUNCTION = 500, 60  # lines
-MAX_CORE = 26_400  # lines
+MAX_CORE = 25_100  # lines
 HOUSE = Path(__file__).parents[1] / "src" / "mugrpo"
 FILES = sorted(HOUSE.rglob("*.py"))
 
@@ -17,7 +17,7 @@ FLOORS = (
     "config",
     "processes",
     "model rewards",
-    "engines environments tasks optimize",
+    "engines tasks optimize",
     "rollouts",
     "run",
     "hosts report",

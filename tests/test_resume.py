@@ -16,6 +16,7 @@ import pytest
 from mugrpo.disk import metrics
 from mugrpo.disk.shards import ShardSet, read_logprobs, read_rollouts
 from tests.cases import some
+from tests.extensions.turns.test_turns_run import write_turns
 from tests.runs import (
     ENVIRONMENT,
     ROOT,
@@ -36,7 +37,6 @@ from tests.runs import (
     write_config,
 )
 from tests.test_mixture_run import MIXTURE
-from tests.test_turns_run import write_turns
 from tests.waiting import until
 
 pytest_plugins = ["tests.run_fixtures"]

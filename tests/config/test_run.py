@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mugrpo.config.load import load_config
+from mugrpo.config.load import build_config, load_config
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from tests.cases import table
@@ -27,22 +27,6 @@ def test_the_proximal_period_is_the_objectives_or_1(words, period):
 
 
 @table(
-    ("words", "sentence"),
-    [
-        ('environment.tools=["calc:add"]', "environment.tools needs prompt.form = 'chat'"),
-        ("environment.name=game", 'write "module:name" or "path/to/file.py:name"'),
-        (
-            'task.name=dataset task.data=x.jsonl task.rewards=["environment"]',
-            "the reward 'environment' comes from an environment",
-        ),
-    ],
-)
-def test_options_of_an_environment_that_do_not_work_are_refused(words, sentence):
-    with pytest.raises(UsageError, match=sentence):
-        config_of(words)
-
-
-@table(
     ("words", "period"),
     [
         ("reference.name=off", 0),
@@ -58,7 +42,6 @@ def test_the_reference_period_is_the_references_or_0(words, period):
     ("words", "length"),
     [
         ("engine.name=continuous", None),
-        ("engine.name=vllm_server", None),
         ("engine.name=vllm", None),
         ("engine.name=vllm engine.arguments={max_model_len=4096}", 4096),
     ],
@@ -75,7 +58,6 @@ def test_vllm_alone_limits_a_sequence(words, length):
         ("engine.name=hf engine.processes=1", False),
         ("engine.name=continuous backend.name=ray", False),
         ("engine.name=vllm", False),
-        ("engine.name=vllm_server", False),
     ],
 )
 def test_an_engine_of_our_own_without_processes_runs_in_the_trainers_process(words, inside):
@@ -92,6 +74,21 @@ def test_an_engine_of_our_own_without_processes_runs_in_the_trainers_process(wor
 def test_vllm_samples_with_the_weights_it_gets(words, fault):
     with pytest.raises(ValueError, match=fault):
         config_of(f"engine.name=vllm engine.arguments={{{words}}}")
+
+
+@table("name", ["top_p", "top_k", "min_tokens", "generation_config"])
+def test_arguments_that_change_the_distribution_are_refused(name: str):
+    raw = {"engine": {"name": "vllm", "arguments": {name: 1}}}
+    with pytest.raises(UsageError, match=f"{name} changes the distribution"):
+        build_config(raw, "a file")
+
+
+@table("temperature", [0.005, 2.5])
+def test_temperatures_that_vllm_would_change_are_refused(temperature: float):
+    raw = {"engine": {"name": "vllm"}, "rollouts": {"temperature": temperature}}
+    with pytest.raises(UsageError, match=f"from 0.01 to 2, not at {temperature:g}"):
+        build_config(raw, "a file")
+    build_config({"rollouts": {"temperature": temperature}}, "a file")  # our own engine accepts it
 
 
 def test_a_table_without_a_name_has_its_groups_default():

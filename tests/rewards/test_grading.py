@@ -14,7 +14,6 @@ import pytest
 
 from mugrpo.config.base import RewardOption, WorkerOptions
 from mugrpo.config.rewards import (
-    EnvironmentReward,
     ExactOptions,
     FunctionOptions,
     MathOptions,
@@ -23,6 +22,7 @@ from mugrpo.config.rewards import (
 )
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.records import Answer, FinishReason, GroupKey, Problem, Score, Status, TrainerState
+from mugrpo.extensions.turns import EnvironmentReward
 from mugrpo.rewards.grading import Grader
 from tests.cases import table
 from tests.rewards.hostile import HOSTILE

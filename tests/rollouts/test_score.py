@@ -7,12 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mugrpo.config.run import PromptOptions
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.records import Answer, FinishReason, GroupKey, Outcome, Score, Status
 from mugrpo.optimize import samples
-from mugrpo.rollouts.messages import MessageEncoder
-from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.score import response_text, scored
 from mugrpo.rollouts.statistics import refresh_metrics
 from tests.builders import chain_tokenizer
@@ -46,7 +43,7 @@ def test_an_answer_is_the_text_without_its_end_and_the_ids_with_it(folder):
 
 @table("cut", [False, True])
 def test_special_tokens_stay_in_a_text_but_for_its_end_and_padding(cut):
-    """In what rewards get, what an environment gets, and what people read."""
+    """In what rewards get, and what people read."""
     tokenizer = chain_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": ["<think>"]})  # id 16
     ended = [] if cut else [1]
@@ -54,12 +51,9 @@ def test_special_tokens_stay_in_a_text_but_for_its_end_and_padding(cut):
         response(3, 0, cut=cut), response_ids=np.array([16, 7, 0, 16, 4, *ended], np.int32)
     )
     assert tokenizer.decode([0, 1], skip_special_tokens=True) == ""
-    encode = MessageEncoder(PromptEncoder(tokenizer, 17, PromptOptions()))
     assert {
         response_text(said, tokenizer),
         samples.response(said, RIGHT, tokenizer)["text"],
-        encode.plain(said.response_ids)["content"],
-        encode.message(np.array([3], np.int32), np.array([16, 7, 0, 16, 4, 1]))["content"],
     } == {"<think>5<think>2"}
 
 

@@ -6,18 +6,19 @@ The templates are TRL's copies of those of Qwen, Cohere, GLM, gpt-oss and others
 from __future__ import annotations
 
 import datetime
+from importlib import resources
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from mugrpo.config.run import PromptOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Problem
-from mugrpo.rollouts.messages import MessageEncoder
 from mugrpo.rollouts.notices import notices
 from mugrpo.rollouts.prompts import PromptEncoder
 from tests.cases import table
-from tests.rollouts.test_message_tokens import template_of, tokenizer_of
 
 SYSTEM = {"role": "system", "content": "Answer in  French."}
 QUESTION = {"role": "user", "content": "What is 2 + 3?\n"}
@@ -27,6 +28,25 @@ TOLD = {"role": "tool", "name": "weather", "content": "Oslo: 3\ndegrees"}
 PARTS = "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}.{% endfor %}"
 LAST = "{{ messages[-1].content }}."
 NO_SYSTEM = "{% for m in messages if m.role != 'system' %}{{ m.content }};{% endfor %}"
+
+
+def template_of(name: str) -> str:
+    return (resources.files("trl") / "chat_templates" / f"{name}.jinja").read_text()
+
+
+def tokenizer_of(template: str) -> PreTrainedTokenizerFast:
+    """Return a tokenizer of bytes whose turns end with <|im_end|>."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    plain = Tokenizer(models.BPE({letter: n for n, letter in enumerate(alphabet)}, []))
+    plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    plain.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=plain,
+        eos_token="<|im_end|>",
+        additional_special_tokens=["<|im_start|>", "<|endoftext|>"],
+    )
+    tokenizer.chat_template = template
+    return tokenizer
 
 
 def encoder(template: str, *special: str, **options: Any) -> PromptEncoder:
@@ -172,46 +192,3 @@ def test_a_templates_clock_stands(options: dict[str, Any], day: str):
 def test_a_template_without_a_clock_has_no_date():
     assert encoder(template_of("qwen3")).options.date is None
     assert encoder(template_of("llama3_2")).options.date is not None
-
-
-# ---- turns ----
-
-GO_ON = {"role": "user", "content": "Go on."}
-OF_QWEN = "\n<|im_start|>user\nGo on.<|im_end|>\n<|im_start|>assistant\n"
-
-
-@table(
-    "name, stop, expected",
-    [
-        ("qwen2_5", "<|im_end|>", OF_QWEN),
-        (
-            "qwen2_5",
-            "<|endoftext|>",
-            "\n<|im_start|>user\nGo on.<|im_end|>\n<|im_start|>assistant\n",
-        ),
-        ("glm4moe", "<|user|>", "\nGo on.<|assistant|>"),
-        ("glm4moe", "<|observation|>", "\nGo on.<|assistant|>"),
-        ("glm4moe", "<|endoftext|>", "<|user|>\nGo on.<|assistant|>"),
-        ("gptoss", "<|return|>", "<|start|>user<|message|>Go on.<|end|><|start|>assistant"),
-        ("phi3", "<|end|>", "\n<|user|>\nGo on.<|end|>\n<|assistant|>\n"),
-        (
-            "gemma3",
-            "<end_of_turn>",
-            "\n<start_of_turn>user\nGo on.<end_of_turn>\n<start_of_turn>model\n",
-        ),
-    ],
-)
-def test_a_turns_end_is_not_written_twice(name: str, stop: str, expected: str):
-    special = ("<|user|>", "<|observation|>", "<|return|>", "<|end|>", "<end_of_turn>")
-    encode = encoder(template_of(name), *special, "<|start|>", "<|assistant|>")
-    last = encode.tokenizer.convert_tokens_to_ids(stop)
-    assert encode.tokenizer.decode(MessageEncoder(encode).suffix(last, [GO_ON])) == expected
-
-
-@table(
-    "template, words", [(PARTS, "leaves the user's message"), ("qwen3", "writes earlier messages")]
-)
-def test_a_template_that_cannot_write_turns_is_refused_at_the_start(template: str, words: str):
-    template = template if "{" in template else template_of(template)
-    with pytest.raises(UsageError, match=words):
-        MessageEncoder(encoder(template))

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from mugrpo.config.base import WorkerOptions
-from mugrpo.config.rewards import EnvironmentOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.shards import ShardSet, read_rollouts
-from mugrpo.environments.base import Reply
-from mugrpo.extensions.verifiers.pool import VerifiersEnvironments
+from mugrpo.extensions.turns import EnvironmentOptions
+from mugrpo.extensions.turns.base import Reply
+from mugrpo.extensions.turns.verifiers.pool import VerifiersEnvironments
 from tests.builders import chain_tokenizer
 
 pytestmark = pytest.mark.verifiers

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import pkgutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as of
 from functools import cache
@@ -20,13 +20,16 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Protocol, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.config import JsonDict
 
 from mugrpo.config.cores import cores
 from mugrpo.disk.errors import UsageError
+
+if TYPE_CHECKING:
+    from mugrpo.config.training import LoRAOptions
 
 
 class Options(BaseModel):
@@ -195,6 +198,7 @@ class RewardOption(MadeOptions):
     """
 
     waits: ClassVar[bool] = False  # for more than computing, so it has a deadline by the clock
+    in_rollout: ClassVar[bool] = False  # the environment of its turns gave it; nothing is judged
     weight: float = Field(1.0, ge=-1e6, le=1e6)
     """This reward's factor in the sum."""
 
@@ -229,6 +233,22 @@ class RewardOption(MadeOptions):
     def fault(self, reference: str) -> str | None:
         """Return why a reference cannot be used ("has no tests: ..."), or None."""
         return None
+
+
+class OwnReward(RewardOption):
+    """A reward that somebody has written: it is no verdict, unless it is named as that."""
+
+    verdict: bool = False
+    """Whether a response is right if this reward is at least 1, and wrong if it is less. One reward
+    can be the verdict, before any built-in one. Without any, nothing is called accuracy."""
+
+    @property
+    def verifies(self) -> bool:
+        return False
+
+    @property
+    def decides(self) -> bool:
+        return self.verdict
 
 
 _WAITING = 12  # times the limit on computing: 60 s by default for a model that judges elsewhere
@@ -289,6 +309,43 @@ class ObjectiveOptions(Part):
     module: ClassVar[str] = ""
 
 
+class EngineOptions(MadeOptions):
+    """The options that every engine has.
+
+    An engine that the run does not start has a factory. It takes the `Vocabulary` of the model,
+    too, and returns a list of `engines.base.Engine`.
+    """
+
+    factory: ClassVar[str] = ""
+    reaches: ClassVar[tuple[str, ...]] = ()  # options with programs, their arguments and addresses
+    loading_option: ClassVar[str]  # the option that decides how much is taken before generation
+    slots: int  # sequences decoded together, which decide how much memory generation takes
+
+    @property
+    def runs_already(self) -> bool:
+        """Return whether the run does not start it, and gives it no GPU."""
+        return bool(self.factory)
+
+    @property
+    def memory_remedy(self) -> str:
+        """Return what to do if generation runs out of memory."""
+        return f"lower --engine.slots (now {self.slots}, with --force)"
+
+    @property
+    def loading_remedy(self) -> str:
+        """Return what to do if memory runs out when the engines start, wake or take weights."""
+        return f"lower --engine.{self.loading_option} (now {getattr(self, self.loading_option)})"
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Return the longest sequence that the engine itself accepts, or None for no limit."""
+        return None
+
+    def faults(self, *, temperatures: Sequence[float], lora: LoRAOptions) -> Iterator[str]:
+        """Yield a message for each option of the run that the engine cannot work with."""
+        yield from ()
+
+
 class BackendOptions(MadeOptions):
     """What starts engines and ranks that have processes of their own.
 
@@ -308,17 +365,35 @@ class BackendOptions(MadeOptions):
         return self.made() if self.factory else None
 
 
-class EnvironmentKind(Protocol):
-    """Environments of another package, which environment.name names as "KIND:NAME"."""
+class TurnOptions(Options):
+    """What answers the model between its turns. Without an extension that adds it, nothing does."""
 
-    factory: str  # "module:function" of the options, which returns `environments.base.Environments`
+    # "module:function" of (RunConfig, PromptEncoder, log), which returns a `sampler.Dialogue`
+    dialogue: ClassVar[str] = ""
+    # "module:function" of RunConfig: the JSON schemas of the tools that a model may call
+    schemas: ClassVar[str] = ""
 
-    def faults(self, options: Any, form: str) -> Iterator[str]:
-        """Yield a message for each combination of EnvironmentOptions that does not work.
+    @property
+    def given(self) -> bool:
+        """Return whether responses have turns."""
+        return False
 
-        `form` is prompt.form.
+    @property
+    def code(self) -> list[str]:
+        """Return all code that the options name and this interpreter imports."""
+        return []
+
+    @property
+    def reaches(self) -> tuple[str, ...]:
+        """Return the options with programs, their arguments and addresses."""
+        return ()
+
+    def faults(self, form: str, own_reward: bool) -> Iterator[str]:
+        """Yield a message for each combination that does not work, with the remedy.
+
+        `form` is prompt.form, and `own_reward` whether the environment's own reward is asked for.
         """
-        ...
+        yield from ()
 
 
 _GROUP = "mugrpo.extensions"
@@ -331,8 +406,9 @@ class Extension:
     rewards: tuple[type[RewardOption], ...] = ()
     objectives: tuple[type[ObjectiveOptions], ...] = ()
     tasks: tuple[type[TaskOptions], ...] = ()
+    engines: tuple[type[EngineOptions], ...] = ()
     backends: tuple[type[BackendOptions], ...] = ()
-    environments: Mapping[str, EnvironmentKind] = of(default_factory=dict)
+    environment: type[TurnOptions] | None = None  # the table `environment`
     measures: str = ""  # what measures evaluation.suites (`stages.evaluate.Measures`)
     suites: str = ""  # what reads one of them: a function of SuiteUse -> `run.trust.Suite`s
     # of metrics lines: functions of (folder, line) -> what is wrong with it (`run.faults`), or None
@@ -374,6 +450,7 @@ def one_of(kind: str, *own: type[Any]) -> Any:
     return Annotated[Union[(*own, *added)], Field(discriminator="name")]
 
 
-def environment_kinds() -> dict[str, EnvironmentKind]:
-    """Return kind -> environments of other packages, which extensions run."""
-    return {kind: one for each in installed().values() for kind, one in each.environments.items()}
+def turn_options() -> type[TurnOptions]:
+    """Return the options of the table `environment`, which an extension may add."""
+    added = (one.environment for one in installed().values() if one.environment)
+    return next(added, TurnOptions)

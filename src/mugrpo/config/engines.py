@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator
 
-from mugrpo.config.base import HARMLESS, BackendOptions, NamedOptions, PathOrName, one_of
+from mugrpo.config.base import HARMLESS, BackendOptions, EngineOptions, PathOrName, one_of
 from mugrpo.config.training import LoRAOptions
 
 # Arguments of vLLM that the run sets or that must keep their defaults.
@@ -29,32 +29,6 @@ RESTARTS = 2  # of an engine process per refresh; what kills a third one is no c
 SILENCE = 600.0  # seconds without a message after which an engine process counts as hanging
 
 
-class EngineOptions(NamedOptions):
-    """The options that every engine has."""
-
-    loading_option: ClassVar[str]  # the option that decides how much is taken before generation
-    slots: int  # sequences decoded together, which decide how much memory generation takes
-
-    @property
-    def memory_remedy(self) -> str:
-        """Return what to do if generation runs out of memory."""
-        return f"lower --engine.slots (now {self.slots}, with --force)"
-
-    @property
-    def loading_remedy(self) -> str:
-        """Return what to do if memory runs out when the engines start, wake or take weights."""
-        return f"lower --engine.{self.loading_option} (now {getattr(self, self.loading_option)})"
-
-    @property
-    def max_model_len(self) -> int | None:
-        """Return the longest sequence that the engine itself accepts, or None for no limit."""
-        return None
-
-    def faults(self, *, temperatures: Sequence[float], lora: LoRAOptions) -> Iterator[str]:
-        """Yield a message for each option of the run that the engine cannot work with."""
-        yield from ()
-
-
 class OwnEngineOptions(EngineOptions):
     """The options that both of mugrpo's own engines have."""
 
@@ -74,8 +48,8 @@ class ContinuousOptions(OwnEngineOptions):
 
     name: Literal["continuous"] = "continuous"
     slots: int = Field(128, ge=1)
-    """Sequences decoded together, or requests in flight per server. A config without it has, with
-    "continuous", as many as hold 65,536 response tokens, but at least 128 and at most 512."""
+    """Sequences decoded together. A config without it has, with "continuous", as many as hold
+    65,536 response tokens, but at least 128 and at most 512."""
 
 
 def slots_for(max_new_tokens: int) -> int:
@@ -91,24 +65,23 @@ class HFOptions(OwnEngineOptions):
 
     name: Literal["hf"] = "hf"
     slots: int = Field(128, ge=1)
-    """Sequences decoded together, or requests in flight per server. A config without it has, with
-    "continuous", as many as hold 65,536 response tokens, but at least 128 and at most 512."""
+    """Sequences decoded together. A config without it has, with "continuous", as many as hold
+    65,536 response tokens, but at least 128 and at most 512."""
 
 
-class AnyVLLMOptions(EngineOptions):
-    """The options of both engines that are vLLM."""
-
-    def faults(self, *, temperatures: Sequence[float], lora: LoRAOptions) -> Iterator[str]:
-        for chosen in temperatures:
-            if not 0.01 <= chosen <= 2:
-                yield f"vLLM samples at temperatures from 0.01 to 2, not at {chosen:g}"
-        if lora.rank > 512:
-            yield f"vLLM takes adapters up to rank 512, not lora.rank = {lora.rank}"
+def vllm_faults(temperatures: Sequence[float], lora: LoRAOptions) -> Iterator[str]:
+    """Yield a message for each option of the run that vLLM cannot work with."""
+    for chosen in temperatures:
+        if not 0.01 <= chosen <= 2:
+            yield f"vLLM samples at temperatures from 0.01 to 2, not at {chosen:g}"
+    if lora.rank > 512:
+        yield f"vLLM takes adapters up to rank 512, not lora.rank = {lora.rank}"
 
 
-class VLLMOptions(AnyVLLMOptions):
+class VLLMOptions(EngineOptions):
     """vLLM in processes of its own, which may have another environment (`mugrpo vllm-env`)."""
 
+    reaches = ("python", "arguments")
     loading_option = "gpu_memory_utilization"
     name: Literal["vllm"] = "vllm"
     python: PathOrName | None = None
@@ -120,8 +93,8 @@ class VLLMOptions(AnyVLLMOptions):
     tensor_parallel: int = Field(1, ge=1, json_schema_extra=HARMLESS)
     """GPUs that the model is split over."""
     slots: int = Field(256, ge=1)
-    """Sequences decoded together, or requests in flight per server. A config without it has, with
-    "continuous", as many as hold 65,536 response tokens, but at least 128 and at most 512."""
+    """Sequences decoded together. A config without it has, with "continuous", as many as hold
+    65,536 response tokens, but at least 128 and at most 512."""
     gpu_memory_utilization: float = Field(0.85, gt=0, le=1, json_schema_extra=HARMLESS)
     """Share of a GPU's memory that the engine takes. The trainer's model stays beside it. On a CPU,
     it is a share of the machine's memory: choose 0.25 or so, which leaves room for training."""
@@ -159,31 +132,8 @@ class VLLMOptions(AnyVLLMOptions):
         length: int | None = self.arguments.get("max_model_len")
         return length
 
-
-class VLLMServerOptions(AnyVLLMOptions):
-    """A running vLLM server, asked over HTTP for token ids and their logprobs."""
-
-    name: Literal["vllm_server"] = "vllm_server"
-    urls: tuple[str, ...] = Field(("http://localhost:8000",), min_length=1)
-    """The servers' URLs. Several servers share a stage's shards. A user with a password in a URL is
-    sent to the server; config.json has them too."""
-    slots: int = Field(256, ge=1)
-    """Sequences decoded together, or requests in flight per server. A config without it has, with
-    "continuous", as many as hold 65,536 response tokens, but at least 128 and at most 512."""
-
-    @property
-    def loading_remedy(self) -> str:
-        return self.memory_remedy
-
     def faults(self, *, temperatures: Sequence[float], lora: LoRAOptions) -> Iterator[str]:
-        yield from super().faults(temperatures=temperatures, lora=lora)
-        if lora.rank:
-            yield "lora.rank needs an engine that the run starts: 'vllm', 'continuous' or 'hf'"
-
-
-AnyEngine = Annotated[
-    ContinuousOptions | HFOptions | VLLMOptions | VLLMServerOptions, Field(discriminator="name")
-]
+        yield from vllm_faults(temperatures, lora)
 
 
 class LocalBackend(BackendOptions):
@@ -194,5 +144,7 @@ class LocalBackend(BackendOptions):
 
 if TYPE_CHECKING:
     Backend = BackendOptions
+    AnyEngine = EngineOptions
 else:
+    AnyEngine = one_of("engines", ContinuousOptions, HFOptions, VLLMOptions)
     Backend = one_of("backends", LocalBackend)

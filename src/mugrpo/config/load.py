@@ -294,7 +294,7 @@ def _meant(name: str, known: Sequence[str], root: type[Options]) -> str | None:
     """
     parts = name.split(".")
     ends = (".".join(parts[first:]) for first in range(len(parts)))
-    elsewhere = (ELSEWHERE[end] for end in ends if end in ELSEWHERE and root is RunConfig)
+    elsewhere = (ELSEWHERE[end] for end in ends if ELSEWHERE.get(end) in known)
     same = [option for option in known if option.rpartition(".")[2] == parts[-1]]
     slips, similar = (get_close_matches(name, known, 1, cutoff) for cutoff in (0.95, 0.85))
     found = [*slips, *elsewhere, *(same if len(same) == 1 else ()), *similar]

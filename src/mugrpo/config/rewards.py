@@ -1,10 +1,9 @@
-"""The options of each reward, of how scores are used, and of the environment between turns."""
+"""The options of each reward, and of how scores are used."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -13,11 +12,9 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from mugrpo.config.base import (
     HARMLESS,
     Code,
-    EnvironmentKind,
     Options,
-    PathOrName,
+    OwnReward,
     RewardOption,
-    environment_kinds,
     members_of,
     one_of,
 )
@@ -68,31 +65,6 @@ class RegexOptions(RewardOption):
     factory: ClassVar[str] = "mugrpo.rewards.verifiers:regex"
     pattern: Pattern
     """A Python regular expression. Its first group, or all of it, holds the answer."""
-
-
-class OwnReward(RewardOption):
-    """A reward that somebody has written: it is no verdict, unless it is named as that."""
-
-    verdict: bool = False
-    """Whether a response is right if this reward is at least 1, and wrong if it is less. One reward
-    can be the verdict, before any built-in one. Without any, nothing is called accuracy."""
-
-    @property
-    def verifies(self) -> bool:
-        return False
-
-    @property
-    def decides(self) -> bool:
-        return self.verdict
-
-
-class EnvironmentReward(OwnReward):
-    """The reward that the environment of a response with turns gives (docs/environments.md).
-
-    As with a function, it may be None: no reward from the environment.
-    """
-
-    name: Literal["environment"] = "environment"
 
 
 class FunctionOptions(OwnReward):
@@ -163,7 +135,6 @@ else:
         ExactOptions,
         NumericOptions,
         RegexOptions,
-        EnvironmentReward,
         FunctionOptions,
     )
     Reward = Annotated[
@@ -197,56 +168,3 @@ class RewardOptions(Options):
         """Return whether a response counts in its group's statistics and in the loss."""
         masked = status is Status.TRUNCATED and self.truncated == "masked"
         return status.rewarded and not masked
-
-
-class EnvironmentOptions(Options):
-    """What answers the model between its turns, in worker processes. By default, nothing does."""
-
-    name: Code | None = None
-    """Where to find it, "module:name" or "path/to/file.py:name": a class with TRL's contract
-    (`reset`, methods as tools, `get_reward`), or a function that is called with the messages
-    (docs/environments.md). "KIND:NAME" is an environment of another package, such as
-    "verifiers:NAME" (extensions/verifiers/README.md)."""
-    python: PathOrName | None = None
-    """The interpreter of another environment, in which the package of "KIND:NAME" is installed."""
-    kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the class, of the function beside the messages, or of another package's
-    environment. config.json and reports show them: name secrets in environment variables."""
-    tools: tuple[Code, ...] = ()
-    """Functions that the model may call, named as the environment is. Their signatures and
-    docstrings are what the chat template tells the model."""
-    max_turns: int = Field(16, ge=1)
-    """Turns that the model has at most."""
-
-    @property
-    def given(self) -> bool:
-        """Return whether responses have turns."""
-        return self.name is not None or bool(self.tools)
-
-    @property
-    def kind(self) -> EnvironmentKind | None:
-        """Return the kind of an environment of another package, or None if it is the user's."""
-        return environment_kinds().get((self.name or "").rpartition(":")[0])
-
-    @property
-    def code(self) -> list[str]:
-        """Return all code that the options name and this interpreter imports."""
-        here = self.name is not None and self.kind is None
-        return [*([self.name] if here and self.name else []), *self.tools]
-
-    def faults(self, form: str, own_reward: bool) -> Iterator[str]:
-        """Yield a message for each combination that does not work, with the remedy.
-
-        `form` is prompt.form, and `own_reward` whether the environment's own reward is asked for.
-        """
-        if own_reward and self.name is None:
-            yield (
-                "the reward 'environment' comes from an environment; name one with environment.name"
-            )
-        if self.tools and form != "chat":
-            yield (
-                "environment.tools needs prompt.form = 'chat', as a chat template tells the model "
-                "about tools"
-            )
-        if self.kind is not None:
-            yield from self.kind.faults(self, form)

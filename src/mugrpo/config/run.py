@@ -11,7 +11,7 @@ import datetime
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -21,11 +21,13 @@ from mugrpo.config.base import (
     HARMLESS,
     Options,
     PathOrName,
+    TurnOptions,
     WorkerOptions,
     absolute,
     tuples,
+    turn_options,
 )
-from mugrpo.config.rewards import EnvironmentOptions, RewardOptions
+from mugrpo.config.rewards import RewardOptions
 
 _FOLDER = Path(__file__).parent / "presets"
 
@@ -134,6 +136,12 @@ class RolloutOptions(Options):
     """Rollouts per shard, the unit that is published and resumed; rounded up to whole groups."""
 
 
+if TYPE_CHECKING:
+    Environment = TurnOptions
+else:
+    Environment = turn_options()
+
+
 class RunConfig(Options):
     """The resolved config of a run: everything that decides its numbers."""
 
@@ -147,7 +155,7 @@ class RunConfig(Options):
     task: tasks.Task = tasks.ChainOptions()
     """The problems, and how responses to them are judged."""
     prompt: PromptOptions = PromptOptions()
-    environment: EnvironmentOptions = EnvironmentOptions()
+    environment: Environment = Environment()
     schedule: training.ScheduleOptions = training.ScheduleOptions()
     sampling: training.SamplingOptions = training.SamplingOptions()
     """Which of the sampled groups are trained on."""
@@ -295,7 +303,7 @@ class RunConfig(Options):
 
         An engine in the run's own process shares its GPU with a rank, if there are ranks.
         """
-        elsewhere = self.overlap or self.backend.clustered or self.engine.name == "vllm_server"
+        elsewhere = self.overlap or self.backend.clustered or self.engine.runs_already
         one_process = self.engine_in_process and self.distributed.processes == 1
         return not elsewhere and not one_process
 

@@ -19,7 +19,7 @@ from mugrpo.config.base import (
     members_of,
     one_of,
 )
-from mugrpo.config.rewards import EnvironmentReward, MathOptions, Rewards
+from mugrpo.config.rewards import MathOptions, Rewards
 
 
 class ChainOptions(GeneratedOptions):
@@ -178,4 +178,4 @@ def datasets_in(task: TaskOptions) -> list[DatasetOptions]:
 def asks_environment(task: TaskOptions) -> bool:
     """Return whether the environment's own reward judges responses to problems of `task`."""
     rewards = (reward for one in datasets_in(task) for reward in one.rewards)
-    return any(isinstance(reward, EnvironmentReward) for reward in rewards)
+    return any(reward.in_rollout for reward in rewards)

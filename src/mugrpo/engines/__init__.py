@@ -11,14 +11,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mugrpo.config.engines import (
-    ContinuousOptions,
-    EngineOptions,
-    HFOptions,
-    OwnEngineOptions,
-    VLLMOptions,
-    VLLMServerOptions,
-)
+from mugrpo.config.base import EngineOptions
+from mugrpo.config.engines import ContinuousOptions, HFOptions, OwnEngineOptions, VLLMOptions
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.engines import continuous, hf
@@ -26,7 +20,6 @@ from mugrpo.engines.base import Engine
 from mugrpo.engines.continuous import ContinuousEngine
 from mugrpo.engines.hf import HFEngine
 from mugrpo.engines.process import Host, RemoteEngine, visible_gpus
-from mugrpo.engines.server import ServerEngine
 from mugrpo.engines.vllm import require_vllm, vllm_host
 from mugrpo.model.policy import Policy
 from mugrpo.model.vocabulary import Vocabulary
@@ -92,16 +85,16 @@ def make_engines(
 ) -> list[Engine]:
     """Return the run's engines.
 
-    That is one engine in this process, one for each engine process (here or on a cluster), or one
-    for each server on the network.
+    That is one engine in this process, one for each engine process (here or on a cluster), or what
+    the factory of engines that run already returns.
 
     `vocabulary` is the model's. `policy` is needed only if `config.engine_in_process`. `log` maps a
     process's name to its log file. `check` raises if the run is to stop. Raises UsageError if there
     are too few GPUs, or if Ray is not installed, does not answer or has too few CPUs.
     """
     options = config.engine
-    if isinstance(options, VLLMServerOptions):
-        return [ServerEngine(url, vocabulary, options) for url in options.urls]
+    if options.runs_already:
+        return list(options.made(vocabulary))
     if config.engine_in_process:
         assert policy is not None, "an engine in this process needs the policy"
         return [make_engine(policy, options)]
@@ -137,7 +130,7 @@ def require_processes(config: RunConfig) -> None:
 def reserved_gpus(config: RunConfig) -> list[int]:
     """Return, for each engine process, how many GPUs it needs; [] if no engine has a process."""
     options = config.engine
-    if isinstance(options, VLLMServerOptions) or config.engine_in_process:
+    if options.runs_already or config.engine_in_process:
         return []
     assert isinstance(options, OwnEngineOptions | VLLMOptions)
     each = options.tensor_parallel if isinstance(options, VLLMOptions) else 1

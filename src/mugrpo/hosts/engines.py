@@ -14,9 +14,7 @@ from mugrpo.engines import make_engines
 from mugrpo.engines.base import Engine
 from mugrpo.hosts.weights import Weights
 from mugrpo.model.memory import give_back_if_tight, out_of_memory_explained
-from mugrpo.rollouts.messages import MessageEncoder
-from mugrpo.rollouts.sampler import Encode, Sampler
-from mugrpo.rollouts.turns import Dialogue
+from mugrpo.rollouts.sampler import Dialogue, Encode, Sampler
 from mugrpo.run.opening import OpenRun
 
 A = TypeVar("A")
@@ -99,13 +97,8 @@ class Engines:
 
     def dialogues(self) -> Sequence[Dialogue | None]:
         """Return what lets the rollouts of each engine have turns, None if they have none."""
-        config = self._run.config
-        if not config.environment.given:
-            return [None] * len(self.start())
         for number in range(len(self._dialogues), len(self.start())):
-            environments = self._run.environments(number)
-            encoder = MessageEncoder(self._run.prompts)
-            self._dialogues.append(Dialogue(environments, encoder, config.environment.max_turns))
+            self._dialogues.append(self._run.dialogue(number))
         return self._dialogues
 
     def refresh(self, update: int) -> list[Engine]:
@@ -147,6 +140,6 @@ class Engines:
         """Close the engines and release all that they hold. The next use starts them again."""
         while self._dialogues:
             if dialogue := self._dialogues.pop():
-                dialogue.environments.close()
+                dialogue.close()
         while self._engines:
             self._engines.pop().close()

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from mugrpo.disk.records import Rollout
 from mugrpo.engines.base import Engine
-from mugrpo.rollouts.sampler import Draw
-from mugrpo.rollouts.turns import Dialogue
+from mugrpo.rollouts.sampler import Dialogue, Draw
 from mugrpo.run.stage import Stage
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from mugrpo.config.base import RewardOption
-from mugrpo.config.rewards import EnvironmentReward, FunctionOptions, Rewards
+from mugrpo.config.rewards import FunctionOptions, Rewards
 from mugrpo.processes.functions import (
     BrokenContractError,
     CallLog,
@@ -42,7 +42,7 @@ class Judge:
             if isinstance(option, FunctionOptions):
                 function = load_function(option.function)
                 judges[option.label] = RewardFunction(option.label, function, runner)
-            elif isinstance(option, EnvironmentReward):
+            elif option.in_rollout:
                 judges[option.label] = lambda items, _: [item["environment"] for item in items]
             else:
                 verifier = option.made()

@@ -1,6 +1,7 @@
-"""Sample shards of rollouts from an engine, and from environments if rollouts have turns.
+"""Sample shards of rollouts from an engine.
 
-A response without turns is a conversation of one turn, so one loop samples both.
+A response without turns is a conversation of one turn, so the loop that samples it also samples
+those of an extension, which have several.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,13 +19,78 @@ from mugrpo.disk.records import Problem, Rollout
 from mugrpo.disk.shards import ShardSet, write_rollouts
 from mugrpo.engines.base import Completion, Decoded, Engine, Request
 from mugrpo.rollouts.schedule import rollout_seed
-from mugrpo.rollouts.turns import Conversation, Dialogue, Turns
 
 Encode = Callable[[Problem], NDArray[np.int32]]  # returns a problem's prompt ids
 Draw = tuple[Problem, int]  # a problem and its occurrence: one group to sample
 Key = tuple[str, int, int]  # problem, occurrence and sample of a rollout
 PieceName = tuple[int, int]  # a shard, and the number of the piece of it
 Piece = tuple[PieceName, Sequence[Draw]]
+
+
+class Ended(Protocol):
+    """A response that has ended, with all its turns."""
+
+    @property
+    def completion(self) -> Completion:
+        """What the model sampled, as progress counts it."""
+        ...
+
+    def rollout(self, key: Key, temperature: float, policy_step: int) -> Rollout:
+        """Return its record."""
+        ...
+
+
+class Turns(Protocol):
+    """Responses that go on, each known by its number, as requests to an engine."""
+
+    @property
+    def going(self) -> int:
+        """Number of responses that may ask the engine for another turn."""
+        ...
+
+    @property
+    def waiting(self) -> int:
+        """Number of those that wait for something else than the engine."""
+        ...
+
+    def begin(self, number: int, problem: Problem, request: Request) -> None:
+        """Begin a response to `problem`, with the prompt and the seed of `request`."""
+        ...
+
+    def requests(self) -> Sequence[Request]:
+        """Return the turns that an engine can begin now; requests are counted in this order."""
+        ...
+
+    def take(self, completions: Sequence[tuple[int, Completion]]) -> None:
+        """Take what the engine has completed in a step, by the indices of the requests."""
+        ...
+
+    def ended(self) -> Sequence[tuple[int, Ended]]:
+        """Return the responses that have ended since the last call."""
+        ...
+
+
+class Dialogue(Protocol):
+    """What lets responses of one engine have turns. Only one thread at a time may use it."""
+
+    def turns(self, *, max_new_tokens: int, exact: bool, check: Callable[[], None]) -> Turns:
+        """Return responses of at most `max_new_tokens`.
+
+        With an `exact` engine, the same responses have the same bits. `check` is called while all
+        wait, and raises if the work is to stop.
+        """
+        ...
+
+    def rewards(self, seed: int, said: Sequence[tuple[Problem, str]]) -> list[float | None]:
+        """Return the reward for each text as the only turn of a response to its problem.
+
+        Raises UsageError if a response fails.
+        """
+        ...
+
+    def close(self) -> None:
+        """Forget all responses, and end the processes that answer."""
+        ...
 
 
 class Sampler:
@@ -110,10 +176,9 @@ class Sampler:
     ) -> Iterator[tuple[PieceName, SampledShard]]:
         """Yield each piece that `take` returns until it returns None. Work on several at a time."""
         longest = min(self.max_new_tokens, longest or self.max_new_tokens)
-        turns: Turns | _OneTurn = _OneTurn()
+        turns: Turns = _OneTurn()
         if self.dialogue is not None:
-            turns = Turns(
-                self.dialogue,
+            turns = self.dialogue.turns(
                 max_new_tokens=longest,
                 exact=self.engine.exact,
                 check=lambda: on_decoded(Decoded((), 0)),
@@ -148,17 +213,15 @@ class Sampler:
                     yield first.name, SampledShard(rollouts, first.slots, now - began)
                     began = now
         finally:
-            if turns.going and self.dialogue:  # let the environments forget them
-                self.dialogue.environments.close()
+            if turns.going and self.dialogue:
+                self.dialogue.close()
 
-    def _decodings(
-        self, turns: Turns | _OneTurn, begin: Callable[[], bool], longest: int
-    ) -> Iterator[int]:
+    def _decodings(self, turns: Turns, begin: Callable[[], bool], longest: int) -> Iterator[int]:
         """Run conversations to their ends. Yield the slots of each of the engine's steps.
 
         `begin` begins further conversations and returns whether there were any. It is called if no
-        turn waits for the engine, and if not more conversations wait for their environments than
-        the engine has.
+        turn waits for the engine, and if not more conversations wait for something else than the
+        engine has.
         """
 
         def batches() -> Iterator[Sequence[Request]]:
@@ -190,9 +253,9 @@ class Sampler:
 
 
 class _OneTurn:
-    """Responses without turns, as `Turns` has them: a conversation's first turn is its last."""
+    """Responses without turns: the first turn is the last."""
 
-    going = waiting = 0  # none will ask again, and none has an environment
+    going = waiting = 0  # none will ask again
 
     def __init__(self) -> None:
         self._requests: list[Request] = []  # that the engine has not got yet
@@ -221,13 +284,13 @@ class _OneTurn:
 
 @dataclass(frozen=True)
 class _Response:
-    """A response without turns, as `Conversation` is one with turns."""
+    """A response without turns."""
 
     request: Request
     completion: Completion
 
     def rollout(self, key: Key, temperature: float, policy_step: int) -> Rollout:
-        """See `Conversation.rollout`."""
+        """See `Ended.rollout`."""
         problem_id, occurrence, sample = key
         return Rollout(
             problem_id=problem_id,
@@ -250,7 +313,7 @@ class _Running:
     name: PieceName
     first: int  # number of its first conversation
     keys: list[Key] = field(default_factory=list)
-    ended: dict[int, Conversation | _Response] = field(default_factory=dict)  # by number
+    ended: dict[int, Ended] = field(default_factory=dict)  # by number
     slots: int = 0
 
     def has(self, number: int) -> bool:

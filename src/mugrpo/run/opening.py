@@ -9,13 +9,12 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from mugrpo.config.base import imported
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import Interrupted, RunStopped, UsageError
 from mugrpo.disk.publishing import publish_json, set_aside, with_sum
 from mugrpo.disk.records import Problem, TrainerState
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.environments.base import Environments
-from mugrpo.environments.pool import environments_of, tools_of
 from mugrpo.model.adapter import imported_peft
 from mugrpo.model.hardware import with_precision
 from mugrpo.model.loading import image_tokens, load_tokenizer, load_vocabulary, model_sizes
@@ -23,6 +22,7 @@ from mugrpo.model.vocabulary import Vocabulary
 from mugrpo.processes.lifetime import StopFlag
 from mugrpo.processes.ranks import ALONE, Ranks
 from mugrpo.rollouts.prompts import PromptEncoder
+from mugrpo.rollouts.sampler import Dialogue
 from mugrpo.rollouts.schedule import Schedule, schedule_of
 from mugrpo.rollouts.score import Scorer
 from mugrpo.run.faults import faults
@@ -98,13 +98,17 @@ class OpenRun:
             check=self.stop.check,
         )
 
-    def environments(self, number: int) -> Environments:
-        """Return the environments of the engine `number`, which the caller closes.
+    def dialogue(self, number: int) -> Dialogue | None:
+        """Return what lets responses of the engine `number` have turns, None if they have none.
 
-        The config must have some.
+        The caller closes it. Raises UsageError if the chat template cannot write a conversation.
         """
+        options = self.config.environment
+        if not options.given:
+            return None
         log = self.folder.log(f"environment-{number}")
-        return environments_of(self.config, log=log)
+        dialogue: Dialogue = imported(options.dialogue)(self.config, self.prompts, log)
+        return dialogue
 
     def check(self) -> None:
         """Raise Interrupted if the run was asked to stop. All ranks raise at the same update."""
@@ -253,7 +257,8 @@ def prompt_encoder(config: RunConfig) -> PromptEncoder:
             f"context of {context} tokens{why}; lower it"
         )
     limit = None if context is None else context - longest
-    tools = partial(tools_of, config) if config.environment.given else None
+    turns = config.environment
+    tools = partial(imported(turns.schemas), config) if turns.given else None
     tokenizer = load_tokenizer(config.model)
     return PromptEncoder(
         tokenizer,

@@ -17,18 +17,13 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from mugrpo.config.base import RewardOption
-from mugrpo.config.rewards import EnvironmentReward
 from mugrpo.config.tasks import asks_environment, datasets_in
 from mugrpo.disk.errors import BrokenReward, RunStopped, UsageError
 from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
 from mugrpo.engines import require_processes
 from mugrpo.engines.process import require_gpus
-from mugrpo.environments.base import Environments, Reply
-from mugrpo.environments.pool import row_of
 from mugrpo.optimize.loss import UpdateLoss
 from mugrpo.processes.messages import printable
-from mugrpo.processes.peer import TICK
-from mugrpo.rollouts.messages import MessageEncoder
 from mugrpo.rollouts.notices import notices
 from mugrpo.run.memory import require_room
 from mugrpo.run.opening import OpenRun
@@ -101,8 +96,8 @@ def _try_room(run: OpenRun, _: bool) -> None:
 def _try_prompts(run: OpenRun, verbose: bool) -> None:
     for sentence in notices(run.prompts, run.vocabulary.stop_ids, run.problems):
         run.progress.say(sentence)
-    if run.config.environment.given:
-        MessageEncoder(run.prompts)  # raises if the template cannot write a conversation
+    if dialogue := run.dialogue(0):  # raises if the template cannot write a conversation
+        dialogue.close()
 
 
 def _try_rewards(run: OpenRun, verbose: bool) -> None:
@@ -201,34 +196,13 @@ def _own_rewards(run: OpenRun, responses: _Offer) -> list[float | None] | None:
 
     Raises UsageError if an environment cannot be loaded, BrokenReward if it breaks its contract.
     """
-    if not run.config.environment.given:
+    if (dialogue := run.dialogue(0)) is None:
         return None
-    environments, rewards = run.environments(0), list[float | None]()
     try:
-        for number, (problem, text) in enumerate(responses):
-            environments.begin(number, run.config.seed, row_of(problem))
-            reply = _reply(environments)
-            if not reply.done:
-                environments.step(number, {"role": "assistant", "content": text})
-                reply = _reply(environments)
-            if not reply.done:
-                environments.end(number)
-                reply = _reply(environments)
-            if reply.failure:
-                raise UsageError(
-                    f"the environment fails on problem {problem.id!r}: {reply.failure}; fix that "
-                    "first"
-                )
-            rewards.append(reply.reward)
+        rewards = dialogue.rewards(run.config.seed, responses)
     finally:
-        environments.close()
+        dialogue.close()
     return rewards if asks_environment(run.config.task) else None
-
-
-def _reply(environments: Environments) -> Reply:
-    while not (replies := environments.replies(TICK)):
-        pass
-    return replies[0][1]
 
 
 def _scores(
@@ -264,7 +238,7 @@ def _try_for_nothing(run: OpenRun, _: bool) -> None:
     """
     faults = []
     for problems in _by_source(run.problems, _TRIED):
-        if any(isinstance(reward, EnvironmentReward) for reward in _rewards(run, problems[0])):
+        if any(reward.in_rollout for reward in _rewards(run, problems[0])):
             continue  # what an environment pays is not for a text
         place = f" in the source {problems[0].source!r}" if problems[0].source else ""
         if not all(problem.answer for problem in problems):

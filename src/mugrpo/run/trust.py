@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from mugrpo.config.base import imported, installed
-from mugrpo.config.engines import VLLMOptions, VLLMServerOptions
 from mugrpo.config.rewards import FunctionOptions
 from mugrpo.config.run import PromptOptions, RunConfig
 from mugrpo.config.tasks import DatasetOptions, datasets_in
@@ -127,17 +126,13 @@ def _code_of(config: RunConfig) -> Iterator[Named]:
 def _reached_by(config: RunConfig) -> Iterator[Named]:
     """Yield interpreters, what they are given, and addresses."""
     engine, environment = config.engine, config.environment
-    pythons, given = {"environment.python": environment.python}, dict[str, Any]()
-    if isinstance(engine, VLLMOptions):
-        pythons["engine.python"] = engine.python
-        given["engine.arguments"] = engine.arguments
-    given["environment.name"] = environment.kind and environment.name
-    given["environment.kwargs"] = environment.kwargs
+    given = {f"engine.{name}": getattr(engine, name) for name in engine.reaches}
+    given |= {f"environment.{name}": getattr(environment, name) for name in environment.reaches}
     given["sinks.wandb"] = config.sinks.wandb
-    urls = engine.urls if isinstance(engine, VLLMServerOptions) else ()
-    yield from (_file(option, Path(python)) for option, python in pythons.items() if python)
-    yield from (Named("engine.urls", url) for url in urls)
-    yield from (Named(option, _words(value)) for option, value in given.items() if value)
+    for option, value in given.items():
+        for one in value if isinstance(value, tuple) else [value] if value else []:
+            file = [Path(one)] if isinstance(one, str) and os.path.isfile(one) else []
+            yield Named(option, _words(one), tuple(file))
 
 
 def _suite(use: SuiteUse) -> Iterator[Named]:

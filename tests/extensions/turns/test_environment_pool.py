@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from mugrpo.config.base import WorkerOptions
-from mugrpo.config.rewards import EnvironmentOptions
 from mugrpo.disk.errors import BrokenReward
-from mugrpo.environments.base import Environments, Reply
-from mugrpo.environments.pool import EnvironmentPool
+from mugrpo.extensions.turns import EnvironmentOptions
+from mugrpo.extensions.turns.base import Environments, Reply
+from mugrpo.extensions.turns.pool import EnvironmentPool
 from tests.cases import table
 from tests.waiting import alive, soon
 

@@ -1,6 +1,6 @@
 """The program of an environment worker: loads the environment, then answers for its rollouts.
 
-python -m mugrpo.environments.worker SOCKET LIFELINE
+python -m mugrpo.extensions.turns.worker SOCKET LIFELINE
 
 An object with TRL's contract, or a function of messages, answers one rollout at a time.
 """
@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from mugrpo.config.rewards import EnvironmentOptions
 from mugrpo.disk.errors import UsageError
-from mugrpo.environments.base import Reply
+from mugrpo.extensions.turns import EnvironmentOptions
+from mugrpo.extensions.turns.base import Reply
 from mugrpo.processes.functions import (
     BrokenContractError,
     CallLog,

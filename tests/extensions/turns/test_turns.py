@@ -14,17 +14,17 @@ from mugrpo.disk.records import FinishReason, Problem, Rollout
 from mugrpo.engines.base import Request
 from mugrpo.engines.continuous import ContinuousEngine
 from mugrpo.engines.hf import HFEngine
-from mugrpo.environments.base import Reply
+from mugrpo.extensions.turns.base import Reply
+from mugrpo.extensions.turns.dialogue import EnvironmentDialogue
+from mugrpo.extensions.turns.messages import MessageEncoder
 from mugrpo.model.policy import Policy
-from mugrpo.rollouts.messages import MessageEncoder
 from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.sampler import Sampler
 from mugrpo.rollouts.schedule import turn_seed
 from mugrpo.rollouts.score import response_text
-from mugrpo.rollouts.turns import Dialogue
 from tests.builders import tiny_policy
 from tests.cases import table
-from tests.rollouts.games import Answer, Games, counting
+from tests.extensions.turns.in_process import Answer, Games, counting
 
 MOST = 60  # tokens of a response
 PROBLEMS = [Problem(f"p{i}", f"{i}+2-", "") for i in range(4)]
@@ -52,7 +52,7 @@ def sampler_of(
     return Sampler(
         engine,
         encode,
-        dialogue=Dialogue(games, MessageEncoder(encode), max_turns),
+        dialogue=EnvironmentDialogue(games, MessageEncoder(encode), max_turns),
         seed=7,
         stage="0",
         group_size=3,

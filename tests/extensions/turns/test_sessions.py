@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from mugrpo.config.rewards import EnvironmentOptions
 from mugrpo.disk.errors import BrokenReward, UsageError
-from mugrpo.environments import worker
-from mugrpo.environments.base import Reply
+from mugrpo.extensions.turns import EnvironmentOptions, worker
+from mugrpo.extensions.turns.base import Reply
 from mugrpo.processes.functions import load_function
 from tests.cases import table
-from tests.environments import games
-from tests.environments.test_environment_pool import GAMES, call, say, told
+from tests.extensions.turns import games
+from tests.extensions.turns.test_environment_pool import GAMES, call, say, told
 
 
 class Here:

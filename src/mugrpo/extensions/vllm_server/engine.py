@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from mugrpo.config.engines import RESTARTS, SILENCE, VLLMServerOptions
+from mugrpo.config.engines import RESTARTS, SILENCE
 from mugrpo.disk.errors import RunStopped
 from mugrpo.engines.base import WAIT, Arrivals, Completion, Decoded, Engine, Request, checked
 from mugrpo.engines.vllm import EXTENSION
+from mugrpo.extensions.vllm_server import VLLMServerOptions, http
 from mugrpo.model.vocabulary import Vocabulary
-from mugrpo.processes import http
 from mugrpo.processes.peer import TICK
 
 _PAUSE = 1.0  # seconds between attempts to reach the server
@@ -43,6 +43,11 @@ _NEUTRAL = {
     "return_token_ids": True,
     "skip_special_tokens": False,
 }
+
+
+def server_engines(options: VLLMServerOptions, vocabulary: Vocabulary) -> list[Engine]:
+    """Return an engine for each server."""
+    return [ServerEngine(url, vocabulary, options) for url in options.urls]
 
 
 class ServerEngine(Engine):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mugrpo.extensions.verifiers.extension.mugrpo_endpoint import SESSION, Endpoint, Refused
+from mugrpo.extensions.turns.verifiers.extension.mugrpo_endpoint import SESSION, Endpoint, Refused
 from tests.cases import table
 
 ASKED = {"messages": [{"role": "user", "content": "5 6 7"}]}

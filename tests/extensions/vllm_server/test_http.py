@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import pytest
 
-from mugrpo.processes import http
+from mugrpo.extensions.vllm_server import http
 from tests.cases import table
 
 HEAD = b"HTTP/1.1 200 OK\r\n\r\n"

@@ -15,13 +15,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mugrpo.config.base import WorkerOptions, imported
-from mugrpo.config.rewards import EnvironmentOptions
+from mugrpo.config.base import WorkerOptions
 from mugrpo.config.run import RunConfig
 from mugrpo.config.tasks import asks_environment
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Message, Problem
-from mugrpo.environments.base import Environments, Reply
+from mugrpo.extensions.turns import EnvironmentOptions
+from mugrpo.extensions.turns.base import Environments, Reply
 from mugrpo.processes.messages import to_json
 from mugrpo.processes.peer import TICK, PeerLost
 from mugrpo.processes.workers import Limits, PoolJob, Worker, WorkerPool
@@ -59,7 +59,7 @@ class EnvironmentPool(WorkerPool):
         log: Path | None = None,
     ) -> None:
         super().__init__(
-            "mugrpo.environments.worker",
+            "mugrpo.extensions.turns.worker",
             {"environment": options.model_dump(), "own_reward": own_reward},
             # No limit on computing: threads that other rollouts left would count, too.
             Limits(workers.waiting, 0.0, workers.memory_mb),
@@ -194,12 +194,12 @@ def environments_of(config: RunConfig, *, log: Path | None = None) -> Environmen
     or if the run asks for their own reward and they give none. What they print goes to `log`,
     or to stderr.
     """
+    from mugrpo.extensions.turns.verifiers.pool import VerifiersEnvironments  # a pool, too
+
     options = config.environment
-    assert options.given, "no environment is named"
-    make = imported(options.kind.factory) if options.kind else EnvironmentPool
-    own_reward = asks_environment(config.task)
-    environments: Environments = make(options, config.workers, own_reward=own_reward, log=log)
-    return environments
+    assert isinstance(options, EnvironmentOptions) and options.given, "no environment is named"
+    pool = VerifiersEnvironments if options.of_verifiers else EnvironmentPool
+    return pool(options, config.workers, own_reward=asks_environment(config.task), log=log)
 
 
 def tools_of(config: RunConfig) -> Sequence[Mapping[str, Any]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from mugrpo.arguments import MOVE, Commands
 from mugrpo.config.tasks import DatasetOptions
 from mugrpo.disk.errors import UsageError
-from mugrpo.extensions.verifiers import VerifiersKind
+from mugrpo.extensions.turns import EnvironmentOptions
 
 
 def add_problems(commands: Commands) -> None:
@@ -17,7 +17,7 @@ def add_problems(commands: Commands) -> None:
     problems = commands.add(
         "problems",
         "write the problems of a verifiers environment to a file",
-        run="mugrpo.extensions.verifiers.problems:run_problems",
+        run="mugrpo.extensions.turns.verifiers.problems:run_problems",
         group=MOVE,
         example="mine.toml",
     )
@@ -34,10 +34,11 @@ def run_problems(options: argparse.Namespace) -> None:
     loaded, or if the file is no .jsonl or exists.
     """
     from mugrpo.config.load import load_config
-    from mugrpo.extensions.verifiers.pool import VerifiersEnvironments
+    from mugrpo.extensions.turns.verifiers.pool import VerifiersEnvironments
 
     config = load_config(options.target)
-    if not isinstance(config.environment.kind, VerifiersKind):
+    environment = config.environment
+    if not isinstance(environment, EnvironmentOptions) or not environment.of_verifiers:
         raise UsageError(
             f"{options.target} names no environment of verifiers; set environment.name = "
             "'verifiers:NAME' and environment.python"
@@ -51,10 +52,10 @@ def run_problems(options: argparse.Namespace) -> None:
     if out.exists():
         raise UsageError(f"{out} exists already; remove it to write it again")
     out.parent.mkdir(parents=True, exist_ok=True)
-    environments = VerifiersEnvironments(config.environment, config.workers)
+    environments = VerifiersEnvironments(environment, config.workers)
     try:
         rows = environments.problems(options.count)
     finally:
         environments.close()
     out.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    options.say(f"{out}: {len(rows)} problems of {config.environment.name}")
+    options.say(f"{out}: {len(rows)} problems of {environment.name}")

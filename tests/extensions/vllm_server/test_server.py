@@ -12,13 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mugrpo.config.engines import ContinuousOptions, VLLMServerOptions
-from mugrpo.config.load import build_config
+from mugrpo.config.engines import ContinuousOptions
+from mugrpo.config.load import build_config, load_config
 from mugrpo.disk.errors import RunStopped, UsageError
-from mugrpo.engines import server as server_module
+from mugrpo.engines import make_engines, reserved_gpus
 from mugrpo.engines.base import Completion, Request
 from mugrpo.engines.continuous import ContinuousEngine
-from mugrpo.engines.server import ServerEngine
+from mugrpo.extensions.vllm_server import VLLMServerOptions
+from mugrpo.extensions.vllm_server import engine as engine_module
+from mugrpo.extensions.vllm_server.engine import ServerEngine
 from mugrpo.model.policy import Policy
 from tests.builders import PROMPTS, encoded
 from tests.cases import some, table
@@ -201,7 +203,7 @@ def test_without_a_command_the_server_loads_the_weights_while_it_runs(
 def test_a_server_that_is_briefly_unavailable_is_asked_again(
     server: Server, embedded_policy: Policy, requests, tmp_path: Path, monkeypatch
 ):
-    monkeypatch.setattr(server_module, "_PAUSE", 0.01)
+    monkeypatch.setattr(engine_module, "_PAUSE", 0.01)
     engine = engine_of(server, embedded_policy, tmp_path)
     engine.refresh(0, lambda: "")
     server.away = 2
@@ -263,19 +265,34 @@ def test_an_answer_that_cannot_be_right_stops_the_run(
     assert server.url in str(stopped.value) and str(stopped.value).isprintable()
 
 
-# ---- what vLLM must not be given ----
+def test_the_run_starts_nothing_and_shares_no_gpu_with_it():
+    config = load_config(None, ["--engine.name=vllm_server"])
+    assert config.engine.max_model_len is None
+    assert not config.engine_in_process and not config.shares_gpus
+    assert reserved_gpus(config) == []
 
 
-@table("name", ["top_p", "top_k", "min_tokens", "generation_config"])
-def test_arguments_that_change_the_distribution_are_refused(name: str):
-    raw = {"engine": {"name": "vllm", "arguments": {name: 1}}}
-    with pytest.raises(UsageError, match=f"{name} changes the distribution"):
-        build_config(raw, "a file")
+def test_every_server_is_an_engine(embedded_policy: Policy):
+    urls = ("http://one:8000", "http://two:8000")
+    config = load_config(None, ["--engine.name=vllm_server", f"--engine.urls={[*urls]}"])
+    engines = make_engines(
+        config,
+        vocabulary=embedded_policy.vocabulary,
+        policy=None,
+        log=lambda _: pytest.fail("it has no process"),
+        notify=lambda _: None,
+        check=lambda: None,
+    )
+    assert [type(engine) for engine in engines] == [ServerEngine, ServerEngine]
 
 
-@table("temperature", [0.005, 2.5])
-def test_temperatures_that_vllm_would_change_are_refused(temperature: float):
-    raw = {"engine": {"name": "vllm"}, "rollouts": {"temperature": temperature}}
-    with pytest.raises(UsageError, match=f"from 0.01 to 2, not at {temperature:g}"):
-        build_config(raw, "a file")
-    build_config({"rollouts": {"temperature": temperature}}, "a file")  # our own engine accepts it
+@table(
+    ("options", "sentence"),
+    [
+        ({"lora": {"rank": 8}}, "needs an engine that the run starts"),
+        ({"rollouts": {"temperature": 2.5}}, "from 0.01 to 2, not at 2.5"),
+    ],
+)
+def test_options_that_do_not_work_with_it_are_refused(options: dict[str, Any], sentence: str):
+    with pytest.raises(UsageError, match=sentence):
+        build_config({"engine": {"name": "vllm_server"}, **options}, "a file")

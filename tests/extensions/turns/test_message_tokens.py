@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from functools import partial
-from importlib import resources
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 from trl import GRPOTrainer
 
 from mugrpo.config.run import PromptOptions
+from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import FinishReason, Problem
 from mugrpo.engines.base import Completion, Request
-from mugrpo.environments.base import Reply
-from mugrpo.rollouts.messages import BadCallError, MessageEncoder
+from mugrpo.extensions.turns.base import Reply
+from mugrpo.extensions.turns.dialogue import Conversations, EnvironmentDialogue
+from mugrpo.extensions.turns.messages import BadCallError, MessageEncoder
 from mugrpo.rollouts.prompts import PromptEncoder
-from mugrpo.rollouts.turns import Dialogue, Turns
+from tests.builders import chain_tokenizer
 from tests.cases import table
-from tests.rollouts.games import Games
+from tests.extensions.turns.in_process import Games
+from tests.rollouts.test_templates import PARTS, encoder, template_of, tokenizer_of
 
 TOOL = {
     "type": "function",
@@ -36,25 +36,6 @@ TOOL = {
 }
 ASKED = Problem("p", "What is 2 + 3?", "5")
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
-
-
-def template_of(name: str) -> str:
-    return (resources.files("trl") / "chat_templates" / f"{name}.jinja").read_text()
-
-
-def tokenizer_of(template: str) -> PreTrainedTokenizerFast:
-    """Return a tokenizer of bytes whose turns end with <|im_end|>."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    plain = Tokenizer(models.BPE({letter: n for n, letter in enumerate(alphabet)}, []))
-    plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    plain.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=plain,
-        eos_token="<|im_end|>",
-        additional_special_tokens=["<|im_start|>", "<|endoftext|>"],
-    )
-    tokenizer.chat_template = template
-    return tokenizer
 
 
 def prompts_of(template: str, *tools: Any, limit: int | None = None) -> PromptEncoder:
@@ -151,7 +132,9 @@ def test_tools_are_called_over_turns_and_a_bad_call_costs_only_its_turn(prompts)
         return Reply([{"role": "tool", "name": "add", "content": "5"}])
 
     games = Games(answer, tools=[TOOL])
-    turns = Turns(Dialogue(games, MessageEncoder(prompts), 8), max_new_tokens=999, exact=True)
+    turns = Conversations(
+        EnvironmentDialogue(games, MessageEncoder(prompts), 8), max_new_tokens=999, exact=True
+    )
     turns.begin(0, ASKED, Request(np.zeros(0, np.int32), 7))
     for index, text in enumerate(said):
         (request,) = turns.requests()
@@ -176,3 +159,56 @@ def test_tools_are_called_over_turns_and_a_bad_call_costs_only_its_turn(prompts)
         assert rollout.behavior_logprobs[begin] == -1.0 - turn
     sampled = prompts.tokenizer.decode(rollout.response_ids[rollout.loss_mask])
     assert sampled == "".join(f"{one}<|im_end|>" for one in said)
+
+
+# ---- what a template writes ----
+
+GO_ON = {"role": "user", "content": "Go on."}
+OF_QWEN = "\n<|im_start|>user\nGo on.<|im_end|>\n<|im_start|>assistant\n"
+
+
+@table(
+    "name, stop, expected",
+    [
+        ("qwen2_5", "<|im_end|>", OF_QWEN),
+        (
+            "qwen2_5",
+            "<|endoftext|>",
+            "\n<|im_start|>user\nGo on.<|im_end|>\n<|im_start|>assistant\n",
+        ),
+        ("glm4moe", "<|user|>", "\nGo on.<|assistant|>"),
+        ("glm4moe", "<|observation|>", "\nGo on.<|assistant|>"),
+        ("glm4moe", "<|endoftext|>", "<|user|>\nGo on.<|assistant|>"),
+        ("gptoss", "<|return|>", "<|start|>user<|message|>Go on.<|end|><|start|>assistant"),
+        ("phi3", "<|end|>", "\n<|user|>\nGo on.<|end|>\n<|assistant|>\n"),
+        (
+            "gemma3",
+            "<end_of_turn>",
+            "\n<start_of_turn>user\nGo on.<end_of_turn>\n<start_of_turn>model\n",
+        ),
+    ],
+)
+def test_a_turns_end_is_not_written_twice(name: str, stop: str, expected: str):
+    special = ("<|user|>", "<|observation|>", "<|return|>", "<|end|>", "<end_of_turn>")
+    encode = encoder(template_of(name), *special, "<|start|>", "<|assistant|>")
+    last = encode.tokenizer.convert_tokens_to_ids(stop)
+    assert encode.tokenizer.decode(MessageEncoder(encode).suffix(last, [GO_ON])) == expected
+
+
+@table(
+    "template, words", [(PARTS, "leaves the user's message"), ("qwen3", "writes earlier messages")]
+)
+def test_a_template_that_cannot_write_turns_is_refused_at_the_start(template: str, words: str):
+    template = template if "{" in template else template_of(template)
+    with pytest.raises(UsageError, match=words):
+        MessageEncoder(encoder(template))
+
+
+def test_special_tokens_stay_in_what_an_environment_gets():
+    """But for the end of the text and padding."""
+    tokenizer = chain_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<think>"]})  # id 16
+    encode = MessageEncoder(PromptEncoder(tokenizer, 17, PromptOptions()))
+    said = np.array([16, 7, 0, 16, 4, 1], np.int32)
+    assert encode.plain(said)["content"] == "<think>5<think>2"
+    assert encode.message(np.array([3], np.int32), said)["content"] == "<think>5<think>2"

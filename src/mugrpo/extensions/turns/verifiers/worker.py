@@ -257,7 +257,7 @@ async def _serve(channel: Any, setup: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    sys.path.insert(0, str(_HERE.parents[1]))  # by path, as mugrpo may be missing here
+    sys.path.insert(0, str(_HERE.parents[2]))  # by path, as mugrpo may be missing here
     child = importlib.import_module("processes.child")
     sys.path[0] = str(_HERE / "extension")
     channel = child.Channel()

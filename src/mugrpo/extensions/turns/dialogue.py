@@ -8,30 +8,86 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mugrpo.config.run import RunConfig
+from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import FinishReason, Message, Outcome, Problem, Rollout
 from mugrpo.engines.base import WAIT, Completion, Request
-from mugrpo.environments.base import Environments, Reply
-from mugrpo.environments.pool import row_of
-from mugrpo.rollouts.messages import BadCallError, MessageEncoder
+from mugrpo.extensions.turns import EnvironmentOptions
+from mugrpo.extensions.turns.base import Environments, Reply
+from mugrpo.extensions.turns.messages import BadCallError, MessageEncoder
+from mugrpo.extensions.turns.pool import environments_of, row_of
+from mugrpo.processes.peer import TICK
+from mugrpo.rollouts.prompts import PromptEncoder
+from mugrpo.rollouts.sampler import Dialogue
 from mugrpo.rollouts.schedule import turn_seed
 
 _TICK = 0.5  # seconds after which a caller that waits for a reply gets control back
-_LAG = 8  # steps of an exact engine between a turn and the next one, see `Turns`
+_LAG = 8  # steps of an exact engine between a turn and the next one, see `Conversations`
 
 Ids = NDArray[np.int32]
 
 
 @dataclass(frozen=True)
-class Dialogue:
-    """What rollouts need to have turns. Only one thread at a time may use it."""
+class EnvironmentDialogue:
+    """What rollouts need to have turns (see `sampler.Dialogue`)."""
 
     environments: Environments
     encoder: MessageEncoder
     max_turns: int  # of the model
+
+    def turns(
+        self, *, max_new_tokens: int, exact: bool, check: Callable[[], None]
+    ) -> Conversations:
+        return Conversations(self, max_new_tokens=max_new_tokens, exact=exact, check=check)
+
+    def rewards(self, seed: int, said: Sequence[tuple[Problem, str]]) -> list[float | None]:
+        """Return the environment's own reward for each text as the only turn of a conversation.
+
+        Raises UsageError if an environment cannot be loaded or fails, BrokenReward if it breaks its
+        contract.
+        """
+        rewards, environments = list[float | None](), self.environments
+        for number, (problem, text) in enumerate(said):
+            environments.begin(number, seed, row_of(problem))
+            reply = self._reply()
+            if not reply.done:
+                environments.step(number, {"role": "assistant", "content": text})
+                reply = self._reply()
+            if not reply.done:
+                environments.end(number)
+                reply = self._reply()
+            if reply.failure:
+                raise UsageError(
+                    f"the environment fails on problem {problem.id!r}: {reply.failure}; fix that "
+                    "first"
+                )
+            rewards.append(reply.reward)
+        return rewards
+
+    def close(self) -> None:
+        self.environments.close()
+
+    def _reply(self) -> Reply:
+        while not (replies := self.environments.replies(TICK)):
+            pass
+        return replies[0][1]
+
+
+def dialogue_of(config: RunConfig, prompts: PromptEncoder, log: Path) -> Dialogue:
+    """Return the dialogue of a run's config, which must name an environment.
+
+    What environments print goes to `log`. Raises UsageError if the chat template cannot write a
+    conversation.
+    """
+    options = config.environment
+    assert isinstance(options, EnvironmentOptions), "no environment is named"
+    encoder = MessageEncoder(prompts)
+    return EnvironmentDialogue(environments_of(config, log=log), encoder, options.max_turns)
 
 
 @dataclass
@@ -102,7 +158,7 @@ class Conversation:
         )
 
 
-class Turns:
+class Conversations:
     """Conversations, each known by its number, as requests to an engine.
 
     An engine works on some of them while the environments of others reply. With an `exact` engine,
@@ -115,7 +171,7 @@ class Turns:
 
     def __init__(
         self,
-        dialogue: Dialogue,
+        dialogue: EnvironmentDialogue,
         *,
         max_new_tokens: int,
         exact: bool,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mugrpo.environments.base import Reply
+from mugrpo.extensions.turns.base import Reply
 
 Answer = Callable[[int, int, Mapping[str, Any] | None], Reply]
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from mugrpo.config.base import WorkerOptions
-from mugrpo.config.rewards import EnvironmentOptions
-from mugrpo.environments.base import Reply
-from mugrpo.extensions.verifiers.pool import Conversation, Rewritten, VerifiersEnvironments
+from mugrpo.extensions.turns import EnvironmentOptions
+from mugrpo.extensions.turns.base import Reply
+from mugrpo.extensions.turns.verifiers.pool import Conversation, Rewritten, VerifiersEnvironments
 from tests.cases import table
 
 STAND_IN = Path(__file__).with_name("stand_in")

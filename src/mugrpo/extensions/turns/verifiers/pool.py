@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from mugrpo.config.base import WorkerOptions
-from mugrpo.config.rewards import EnvironmentOptions
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.records import Message
-from mugrpo.environments.base import Reply
-from mugrpo.environments.pool import EnvironmentPool, Episode
+from mugrpo.extensions.turns import EnvironmentOptions
+from mugrpo.extensions.turns.base import Reply
+from mugrpo.extensions.turns.pool import EnvironmentPool, Episode
 from mugrpo.processes.messages import printable, to_json
 from mugrpo.processes.peer import TICK, PeerLost
 from mugrpo.processes.workers import Worker
