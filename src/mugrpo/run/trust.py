@@ -130,9 +130,9 @@ def _reached_by(config: RunConfig) -> Iterator[Named]:
     given |= {f"environment.{name}": getattr(environment, name) for name in environment.reaches}
     given["sinks.wandb"] = config.sinks.wandb
     for option, value in given.items():
-        for one in value if isinstance(value, tuple) else [value] if value else []:
-            file = [Path(one)] if isinstance(one, str) and os.path.isfile(one) else []
-            yield Named(option, _words(one), tuple(file))
+        for one in filter(None, value if isinstance(value, tuple) else [value]):
+            files = (Path(one),) if isinstance(one, str) and os.path.isfile(one) else ()
+            yield Named(option, _words(one), files)
 
 
 def _suite(use: SuiteUse) -> Iterator[Named]:
