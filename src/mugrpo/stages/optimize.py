@@ -10,7 +10,7 @@ from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.metrics import MetricsLog
 from mugrpo.disk.publishing import publish_json, with_sum
 from mugrpo.optimize.experience import Experience
-from mugrpo.optimize.samples import SampleCollector
+from mugrpo.optimize.samples import Recorder
 from mugrpo.run.opening import OpenRun
 from mugrpo.stages.evaluate import SAMPLES
 from mugrpo.stages.logprobs import Compute, StageReader, seconds_once
@@ -57,13 +57,13 @@ def optimize_stage(
         line["time/read"] = time.monotonic() - began
         line["time/logprobs"], spent = spent, 0.0
         line["time/checkpoint"] = training.take_checkpoint_seconds()
-        watch = SampleCollector() if samples_due(stage, trainer.update + 1) else None
-        line |= trainer.step(experience, watch)
+        recorder = Recorder() if samples_due(stage, trainer.update + 1) else None
+        line |= trainer.step(experience, recorder)
         update = trainer.update
         if run.ranks.first:
             metrics.append("update", update, **line)
-            if watch is not None:
-                keep_samples(run, stage, update, experience, watch)
+            if recorder is not None:
+                keep_samples(run, stage, update, experience, recorder)
         if line["skipped"]:
             report_nonfinite(run, update, experience, line, trainer.nonfinite_in_a_row)
         training.unsaved_seconds += line["time/update"]
@@ -82,10 +82,12 @@ def samples_due(stage: Stage, update: int) -> bool:
 
 
 def keep_samples(
-    run: OpenRun, stage: Stage, update: int, experience: Experience, watch: SampleCollector
+    run: OpenRun, stage: Stage, update: int, experience: Experience, recorder: Recorder
 ) -> None:
     """Publish a few of an update's rollouts with what the objective did to each token."""
-    samples = watch.chosen(experience.rollouts, experience.scores, SAMPLES, run.prompts.tokenizer)
+    samples = recorder.chosen(
+        experience.rollouts, experience.scores, SAMPLES, run.prompts.tokenizer
+    )
     ids = {sample["problem_id"] for sample in samples}
     references = {problem.id: problem.answer for problem in run.problems if problem.id in ids}
     for sample in samples:

@@ -24,6 +24,7 @@ from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
 from mugrpo.engines import require_processes
 from mugrpo.environments.base import Environments, Reply
 from mugrpo.environments.pool import row_of
+from mugrpo.optimize.experience import advantage_of
 from mugrpo.optimize.loss import UpdateLoss
 from mugrpo.processes.messages import printable
 from mugrpo.processes.peer import TICK
@@ -69,12 +70,13 @@ def preflight(run: OpenRun, measures: Measures | None, *, verbose: bool = False)
 
 
 def _try_machine(run: OpenRun, _: bool) -> None:
-    """Try what engines and ranks need here, and the file of an objective."""
+    """Try what engines and ranks need here, and the files of an objective and of advantages."""
     config = run.config
     if config.distributed.processes > 1 and not config.backend.clustered:
         require_gpus(config.distributed)
     require_processes(config)
     UpdateLoss(config)  # a file of the user's own may not be one
+    advantage_of(config.advantage)  # and may have none
 
 
 def _try_suites(measures: Measures | None) -> Callable[[OpenRun, bool], None]:
