@@ -116,7 +116,13 @@ class Trainer:
             )
 
         gradient = self.budget.fitted(gradient_of)
-        lr = self._learning_rate()
+        lr = learning_rate(
+            self.update,
+            peak=self.options.lr,
+            schedule=self.options.lr_schedule,
+            warmup_updates=self.options.warmup_updates,
+            total_updates=self.config.schedule.total_updates,
+        )
         grad_norm, applied = self._apply(lr, gradient.loss)
         return {
             "grad_norm": grad_norm,
@@ -188,15 +194,6 @@ class Trainer:
                 state[key] = moved(value, device)
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-
-    def _learning_rate(self) -> float:
-        return learning_rate(
-            self.update,
-            peak=self.options.lr,
-            schedule=self.options.lr_schedule,
-            warmup_updates=self.options.warmup_updates,
-            total_updates=self.config.schedule.total_updates,
-        )
 
     @out_of_memory_explained("the optimizer's step", _LARGE_STATE)
     def _apply(self, lr: float, loss: float) -> tuple[float, bool]:

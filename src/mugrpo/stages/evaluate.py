@@ -17,10 +17,11 @@ from mugrpo.disk.shards import RowReader, ShardSet, read_rollouts, score_from_ro
 from mugrpo.engines.base import Engine
 from mugrpo.model.memory import out_of_memory_explained
 from mugrpo.optimize.samples import response
+from mugrpo.rollouts.evaluation import evaluated, headline, value_text
 from mugrpo.rollouts.sampler import Draw
 from mugrpo.rollouts.score import scored
 from mugrpo.rollouts.side_by_side import Wanted, sampled_shards
-from mugrpo.rollouts.statistics import evaluated, headline, rewards_text, value_text
+from mugrpo.rollouts.statistics import rewards_text
 from mugrpo.rollouts.turns import Dialogue
 from mugrpo.run.opening import OpenRun
 from mugrpo.stages.generate import counted, pieces_of
