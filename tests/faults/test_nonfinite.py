@@ -53,10 +53,10 @@ def poison(
     step, reduced = Trainer.step, gradient.reduced_loss
     now = 0
 
-    def noted(trainer: Trainer, experience: Experience, watch: Any = None) -> dict[str, Any]:
+    def noted(trainer: Trainer, experience: Experience, recorder: Any = None) -> dict[str, Any]:
         nonlocal now
         now = trainer.update + 1
-        return step(trainer, experience, watch)
+        return step(trainer, experience, recorder)
 
     def spoiled(loss_BT: torch.Tensor, *rest: Any) -> torch.Tensor:
         part = reduced(loss_BT, *rest)

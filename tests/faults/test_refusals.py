@@ -97,6 +97,11 @@ PARTS = [
         "has no vLLM",
     ),
     ("return [1.0]", "--objective.name file --objective.path absent.py", "there is no file"),
+    (
+        "return [1.0]",
+        f"--advantage.name file --advantage.path {policy.__file__}",
+        "it must define advantages",
+    ),
 ]
 
 

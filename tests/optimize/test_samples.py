@@ -12,7 +12,7 @@ from mugrpo.config.run import ModelOptions
 from mugrpo.model.policy import load_policy
 from mugrpo.optimize.batching import MicroBatch
 from mugrpo.optimize.experience import Experience
-from mugrpo.optimize.samples import SampleCollector
+from mugrpo.optimize.samples import Recorder
 from mugrpo.optimize.trainer import Trainer
 from tests.cases import table
 from tests.updates import config_of, hand_batch
@@ -22,16 +22,16 @@ from tests.updates import config_of, hand_batch
 POSITIVE, NEGATIVE = [0, 4, 13], [1, 6, 12]
 
 
-def watched(experience: Experience, **groups: Any) -> SampleCollector:
-    """Return a collector that has watched one update of the embedded model."""
-    collector = SampleCollector()
-    Trainer(load_policy(ModelOptions()), config_of(**groups)).step(experience, collector)
-    return collector
+def recorded(experience: Experience, **groups: Any) -> Recorder:
+    """Return a recorder of one update of the embedded model."""
+    recorder = Recorder()
+    Trainer(load_policy(ModelOptions()), config_of(**groups)).step(experience, recorder)
+    return recorder
 
 
-def chosen(collector: SampleCollector, experience: Experience, count: int) -> list[dict[str, Any]]:
+def chosen(recorder: Recorder, experience: Experience, count: int) -> list[dict[str, Any]]:
     tokenizer = load_policy(ModelOptions()).tokenizer
-    return collector.chosen(experience.rollouts, experience.scores, count, tokenizer)
+    return recorder.chosen(experience.rollouts, experience.scores, count, tokenizer)
 
 
 def rows(samples: list[dict[str, Any]]) -> list[int]:
@@ -40,8 +40,8 @@ def rows(samples: list[dict[str, Any]]) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def seen(experience: Experience) -> SampleCollector:
-    return watched(experience)
+def seen(experience: Experience) -> Recorder:
+    return recorded(experience)
 
 
 @table(
@@ -74,17 +74,17 @@ def batch(rows: list[int], advantages: list[float], lengths: list[int]) -> Micro
 
 def test_marks_and_logprobs_are_those_of_the_responses_own_tokens(experience):
     """Two batches by hand, of unequal lengths; what stands in the padding belongs to no token."""
-    collector = SampleCollector()
+    recorder = Recorder()
     first = torch.tensor([[-0.5, -1.5, -2.5], [-3.5, -99.0, -99.0]], requires_grad=True)
     clipped = torch.tensor([[True, False, True], [False, True, True]])
     vetoed = torch.tensor([[0.0, 0.0, 0.0], [1.0, 1.0, 1.0]])
     metrics = {"clipped_fraction": clipped, "vetoed_fraction": vetoed}
     entropy = torch.tensor([[0.5, 0.25, 1.5], [2.5, 99.0, 99.0]])
-    collector(batch([4, 1], [0.75, -0.25], [3, 1]), first, metrics | {"entropy": entropy})
+    recorder.record(batch([4, 1], [0.75, -0.25], [3, 1]), first, entropy, metrics)
     second = torch.tensor([[-4.5, -5.5]], dtype=torch.bfloat16)
-    nothing = {name: torch.zeros(1, 2) for name in (*metrics, "entropy")}
-    collector(batch([0], [1.5], [2]), second, nothing)
-    kept = dict(zip([0, 1, 4], chosen(collector, experience, 3), strict=True))
+    nothing = torch.zeros(1, 2)
+    recorder.record(batch([0], [1.5], [2]), second, nothing, dict.fromkeys(metrics, nothing))
+    kept = dict(zip([0, 1, 4], chosen(recorder, experience, 3), strict=True))
     assert [kept[row]["advantage"] for row in (0, 1, 4)] == [1.5, -0.25, 0.75]
     assert kept[4]["logprobs"] == [-0.5, -1.5, -2.5]
     assert (kept[4]["entropies"], kept[1]["entropies"]) == ([0.5, 0.25, 1.5], [2.5])

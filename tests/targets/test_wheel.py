@@ -106,7 +106,7 @@ def test_the_wheel_holds_every_tracked_file_of_the_package_and_nothing_else(whee
     files = {f"src/{name}" for name in names if name.startswith("mugrpo/")}
     assert files == set(tracked)
     assert all(name.startswith("mugrpo/") or ".dist-info/" in name for name in names)
-    assert wheel.stat().st_size <= 5_000_000
+    assert wheel.stat().st_size <= 7_000_000  # three embedded models have 2.1 MB each
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from mugrpo.hosts.reader import StageReader, publish_logprobs, seconds_once
 from mugrpo.hosts.updates import keep_samples, report_nonfinite, samples_due
 from mugrpo.hosts.weights import Weights, handover_dtype
 from mugrpo.optimize.checkpoint import require_finite, save_checkpoint
-from mugrpo.optimize.samples import SampleCollector
+from mugrpo.optimize.samples import Recorder
 from mugrpo.optimize.trainer import Trainer
 from mugrpo.rollouts.sampler import Draw
 from mugrpo.run.opening import OpenRun
@@ -90,12 +90,12 @@ class LocalHost:
             line |= {"time/read": time.monotonic() - began, "time/logprobs": spent}
             line["time/checkpoint"], self._checkpoint_seconds = self._checkpoint_seconds, 0.0
             spent = 0.0
-            watch = SampleCollector() if samples_due(stage, trainer.update + 1) else None
-            line |= trainer.step(experience, watch)
+            recorder = Recorder() if samples_due(stage, trainer.update + 1) else None
+            line |= trainer.step(experience, recorder)
             if run.ranks.first:
                 run.journal.append("update", trainer.update, **line)
-                if watch is not None:
-                    keep_samples(run, stage, trainer.update, experience, watch)
+                if recorder is not None:
+                    keep_samples(run, stage, trainer.update, experience, recorder)
             if line["skipped"]:
                 report_nonfinite(run, experience, line, trainer)
             self._unsaved_seconds += line["time/update"]

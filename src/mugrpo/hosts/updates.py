@@ -8,7 +8,7 @@ from typing import Any
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.publishing import publish_json, with_sum
 from mugrpo.optimize.experience import Experience
-from mugrpo.optimize.samples import SampleCollector
+from mugrpo.optimize.samples import Recorder
 from mugrpo.optimize.trainer import Trainer
 from mugrpo.run.opening import OpenRun
 from mugrpo.run.stage import Stage
@@ -24,10 +24,12 @@ def samples_due(stage: Stage, update: int) -> bool:
 
 
 def keep_samples(
-    run: OpenRun, stage: Stage, update: int, experience: Experience, watch: SampleCollector
+    run: OpenRun, stage: Stage, update: int, experience: Experience, recorder: Recorder
 ) -> None:
     """Publish a few of an update's rollouts with what the objective did to each token."""
-    samples = watch.chosen(experience.rollouts, experience.scores, SAMPLES, run.prompts.tokenizer)
+    samples = recorder.chosen(
+        experience.rollouts, experience.scores, SAMPLES, run.prompts.tokenizer
+    )
     ids = {sample["problem_id"] for sample in samples}
     references = {problem.id: problem.answer for problem in run.problems if problem.id in ids}
     for sample in samples:

@@ -67,13 +67,11 @@ def rounds_of(
     The first rank cuts for all, as many ranks on a machine would slow each other down. All ranks
     must call this.
     """
-    ranks = policy.ranks
-    price = Price.of(policy.model) if ranks.size > 1 and ranks.first else Price()
-
-    def parts_of() -> list[list[int]]:
-        return rounds(rollouts, tokens, share=share, ranks=ranks.size, price=price)
-
-    return ranks.from_first(parts_of() if ranks.first else None)
+    ranks, parts = policy.ranks, None
+    if ranks.first:
+        price = Price.of(policy.model) if ranks.size > 1 else Price()
+        parts = rounds(rollouts, tokens, share=share, ranks=ranks.size, price=price)
+    return ranks.from_first(parts)
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ Suffixes: B responses of a micro-batch, T sampled tokens of a response.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,9 +24,7 @@ from mugrpo.optimize.forward import batch_logprobs, rounds_of, shares_prompts
 from mugrpo.optimize.fsdp import release
 from mugrpo.optimize.loss import UpdateLoss
 from mugrpo.optimize.reduction import denominator, reduced_loss
-
-# Called with a micro-batch, its logprobs, and the loss's metrics and entropy, all [B, T].
-Watch = Callable[[MicroBatch, torch.Tensor, dict[str, torch.Tensor]], None]
+from mugrpo.optimize.samples import Recorder
 
 
 @dataclass(frozen=True)
@@ -36,24 +34,24 @@ class Gradient:
     loss: float
     batches: Sequence[MicroBatch]
     statistics: TokenStatistics
-    shown: Sequence[tuple[MicroBatch, torch.Tensor, dict[str, torch.Tensor]]]  # for a `Watch`
 
 
-def leave_gradient(
+def accumulate_gradient(
     policy: Policy,
     responses: Responses,
     loss: UpdateLoss,
     config: RunConfig,
     *,
     micro_batch_tokens: int,
-    watched: bool,
+    recorder: Recorder | None = None,
 ) -> Gradient:
     """Add the gradient of the update's loss to the policy's parameters.
 
     This is the gradient of the whole update: the denominator counts every response, so the cut into
     micro-batches affects only rounding. Responses without a gradient (advantage 0, if the
-    objective gives them none) are not computed. Return the loss and what was computed; with
-    `watched`, also what a `Watch` is called with. Raises MicroBatchTooLarge if memory runs out.
+    objective gives them none) are not computed. Return the loss and what was computed. The
+    `recorder` gets each micro-batch, and so gets some again if this is called again. Raises
+    MicroBatchTooLarge if memory runs out.
     """
     tokens = sum(rollout.sampled_tokens for rollout in responses.rollouts)
     divisor = denominator(
@@ -65,7 +63,7 @@ def leave_gradient(
     places: list[int] = loss.has_gradient(responses).nonzero()[:, 0].tolist()
     batches = micro_batches(policy, responses, places, micro_batch_tokens)
     extras = prepass(policy, batches, loss, config)
-    statistics, total, shown = TokenStatistics(loss.metrics), 0.0, []
+    statistics, total = TokenStatistics(loss.metrics), 0.0
     for number, counts in policy.ranks.turns(len(batches)):
         batch = batches[number]
         with computing(batch):
@@ -76,11 +74,10 @@ def leave_gradient(
         if counts:  # otherwise this rank computes it only to keep in step with the others
             total += part.item()
             statistics.add(batch, logprobs_BT, entropy_BT, metrics)
-            if watched:
-                entropy = {"entropy": entropy_BT.detach()}
-                shown.append((batch, logprobs_BT.detach(), metrics | entropy))
+            if recorder is not None:
+                recorder.record(batch, logprobs_BT, entropy_BT, metrics)
     total = sum(policy.ranks.all(total))
-    return Gradient(total, batches, statistics.together(policy.ranks), shown)
+    return Gradient(total, batches, statistics.together(policy.ranks))
 
 
 def micro_batches(

@@ -15,21 +15,24 @@ from typing import Any
 import torch
 
 from mugrpo.config.base import ObjectiveOptions
-from mugrpo.config.objectives import FileOptions, KLReference
+from mugrpo.config.objectives import (
+    FileOptions,
+    KLReference,
+    NegativeAdvantageVeto,
+    OffPolicySequenceMask,
+)
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.sources import load_file
-from mugrpo.optimize import corrections, masks
+from mugrpo.optimize import corrections
 from mugrpo.optimize.batching import MicroBatch
-from mugrpo.optimize.experience import Responses, advantage_of
+from mugrpo.optimize.experience import Responses
+from mugrpo.optimize.masks import negative_advantage_veto, off_policy
 from mugrpo.optimize.objectives import Objective, TokenTensors, load_objective
 from mugrpo.optimize.reference import kl
 
 Tensors = Mapping[str, torch.Tensor]
 
-# name of an option -> its function
-_VETOES = {"negative_advantage": masks.negative_advantage_veto}
-_SEQUENCE_MASKS = {"off_policy": masks.off_policy}
 _CORRECTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "truncated": corrections.truncated,
     "masked": corrections.masked,
@@ -39,14 +42,13 @@ _CORRECTIONS: dict[str, Callable[..., torch.Tensor]] = {
 class UpdateLoss:
     """The token losses of an update, as a function of a micro-batch and its logprobs [B, T].
 
-    Raises UsageError if the file of the config's objective or advantages cannot be used.
+    Raises UsageError if the file of the config's objective cannot be used.
     """
 
     def __init__(self, config: RunConfig) -> None:
         self.objective = _objective(config.objective)
         self._knobs = config.objective.knobs
         self._config = config
-        advantage_of(config.advantage)  # a file of the user's own may have none
         self._masks = config.advantage.zero_variance_mask
         self._kl = config.reference if isinstance(config.reference, KLReference) else None
 
@@ -54,8 +56,9 @@ class UpdateLoss:
     def metrics(self) -> tuple[str, ...]:
         """Return the names of the metrics that `__call__` returns."""
         config, names = self._config, [*self.objective.metrics]
-        names += ["vetoed_fraction"] * (config.veto.name in _VETOES)
-        names += ["sequence_masked_fraction"] * (config.sequence_mask.name in _SEQUENCE_MASKS)
+        names += ["vetoed_fraction"] * isinstance(config.veto, NegativeAdvantageVeto)
+        masks_responses = isinstance(config.sequence_mask, OffPolicySequenceMask)
+        names += ["sequence_masked_fraction"] * masks_responses
         names += ["correction_weight"] * (config.correction.name in _CORRECTIONS)
         return (*names, *["kl_reference"] * (self._kl is not None))
 
@@ -126,13 +129,11 @@ class UpdateLoss:
         inputs = (logprobs_BT, behavior_BT, advantages_B, mask_BT)
         loss_BT, metrics = self.objective.loss(*inputs, **self._knobs, **further)
         removed = {}
-        if mask := _VETOES.get(self._config.veto.name):
-            removed["vetoed_fraction"] = mask(*inputs, **self._config.veto.knobs)
-        if drop := _SEQUENCE_MASKS.get(self._config.sequence_mask.name):
+        if isinstance(veto := self._config.veto, NegativeAdvantageVeto):
+            removed["vetoed_fraction"] = negative_advantage_veto(*inputs, **veto.knobs)
+        if isinstance(mask := self._config.sequence_mask, OffPolicySequenceMask):
             of_engine = (logprobs_BT, engine_BT, advantages_B, mask_BT)
-            removed["sequence_masked_fraction"] = drop(
-                *of_engine, **self._config.sequence_mask.knobs
-            )
+            removed["sequence_masked_fraction"] = off_policy(*of_engine, **mask.knobs)
         for removed_BT in removed.values():
             loss_BT = loss_BT.masked_fill(removed_BT, 0.0)
             metrics = {name: values * ~removed_BT for name, values in metrics.items()}

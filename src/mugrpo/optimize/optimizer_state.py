@@ -96,11 +96,8 @@ def _rows(files: Sequence[Any], name: str, wanted: slice) -> torch.Tensor:
 
 
 def _name(shard: int, shards: int) -> str:
-    return (
-        "optimizer.safetensors"
-        if shards == 1
-        else f"optimizer-{shard + 1:05d}-of-{shards:05d}.safetensors"
-    )
+    part = "" if shards == 1 else f"-{shard + 1:05d}-of-{shards:05d}"
+    return f"optimizer{part}.safetensors"
 
 
 def _ranks_of(file: Path) -> int:

@@ -40,15 +40,20 @@ class _Seen:
     marks: dict[str, list[int]]  # what the loss did ("clipped") -> positions of those tokens
 
 
-class SampleCollector:
-    """A `Watch` for `Trainer.step` that collects an update's micro-batches."""
+class Recorder:
+    """What an update computed for each response, of which a few are chosen for people to read."""
 
     def __init__(self) -> None:
         self._seen: dict[int, _Seen] = {}
 
-    def __call__(
-        self, batch: MicroBatch, logprobs_BT: torch.Tensor, metrics: dict[str, torch.Tensor]
+    def record(
+        self,
+        batch: MicroBatch,
+        logprobs_BT: torch.Tensor,
+        entropy_BT: torch.Tensor,
+        metrics: dict[str, torch.Tensor],
     ) -> None:
+        """Note what was computed for a micro-batch, in place of an earlier record of it."""
         for i, row in enumerate(batch.places):
             length = int(batch.mask[i].sum())
             marks = {
@@ -57,8 +62,7 @@ class SampleCollector:
                 if name.endswith("_fraction")
             }
             logprobs, entropies = (
-                tensor[i, :length].detach().float().tolist()
-                for tensor in (logprobs_BT, metrics["entropy"])
+                tensor[i, :length].detach().float().tolist() for tensor in (logprobs_BT, entropy_BT)
             )
             self._seen[row] = _Seen(batch.advantages[i].item(), logprobs, entropies, marks)
 

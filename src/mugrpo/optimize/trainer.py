@@ -23,11 +23,12 @@ from mugrpo.optimize.batching import cost
 from mugrpo.optimize.budget import TokenBudget
 from mugrpo.optimize.experience import Experience, Responses, with_advantages
 from mugrpo.optimize.forward import shares_prompts
-from mugrpo.optimize.gradient import Gradient, Watch, leave_gradient
+from mugrpo.optimize.gradient import Gradient, accumulate_gradient
 from mugrpo.optimize.kernel import choose_kernel
 from mugrpo.optimize.learning_rate import learning_rate
 from mugrpo.optimize.loss import UpdateLoss
 from mugrpo.optimize.optimizer_state import load_optimizer, optimizer_in_memory, write_optimizer
+from mugrpo.optimize.samples import Recorder
 
 _LARGE_STATE = (
     "weights, gradients and AdamW's moments take 16 bytes per parameter, whatever the options; "
@@ -92,12 +93,12 @@ class Trainer:
             fused=True,  # one pass over memory instead of six
         )
 
-    def step(self, experience: Experience, watch: Watch | None = None) -> dict[str, Any]:
+    def step(self, experience: Experience, recorder: Recorder | None = None) -> dict[str, Any]:
         """Make one update on `experience` and return its metrics.
 
         If memory runs out, the gradient is computed again in smaller micro-batches, or RunStopped
         is raised, see `TokenBudget`. If the loss, the gradient or the learning rate is not finite,
-        the update is not applied and `skipped` is 1. `watch` is called with each micro-batch.
+        the update is not applied and `skipped` is 1. The `recorder` gets each micro-batch.
         """
         began = time.monotonic()
         self.wake()
@@ -105,21 +106,24 @@ class Trainer:
 
         def gradient_of(tokens: int) -> Gradient:
             self.optimizer.zero_grad()  # discard what a pass that ran out of memory left
-            return leave_gradient(
+            return accumulate_gradient(
                 self.policy,
                 responses,
                 self.loss,
                 self.config,
                 micro_batch_tokens=tokens,
-                watched=watch is not None,
+                recorder=recorder,
             )
 
         gradient = self.budget.fitted(gradient_of)
-        lr = self._learning_rate()
+        lr = learning_rate(
+            self.update,
+            peak=self.options.lr,
+            schedule=self.options.lr_schedule,
+            warmup_updates=self.options.warmup_updates,
+            total_updates=self.config.schedule.total_updates,
+        )
         grad_norm, applied = self._apply(lr, gradient.loss)
-        if watch is not None:
-            for shown in gradient.shown:
-                watch(*shown)
         return {
             "grad_norm": grad_norm,
             "lr": lr,
@@ -190,15 +194,6 @@ class Trainer:
                 state[key] = moved(value, device)
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-
-    def _learning_rate(self) -> float:
-        return learning_rate(
-            self.update,
-            peak=self.options.lr,
-            schedule=self.options.lr_schedule,
-            warmup_updates=self.options.warmup_updates,
-            total_updates=self.config.schedule.total_updates,
-        )
 
     @out_of_memory_explained("the optimizer's step", _LARGE_STATE)
     def _apply(self, lr: float, loss: float) -> tuple[float, bool]:

@@ -13,7 +13,7 @@ from mugrpo.disk.metrics import number
 from mugrpo.report import publish_text
 from mugrpo.report.read import RunData, read_runs
 from mugrpo.report.readable import in_markdown
-from mugrpo.rollouts.statistics import headline, value_text
+from mugrpo.rollouts.evaluation import headline, value_text
 
 _TRAINING = {
     "schedule.stages": "stages",

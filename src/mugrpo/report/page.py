@@ -32,7 +32,7 @@ from mugrpo.report.read import (
 )
 from mugrpo.report.readable import MISSING, cut, duration
 from mugrpo.report.samples import evaluated_groups, sampled_rollouts
-from mugrpo.rollouts.statistics import value_text
+from mugrpo.rollouts.evaluation import value_text
 
 _LONGEST_OPTION = 300  # characters shown of an option's value
 _ESSENTIAL = (

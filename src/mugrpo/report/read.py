@@ -30,7 +30,7 @@ from mugrpo.disk.metrics import (
 )
 from mugrpo.disk.publishing import read_summed
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.rollouts.statistics import headline
+from mugrpo.rollouts.evaluation import headline
 from mugrpo.run.faults import faults
 from mugrpo.run.signs import Signs
 

@@ -18,7 +18,7 @@ from mugrpo.disk.metrics import (
 )
 from mugrpo.report.read import refresh_parts
 from mugrpo.report.readable import duration
-from mugrpo.rollouts.statistics import headline, value_text
+from mugrpo.rollouts.evaluation import headline, value_text
 
 LEARNED_NOTHING = 4  # exit status of `mugrpo train`
 _MEASURED = r"reward|pass@\d+|greedy/accuracy|rewards/.*/mean"

@@ -18,7 +18,7 @@ from mugrpo.disk.metrics import EVALUATION, History, Line, counting, number, sur
 from mugrpo.disk.publishing import read_summed, sealed_folder_fault
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.shards import ShardSet
-from mugrpo.rollouts.statistics import evaluated
+from mugrpo.rollouts.evaluation import evaluated
 
 _ROUNDING = 1e-9
 _LOOSE = ("samples/*.json", "nonfinite/*.json")

@@ -22,6 +22,7 @@ from mugrpo.disk.errors import BrokenReward, RunStopped, UsageError
 from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
 from mugrpo.engines import require_processes
 from mugrpo.engines.process import require_gpus
+from mugrpo.optimize.experience import advantage_of
 from mugrpo.optimize.loss import UpdateLoss
 from mugrpo.processes.messages import printable
 from mugrpo.rollouts.notices import notices
@@ -74,12 +75,13 @@ def preflight(run: OpenRun, *, verbose: bool = False) -> None:
 
 
 def _try_machine(run: OpenRun, _: bool) -> None:
-    """Try what engines and ranks need here, and the file of an objective."""
+    """Try what engines and ranks need here, and the files of an objective and of advantages."""
     config = run.config
     if config.distributed.processes > 1 and not config.backend.clustered:
         require_gpus(config.distributed)
     require_processes(config)
     UpdateLoss(config)  # a file of the user's own may not be one
+    advantage_of(config.advantage)  # and may have none
 
 
 def _try_suites(run: OpenRun, verbose: bool) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from mugrpo.disk.metrics import MOSTLY
 from mugrpo.disk.metrics import number as finite
-from mugrpo.rollouts.statistics import headline
+from mugrpo.rollouts.evaluation import headline
 
 _RATIO, _FALL, _ENTROPY, _TRUNCATED = 100.0, 0.05, 0.005, 0.1
 

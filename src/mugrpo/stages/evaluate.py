@@ -14,10 +14,11 @@ from mugrpo.disk.shards import RowReader, ShardSet, read_rollouts, score_from_ro
 from mugrpo.hosts.host import Host, Refreshed
 from mugrpo.hosts.updates import SAMPLES
 from mugrpo.optimize.samples import response
+from mugrpo.rollouts.evaluation import evaluated, headline, value_text
 from mugrpo.rollouts.sampler import Draw
 from mugrpo.rollouts.score import scored
 from mugrpo.rollouts.side_by_side import Wanted
-from mugrpo.rollouts.statistics import evaluated, headline, rewards_text, value_text
+from mugrpo.rollouts.statistics import rewards_text
 from mugrpo.run.opening import OpenRun
 from mugrpo.run.suites import evaluation_due
 from mugrpo.stages.generate import counted, sampled

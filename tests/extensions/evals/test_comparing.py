@@ -13,7 +13,7 @@ from mugrpo.disk.publishing import publish_json, with_sum
 from mugrpo.extensions.evals.command import _data
 from mugrpo.extensions.evals.comparing import Measurement, compare, stored
 from mugrpo.extensions.evals.tables import comparison_table
-from mugrpo.rollouts.statistics import interval
+from mugrpo.rollouts.evaluation import interval
 from tests.cases import table
 
 

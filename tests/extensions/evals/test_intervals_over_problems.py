@@ -12,7 +12,7 @@ from scipy.stats import t as student
 
 from mugrpo.disk.errors import UsageError
 from mugrpo.extensions.evals.measures import holm, over_benchmarks, paired, t_interval
-from mugrpo.rollouts.statistics import interval, pass_at
+from mugrpo.rollouts.evaluation import interval, pass_at
 from tests.cases import table
 from tests.extensions.evals.interval_table import CELLS, DIFFICULTIES, coverage, draw_right, truth
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mugrpo.extensions.evals.measures import ProblemResult, measured, t_interval
-from mugrpo.rollouts.statistics import avg_at, interval, pass_at
+from mugrpo.rollouts.evaluation import avg_at, interval, pass_at
 from tests.cases import table
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.publishing import read_summed
 from mugrpo.extensions.evals.measures import Difference, holm, over_benchmarks, paired
-from mugrpo.rollouts.statistics import Floats, avg_at, interval
+from mugrpo.rollouts.evaluation import Floats, avg_at, interval
 
 Result = Mapping[str, Any]  # the content of a result.json
 Estimate = tuple[float, float, float]  # a mean over problems, and the ends of its 95 % interval

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from mugrpo.disk.errors import UsageError
-from mugrpo.rollouts.statistics import Floats, avg_at, interval, pass_at
+from mugrpo.rollouts.evaluation import Floats, avg_at, interval, pass_at
 from mugrpo.rollouts.student import cdf, quantile
 
 MEAN_LENGTH = "mean_length"  # the one measure that is no share

@@ -38,7 +38,7 @@ from mugrpo.hosts.weights import Weights
 from mugrpo.model.policy import Policy
 from mugrpo.optimize.budget import TokenBudget
 from mugrpo.optimize.experience import Experience, with_advantages
-from mugrpo.optimize.gradient import leave_gradient
+from mugrpo.optimize.gradient import accumulate_gradient
 from mugrpo.optimize.loss import UpdateLoss
 from mugrpo.report.readable import markdown
 from mugrpo.rollouts.sampler import Sampler
@@ -221,7 +221,7 @@ def _gradient(
 
     def compute(tokens: int) -> None:
         policy.model.zero_grad()
-        leave_gradient(policy, responses, loss, config, micro_batch_tokens=tokens, watched=False)
+        accumulate_gradient(policy, responses, loss, config, micro_batch_tokens=tokens)
 
     budget.fitted(compute)
     of_parameters = ((p, p.grad) for p in policy.model.parameters())

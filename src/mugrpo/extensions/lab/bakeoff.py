@@ -35,7 +35,7 @@ from mugrpo.hosts.weights import weights_at
 from mugrpo.pipeline import evaluate, optimize
 from mugrpo.report import write_report
 from mugrpo.report.readable import markdown
-from mugrpo.rollouts.statistics import headline, value_text
+from mugrpo.rollouts.evaluation import headline, value_text
 from mugrpo.run.opening import OpenRun, open_run
 from mugrpo.run.progress import Progress
 from mugrpo.run.provenance import config_document, provenance_of

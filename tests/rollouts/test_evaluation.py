@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mugrpo.rollouts.statistics import accuracy, accuracy_by_source, interval
+from mugrpo.rollouts.evaluation import accuracy, accuracy_by_source, interval
 
 RIGHT = {"status": "right", "reward": 1.0}
 WRONG = {"status": "wrong", "reward": 0.0}
