@@ -139,7 +139,7 @@ benchmark-picture: .venv/installed  ## docs/benchmarks.svg from benchmarks/resul
 chain-model letters-model carry-model: %-model: .venv/installed  ## make an embedded model's weights again
 	$(BIN)/python scripts/make_embedded_model.py $*
 
-golden: .venv/installed-test  ## record the golden trace again
+golden: .venv/installed-test  ## record the golden traces again
 	$(BIN)/python -m tests.golden_trace --record
 
 .venv/installed-site: .venv/installed

@@ -1,9 +1,9 @@
-"""The golden trace: five Mu-GRPO updates on stored rollouts, whose numbers must not drift.
+"""The golden traces: five updates of two methods on stored rollouts, whose numbers must not drift.
 
     python -m tests.golden_trace --record        record tests/golden/trace.json again
-    python -m tests.golden_trace                 print the trace as it would be now
+    python -m tests.golden_trace                 print the traces as they would be now
 
-The rollouts and scores are ordinary shards beside the trace. They are made again only if they are
+The rollouts and scores are ordinary shards beside the traces. They are made again only if they are
 missing or come from another embedded model.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mugrpo.config.load import build_config
-from mugrpo.config.run import ModelOptions
+from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.disk.shards import RowReader, ShardSet, rollout_from_row, score_from_row
 from mugrpo.engines import make_engine
 from mugrpo.model.policy import load_policy
@@ -31,37 +31,44 @@ from mugrpo.tasks import make_task
 FOLDER = Path(__file__).parent / "golden"
 TRACE = FOLDER / "trace.json"
 MODEL = ModelOptions()
-KEYS = (
-    "loss",
-    "grad_norm",
-    "ratio/negative/max",
-    "clipped_fraction",
-    "vetoed_fraction",
-    "entropy",
-    "kl_behavior",
-)
+KEYS = ("loss", "grad_norm", "ratio/negative/max", "entropy", "kl_behavior")
+# method -> its further metrics
+MARKS = {
+    "mu-grpo": ("clipped_fraction", "vetoed_fraction"),
+    "tapered-grpo": ("tapered_fraction",),
+}
 
-# A narrow interval and a large threshold, so that five updates clip and veto.
-CONFIG = build_config(
-    {
-        "preset": "mu-grpo",
+
+def config_of(preset: str, **parts: dict[str, Any]) -> RunConfig:
+    """Return a config of five updates of 4 problems x 4 responses."""
+    groups = {
         "schedule": {
             "stages": 1,
             "batches_per_stage": 5,
+            "growth": 1.0,
             "problems_per_update": 4,
             "group_size": 4,
         },
-        "objective": {"name": "grpo", "ratio_clip": [0.0, 1.1]},
-        "veto": {"name": "negative_advantage", "threshold": 0.3},
         "optimizer": {
             "lr": 5e-4,
             "lr_schedule": "constant",
             "betas": (0.9, 0.999),
             "micro_batch_tokens": 400,
         },
-    },
-    "the golden trace",
-)
+    }
+    return build_config({"preset": preset, **groups, **parts}, "the golden trace")
+
+
+CONFIGS = {
+    # A narrow interval and a large threshold, so that five updates clip and veto.
+    "mu-grpo": config_of(
+        "mu-grpo",
+        objective={"name": "grpo", "ratio_clip": [0.0, 1.1]},
+        veto={"name": "negative_advantage", "threshold": 0.3},
+    ),
+    "tapered-grpo": config_of("tapered-grpo"),
+}
+CONFIG = CONFIGS["mu-grpo"]
 
 
 def make_rollouts(folder: Path) -> None:
@@ -88,26 +95,29 @@ def make_rollouts(folder: Path) -> None:
     scorer.make_shard(rollouts, ShardSet(folder / "scores", "scores"), 0)
 
 
-def trace(folder: Path = FOLDER) -> list[dict[str, Any]]:
-    """Return the metrics in KEYS of each update on the stored rollouts."""
-    trainer = Trainer(load_policy(MODEL), CONFIG)
-    rollouts = RowReader(ShardSet(folder / "rollouts", "rollouts"))
-    scores = RowReader(ShardSet(folder / "scores", "scores"))
-    size = CONFIG.schedule.rollouts_per_update
+def trace(method: str) -> list[dict[str, Any]]:
+    """Return the metrics in KEYS and MARKS of each update on the stored rollouts."""
+    config = CONFIGS[method]
+    trainer = Trainer(load_policy(MODEL), config)
+    rollouts = RowReader(ShardSet(FOLDER / "rollouts", "rollouts"))
+    scores = RowReader(ShardSet(FOLDER / "scores", "scores"))
+    size = config.schedule.rollouts_per_update
     lines = []
-    for update in range(CONFIG.schedule.total_updates):
+    for update in range(config.schedule.total_updates):
         places = [(0, row) for row in range(update * size, (update + 1) * size)]
         experience = Experience(
             [rollout_from_row(row) for row in rollouts.rows(places)],
             [score_from_row(row) for row in scores.rows(places)],
         )
         metrics = trainer.step(experience)
-        lines.append({key: metrics[key] for key in KEYS})
+        # The ratios of update 0 are 1: rounding alone decides which of its tokens are tapered.
+        marks = () if update == 0 and method == "tapered-grpo" else MARKS[method]
+        lines.append({key: metrics[key] for key in (*KEYS, *marks)})
     return lines
 
 
 def recorded() -> dict[str, Any]:
-    """Return the stored trace and the fingerprint of the model that sampled its rollouts."""
+    """Return the stored trace of each method, and the fingerprint of the rollouts' model."""
     stored: dict[str, Any] = json.loads(TRACE.read_text()) if TRACE.exists() else {}
     return stored
 
@@ -116,7 +126,8 @@ def record() -> None:
     model = model_fingerprint(MODEL)
     if recorded().get("model_sha256") != model or not (FOLDER / "rollouts").exists():
         make_rollouts(FOLDER)
-    TRACE.write_text(json.dumps({"model_sha256": model, "updates": trace()}, indent=1) + "\n")
+    traces = {method: trace(method) for method in CONFIGS}
+    TRACE.write_text(json.dumps({"model_sha256": model, **traces}, indent=1) + "\n")
 
 
 def main() -> None:
@@ -126,7 +137,7 @@ def main() -> None:
         record()
         print(f"recorded {TRACE}")
     else:
-        print(json.dumps(trace(), indent=1))
+        print(json.dumps({method: trace(method) for method in CONFIGS}, indent=1))
 
 
 if __name__ == "__main__":

@@ -4,25 +4,33 @@ import pytest
 
 from mugrpo.disk.shards import ShardSet, read_rollouts
 from mugrpo.model.pretrained import model_fingerprint
-from tests.golden_trace import CONFIG, FOLDER, MODEL, make_rollouts, recorded, trace
+from tests.golden_trace import CONFIGS, FOLDER, MODEL, make_rollouts, recorded, trace
 
 
-def test_five_updates_on_the_stored_rollouts_give_the_recorded_numbers():
+@pytest.mark.parametrize("method", CONFIGS)
+def test_five_updates_on_the_stored_rollouts_give_the_recorded_numbers(method: str):
     stored = recorded()
     assert stored["model_sha256"] == model_fingerprint(MODEL), "record again with `make golden`"
-    lines = trace()
-    assert len(lines) == len(stored["updates"]) == CONFIG.schedule.total_updates == 5
-    for update, (found, expected) in enumerate(zip(lines, stored["updates"], strict=True)):
+    lines = trace(method)
+    assert len(lines) == len(stored[method]) == CONFIGS[method].schedule.total_updates == 5
+    for update, (found, expected) in enumerate(zip(lines, stored[method], strict=True)):
         # The ratios of update 0 are 1, so its divergence is only rounding, hence the 1e-7.
         assert found == pytest.approx(expected, rel=1e-4, abs=1e-7), f"update {update}"
 
 
-def test_the_recorded_updates_clip_and_veto():
+def test_the_recorded_updates_of_mu_grpo_clip_and_veto():
     """Otherwise the trace would say nothing about the clip and the veto."""
-    updates = recorded()["updates"]
+    updates = recorded()["mu-grpo"]
     assert updates[0]["kl_behavior"] == pytest.approx(0, abs=1e-7)
     assert max(line["vetoed_fraction"] for line in updates) > 0.005
     assert max(line["clipped_fraction"] for line in updates) > 0.005
+
+
+def test_the_recorded_updates_of_tapered_grpo_taper():
+    """Otherwise the trace would say nothing about the taper."""
+    updates = recorded()["tapered-grpo"]
+    assert updates[0]["kl_behavior"] == pytest.approx(0, abs=1e-7)
+    assert min(line["tapered_fraction"] for line in updates[1:]) > 0.1
 
 
 def test_the_stored_rollouts_are_what_the_embedded_model_samples(tmp_path):

@@ -97,6 +97,14 @@ def test_imports_go_down_only():
     ]
 
 
+def test_every_room_and_module_that_a_rule_names_exists():
+    modules = {module_of(file).removesuffix(".__init__") for file in FILES}
+    rooms = {room_of(module_of(file)) for file in FILES}
+    assert FLOOR.keys() == rooms
+    assert set(MATHEMATICS) - modules == set()
+    assert WITHOUT_TORCH.union(*NEVER) - rooms == set()
+
+
 def test_files_functions_and_the_core_stay_small():
     lines = {module_of(file): len(file.read_text().splitlines()) for file in FILES}
     assert {module: n for module, n in lines.items() if n > MAX_FILE} == {}
