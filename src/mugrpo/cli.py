@@ -117,7 +117,7 @@ def run_check(options: argparse.Namespace) -> None:
 
 def run_phase(options: argparse.Namespace) -> None:
     with opened(options) as run:
-        if run.ranks.driven:
+        if run.ranks.follows:
             from mugrpo.hosts.follow import follow
 
             follow(run)

@@ -8,7 +8,7 @@ import pytest
 
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.metrics import MetricsLog, counting, encoded, read_metrics, rewrite, surveyed
-from mugrpo.disk.publishing import with_sum
+from mugrpo.disk.publishing import with_checksum
 from tests.cases import table
 
 
@@ -36,7 +36,7 @@ def test_lines_come_back_in_order_as_flat_objects(path):
     assert lines[0] == {"kind": "refresh", "update": 0, "stage": 0}
     assert [line.get("loss") for line in lines] == [None, 0.5, 0.25, None, 0.125, 1.5]
     stored = [json.loads(text) for text in path.read_text().splitlines()]
-    assert stored == [with_sum(line) for line in lines]
+    assert stored == [with_checksum(line) for line in lines]
 
 
 def test_opening_removes_lines_after_the_restored_update_and_then_appends(path):
@@ -115,7 +115,7 @@ def test_a_line_that_no_run_writes_is_refused_and_left_out(tmp_path, line, says)
     data = (
         line
         if isinstance(line, bytes)
-        else json.dumps(with_sum(line) if isinstance(line, dict) else line).encode()
+        else json.dumps(with_checksum(line) if isinstance(line, dict) else line).encode()
     )
     path, whole = tmp_path / "metrics.jsonl", b"".join(map(encoded, U[1:5]))
     path.write_bytes(whole + data + b"\n" + encoded({"kind": "update", "update": 5}))

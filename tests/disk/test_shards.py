@@ -11,7 +11,7 @@ import pytest
 
 from mugrpo.disk import shards as shards_module
 from mugrpo.disk.errors import RunStopped
-from mugrpo.disk.publishing import publish_json, sha256_of, with_sum
+from mugrpo.disk.publishing import publish_json, sha256_of, with_checksum
 from mugrpo.disk.records import FinishReason, Outcome, Rollout, Score, Status
 from mugrpo.disk.shards import (
     RowReader,
@@ -190,7 +190,7 @@ def test_row_groups_of_another_writer_give_the_same_rows(rollouts, tmp_path):
     path = tmp_path / "shard-00000.parquet"
     entry = {"rows": 600, "bytes": path.stat().st_size, "sha256": sha256_of(path)}
     manifest = {"kind": "rollouts", "shards": {"0": entry}}
-    publish_json(tmp_path / "manifest.json", with_sum(manifest))
+    publish_json(tmp_path / "manifest.json", with_checksum(manifest))
     reader = RowReader(ShardSet(tmp_path, "rollouts"))
     for number in (0, 6, 7, 300, 419, 420, 599):
         assert_same(rollout_from_row(reader.rows([(0, number)])[0]), made(number))
@@ -290,7 +290,7 @@ def test_a_damaged_shard_stops_every_reader_and_is_named(rollouts, damage, words
     ],
 )
 def test_a_manifest_of_odd_entries_is_refused_though_its_checksum_fits(tmp_path, listed):
-    publish_json(tmp_path / "manifest.json", with_sum({"kind": "rollouts", "shards": listed}))
+    publish_json(tmp_path / "manifest.json", with_checksum({"kind": "rollouts", "shards": listed}))
 
     with pytest.raises(RunStopped, match=r"is no manifest of shards.*`mugrpo repair`"):
         ShardSet(tmp_path, "rollouts")

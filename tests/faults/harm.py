@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from mugrpo.disk.publishing import SUMS, seal_folder, with_sum
+from mugrpo.disk.publishing import SUMS, seal_folder, with_checksum
 from tests.runs import Ended
 
 CUDA = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
@@ -74,7 +74,7 @@ def summed(path: Path) -> None:
         with suppress(ValueError, TypeError, AttributeError, RecursionError):
             stored = dict(json.loads(text))
             stored.pop("sha256", None)
-            text = json.dumps(with_sum(stored)).encode()
+            text = json.dumps(with_checksum(stored)).encode()
         texts.append(text + b"\n")
     path.write_bytes(b"".join(texts))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mugrpo.disk.publishing import with_sum
+from mugrpo.disk.publishing import with_checksum
 from mugrpo.disk.run_dir import FORMAT, RunDir
 
 HOSTILE = (
@@ -44,11 +44,11 @@ def write_config(root: Path, *, document: dict[str, Any] | None = None, **schedu
     }
     provenance = {"mugrpo": "0.1.0", "torch": "2.13.0"}
     stored = {"format": FORMAT, "config": options, "provenance": provenance, **(document or {})}
-    (root / "config.json").write_text(json.dumps(with_sum(stored)))
+    (root / "config.json").write_text(json.dumps(with_checksum(stored)))
 
 
 def write_metrics(root: Path, lines: Sequence[dict[str, Any]], *, torn: str = "") -> None:
-    text = "".join(json.dumps(with_sum(line)) + "\n" for line in lines)
+    text = "".join(json.dumps(with_checksum(line)) + "\n" for line in lines)
     (root / "metrics.jsonl").write_text(text + torn)
 
 
@@ -69,7 +69,7 @@ def write_samples(
 ) -> Path:
     path = RunDir(root).samples(number, kind)
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(with_sum({"update": number, **about, "samples": samples})))
+    path.write_text(json.dumps(with_checksum({"update": number, **about, "samples": samples})))
     return path
 
 

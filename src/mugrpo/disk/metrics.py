@@ -26,7 +26,13 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from mugrpo.disk.errors import RunStopped
-from mugrpo.disk.publishing import full_disk_explained, passing, publish_file, with_sum, without_sum
+from mugrpo.disk.publishing import (
+    failpoint,
+    full_disk_explained,
+    publish_file,
+    with_checksum,
+    without_checksum,
+)
 
 UPDATE, EVALUATION = "update", "evaluation"
 REPAIR = "repair"  # the kind of a line before which lines are lost
@@ -164,14 +170,14 @@ class MetricsLog:
 
         Raises RunStopped if the disk is full.
         """
-        passing(f"before a line of {kind}", self._path)
+        failpoint(f"before a line of {kind}", self._path)
         line = _line(kind, update, values)
         self._history.add(line)
         data = encoded(line)
         with full_disk_explained(self._path):
             if self._file.write(data) < len(data):
                 raise OSError(errno.ENOSPC, "No space left on device")
-        passing("metrics line")
+        failpoint("metrics line")
         self._also(kind, update, values)
 
     def put(self, kind: str, update: int, **values: Any) -> bool:
@@ -282,7 +288,7 @@ def rewrite(path: Path, last: int, without: Collection[tuple[str, int]] = ()) ->
 
 def encoded(line: Line) -> bytes:
     """Return a line as a metrics file has it."""
-    return json.dumps(with_sum(line), allow_nan=False).encode() + b"\n"
+    return json.dumps(with_checksum(line), allow_nan=False).encode() + b"\n"
 
 
 def _texts(path: Path) -> Iterator[bytes]:
@@ -305,7 +311,7 @@ def _texts(path: Path) -> Iterator[bytes]:
 
 def _decoded(text: bytes) -> dict[str, Any]:
     """Return what a line says. Raises ValueError if a run does not write such a line."""
-    line = without_sum(json.loads(text))
+    line = without_checksum(json.loads(text))
     kind, update = line.get("kind"), line.get("update")
     if not isinstance(kind, str):
         raise ValueError("its kind is no text")

@@ -4,7 +4,7 @@ To publish `NAME` is to write `NAME.tmp.PID`, fsync it, rename it and fsync its 
 without `.tmp.` in its name is complete. A small JSON file of a run carries its own sha256, and a
 folder that is sealed has those of its files. They find accidents. They are no signature.
 
-A test can kill a run where it is `passing`.
+Each `failpoint` is a place where a test can kill a run.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ watchers: list[Callable[[str, str], None]] = []  # with which a test can kill a 
 _durable = ContextVar("durable", default=True)
 
 
-def passing(place: str, what: object = "") -> None:
+def failpoint(place: str, what: object = "") -> None:
     """Tell the watchers that the process is at `place`, working on `what` (a path, for example)."""
     for watch in watchers:
         watch(place, str(what))
 
 
 @contextmanager
-def fleeting() -> Iterator[None]:
-    """Within the block, publish without waiting for the disk, which may be busy for seconds.
+def without_fsync() -> Iterator[None]:
+    """Skip fsync in the block: what this thread publishes survives a killed process.
 
-    What this thread publishes may then be lost if the machine fails, but not if a process does.
+    A power failure may lose it.
     """
     before = _durable.set(False)
     try:
@@ -94,9 +94,9 @@ def publish_file(path: Path) -> Iterator[IO[bytes]]:
             file.flush()
             if _durable.get():
                 os.fsync(file.fileno())
-        passing("before a publish", path)
+        failpoint("before a publish", path)
         os.replace(temporary, path)
-        passing("after a publish", path)
+        failpoint("after a publish", path)
         if _durable.get():
             fsync(path.parent)
 
@@ -116,13 +116,13 @@ def publish_folder(path: Path, *, replace: bool = True) -> Iterator[Path]:
             yield temporary
             for entry in [*temporary.rglob("*"), temporary] if _durable.get() else ():
                 fsync(entry)
-            passing("before a publish", path)
+            failpoint("before a publish", path)
             if path.exists() and not replace:
                 raise UsageError(f"{path} exists already; name a new folder")
             if path.exists():
                 shutil.rmtree(path)
             os.rename(temporary, path)
-            passing("after a publish", path)
+            failpoint("after a publish", path)
             if _durable.get():
                 fsync(path.parent)
     finally:
@@ -197,26 +197,26 @@ def publish_json(path: Path, value: Any) -> None:
         file.write(data)
 
 
-def with_sum(value: Mapping[str, Any]) -> dict[str, Any]:
+def with_checksum(value: Mapping[str, Any]) -> dict[str, Any]:
     """Return `value` with a checksum of its content, which layout does not change, as "sha256"."""
     text = json.dumps(value, separators=(",", ":"))
     return {**value, "sha256": hashlib.sha256(text.encode()).hexdigest()}
 
 
-def without_sum(value: Any) -> dict[str, Any]:
-    """Return what `with_sum` was given. Raises ValueError if that was something else."""
+def without_checksum(value: Any) -> dict[str, Any]:
+    """Return what `with_checksum` was given. Raises ValueError if that was something else."""
     if not isinstance(value, dict) or "sha256" not in value:
         raise ValueError("it has no sha256")
     rest = {name: part for name, part in value.items() if name != "sha256"}
-    if with_sum(rest)["sha256"] != value["sha256"]:
+    if with_checksum(rest)["sha256"] != value["sha256"]:
         raise ValueError("its sha256 does not match its content")
     return rest
 
 
-def read_summed(path: Path) -> dict[str, Any]:
-    """Return the content of a JSON file `with_sum`. Raises RunStopped if it is damaged."""
+def read_checked(path: Path) -> dict[str, Any]:
+    """Return the content of a JSON file `with_checksum`. Raises RunStopped if it is damaged."""
     try:
-        return without_sum(json.loads(path.read_bytes()))
+        return without_checksum(json.loads(path.read_bytes()))
     except PermissionError:
         raise  # nothing may be wrong with it
     except (OSError, ValueError, RecursionError) as error:

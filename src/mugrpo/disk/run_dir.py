@@ -41,9 +41,9 @@ from typing import IO, Any, Protocol
 
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.publishing import (
+    failpoint,
     full_disk_explained,
-    passing,
-    read_summed,
+    read_checked,
     remove_unfinished,
 )
 
@@ -188,7 +188,7 @@ class RunDir:
             self._refuse_strangers()
             return None
         refuse_links_out(self.root)
-        stored = read_summed(self.config)
+        stored = read_checked(self.config)
         if stored.get("format") != FORMAT:
             raise UsageError(
                 f"{self.root} has run format {stored.get('format')}, but this version of mugrpo "
@@ -263,7 +263,7 @@ class RunDir:
             holder = f"pid {os.getpid()} on host {socket.gethostname()} since {since}\n"
             with full_disk_explained(self._lock):
                 file.write(holder.encode())
-            passing("removal of unfinished")
+            failpoint("removal of unfinished")
             notices = (
                 [f"the last process here ({crashed}) ended without unlocking"] if crashed else []
             )

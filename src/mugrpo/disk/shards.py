@@ -27,7 +27,13 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from mugrpo.disk.errors import RunStopped, UsageError
-from mugrpo.disk.publishing import publish_file, publish_json, read_summed, sha256_of, with_sum
+from mugrpo.disk.publishing import (
+    publish_file,
+    publish_json,
+    read_checked,
+    sha256_of,
+    with_checksum,
+)
 from mugrpo.disk.records import FinishReason, Rollout, Score, Status, outcome_from_text
 
 ROLLOUT_SCHEMA = pa.schema(
@@ -157,7 +163,7 @@ class ShardSet:
     def _read_manifest(self) -> dict[int, dict[str, Any]]:
         if not os.path.lexists(self.manifest):
             return {}
-        stored = read_summed(self.manifest)
+        stored = read_checked(self.manifest)
         if stored.get("kind") != self.kind:
             raise UsageError(f"{self.manifest} lists {stored.get('kind')}, not {self.kind}")
         try:
@@ -176,7 +182,7 @@ class ShardSet:
 
     def _publish_manifest(self) -> None:
         shards = {str(shard): self._entries[shard] for shard in self.numbers()}
-        publish_json(self.manifest, with_sum({"kind": self.kind, "shards": shards}))
+        publish_json(self.manifest, with_checksum({"kind": self.kind, "shards": shards}))
 
 
 class RowReader:

@@ -13,7 +13,7 @@ import torch
 from transformers import DynamicCache, StaticCache
 
 from mugrpo.config.engines import HFOptions
-from mugrpo.disk.publishing import passing
+from mugrpo.disk.publishing import failpoint
 from mugrpo.disk.records import FinishReason
 from mugrpo.engines.base import Arrivals, Completion, Decoded, Engine, Request
 from mugrpo.engines.cache import cache_argument
@@ -47,7 +47,7 @@ class HFEngine(Engine):
             if not taken and arrivals.open:
                 yield Decoded((), 0)
             for start in range(0, len(taken), size):
-                passing("engine batch")
+                failpoint("engine batch")
                 numbers, batch = zip(*taken[start : start + size], strict=True)
                 limits = [r.max_new_tokens or max_new_tokens for r in batch]
                 completions = self._batch(batch, temperature, limits, top_p)

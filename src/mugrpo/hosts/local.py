@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mugrpo.disk.errors import RunStopped
-from mugrpo.disk.publishing import fsync, full_disk_explained, passing
+from mugrpo.disk.publishing import failpoint, fsync, full_disk_explained
 from mugrpo.disk.records import Rollout
 from mugrpo.disk.run_dir import Handover
 from mugrpo.hosts.canary import canary_rollouts, checked_gap
@@ -59,7 +59,7 @@ class LocalHost:
         self._engines.refresh(update)
         began = time.monotonic()
         rollouts = canary_rollouts(self._run, engines, update, groups, stage)
-        passing("canary")
+        failpoint("canary")
         logprobs = self.weights.logprobs_for_engines(update, rollouts)
         gap = checked_gap(self._run, rollouts, logprobs)
         # An evaluation may have refreshed the engines to this policy already. That counts here.
@@ -208,8 +208,8 @@ class LocalHost:
         run, stage = self._run, reader.stage
         while run.ranks.any(not reader.ready(update)):
             run.check()
-            ended = not run.ranks.driven and not (generation and generation.running())
-            if run.ranks.driven:
+            ended = not run.ranks.follows and not (generation and generation.running())
+            if run.ranks.follows:
                 stage.look()
             if ended and not reader.ready(update):
                 raise RunStopped(f"stage {stage.number} lacks scores that update {update} reads")

@@ -23,7 +23,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mugrpo.disk.publishing import fleeting, publish_json
+from mugrpo.disk.publishing import publish_json, without_fsync
 from mugrpo.disk.records import Rollout
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.shards import (
@@ -68,7 +68,7 @@ class RankAnswer:
 
 def give(folder: RunDir, order: Order, rollouts: Sequence[Rollout] = ()) -> None:
     """Give an order to the ranks, with the `rollouts` whose logprobs it asks for."""
-    with fleeting():
+    with without_fsync():
         if rollouts:
             write_rollouts(ShardSet(folder.ranks / "rollouts", "rollouts"), 0, rollouts)
         publish_json(folder.ranks / "order.json", asdict(order))
@@ -105,7 +105,7 @@ def orders(run: OpenRun) -> Iterator[Order]:
         run.ranks.wait()
         done = order.number
         if run.ranks.first:
-            with fleeting():
+            with without_fsync():
                 publish_json(run.folder.ranks / "done.json", asdict(_answer(run.folder, done)))
 
 
@@ -135,7 +135,7 @@ def ordered_rollouts(folder: RunDir) -> list[Rollout]:
 
 def answer_logprobs(folder: RunDir, logprobs: Sequence[NDArray[np.float32]]) -> None:
     """Answer with the logprobs [T] of each ordered rollout."""
-    with fleeting():
+    with without_fsync():
         write_logprobs(_logprobs(folder), 0, logprobs)
 
 

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from mugrpo.disk.errors import RunStopped
-from mugrpo.disk.publishing import passing
+from mugrpo.disk.publishing import failpoint
 from mugrpo.disk.records import Rollout
 from mugrpo.disk.run_dir import Handover, RunDir
 from mugrpo.engines import reserved_gpus
@@ -84,7 +84,7 @@ class RankHost:
         self._engines.refresh(update)
         began = time.monotonic()
         rollouts = canary_rollouts(self._run, engines, update, groups, stage)
-        passing("canary")
+        failpoint("canary")
         by_ranks = weights.policy is None and self.beside_engines
         of = self.logprobs if by_ranks else weights.logprobs_for_engines
         gap = checked_gap(self._run, rollouts, of(update, rollouts))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mugrpo.disk.errors import RunStopped
-from mugrpo.disk.publishing import publish_json, with_sum
+from mugrpo.disk.publishing import publish_json, with_checksum
 from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.samples import Recorder
 from mugrpo.optimize.trainer import Trainer
@@ -40,7 +40,7 @@ def keep_samples(
         "staleness": update - 1 - stage.first_update,
         "samples": samples,
     }
-    publish_json(run.folder.samples(update), with_sum(document))
+    publish_json(run.folder.samples(update), with_checksum(document))
 
 
 def report_nonfinite(
@@ -60,7 +60,7 @@ def report_nonfinite(
         "groups": [[key.problem_id, key.occurrence] for key in groups],
     }
     if run.ranks.first:
-        publish_json(path, with_sum(document))
+        publish_json(path, with_checksum(document))
     run.progress.say(
         f"update {update} had loss {line['loss']}, gradient norm {line['grad_norm']} and learning "
         f"rate {line['lr']}, so it was not applied; its groups are in {path}"

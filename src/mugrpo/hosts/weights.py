@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.disk.errors import RunStopped, UsageError
-from mugrpo.disk.publishing import fleeting, publish_folder, sealed_folder_fault
+from mugrpo.disk.publishing import publish_folder, sealed_folder_fault, without_fsync
 from mugrpo.disk.records import Rollout
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.model.hardware import precision_of
@@ -194,7 +194,7 @@ def hand_over(folder: RunDir, config: RunConfig, policy: Policy | None, update: 
     pending = folder.pending is not None and folder.pending.update == update
     saved = pending or update in folder.checkpoint_updates()
     dtype = handover_dtype(config)
-    with fleeting(), publish_folder(target) as unfinished:
+    with without_fsync(), publish_folder(target) as unfinished:
         if policy is not None and (dtype is not None or not saved):
             policy.save(unfinished, dtype=dtype)
         elif not _link_pending(folder, update, unfinished):

@@ -23,8 +23,8 @@ from typing import Any
 
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.publishing import (
+    failpoint,
     full_disk_explained,
-    passing,
     publish_folder,
     publish_json,
     seal_folder,
@@ -205,5 +205,5 @@ def _remove_old(run_dir: RunDir, keep: int, needed: Collection[int]) -> None:
         folder = run_dir.checkpoint(update)
         if update not in kept:
             os.rename(folder, unfinished(folder))  # a kill leaves no partial one under its name
-            passing("old checkpoint")
+            failpoint("old checkpoint")
             shutil.rmtree(unfinished(folder))

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from mugrpo.config.run import RunConfig
-from mugrpo.disk.publishing import passing
+from mugrpo.disk.publishing import failpoint
 from mugrpo.disk.records import FinishReason
 from mugrpo.model.dtensors import full, moved
 from mugrpo.model.files import ModelPart
@@ -205,7 +205,7 @@ class Trainer:
         for parameter in parameters:
             if parameter.grad is None:  # no response has a gradient: zeros let moments decay
                 parameter.grad = torch.zeros_like(parameter)
-        passing("gradient")
+        failpoint("gradient")
         norm = full(torch.nn.utils.clip_grad_norm_(parameters, self.options.max_grad_norm)).item()
         applied = all(map(math.isfinite, (norm, loss, lr)))
         if applied:
@@ -213,7 +213,7 @@ class Trainer:
                 group["lr"] = lr
             self.optimizer.step()
             self.policy.weights_changed()
-            passing("optimizer step")
+            failpoint("optimizer step")
         self.optimizer.zero_grad()
         self.nonfinite_in_a_row = 0 if applied else self.nonfinite_in_a_row + 1
         self.update += 1

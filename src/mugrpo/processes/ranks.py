@@ -48,7 +48,7 @@ class Ranks:
 
     rank: int = 0
     size: int = 1
-    driven: bool = False  # works for a run, which holds the lock, generates, scores, evaluates
+    follows: bool = False  # works for a run, which holds the lock, generates, scores, evaluates
 
     @property
     def first(self) -> bool:
@@ -107,7 +107,7 @@ def joined() -> Iterator[Ranks]:
         yield Ranks()
         return
     if size == 1:
-        yield Ranks(driven=True)
+        yield Ranks(follows=True)
         return
     backend = "gloo"
     if torch.cuda.is_available():
@@ -122,7 +122,7 @@ def joined() -> Iterator[Ranks]:
     rank = int(os.environ["RANK"])
     store = f"file://{os.environ[STORE]}" if STORE in os.environ else "env://"
     dist.init_process_group(backend, store, TIMEOUT, world_size=size, rank=rank)
-    ranks = Ranks(rank, size, driven=True)
+    ranks = Ranks(rank, size, follows=True)
     yield ranks
     ranks.wait()  # skipped if this rank failed: the others may never come
     sys.stdout.flush()

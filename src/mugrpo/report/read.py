@@ -28,7 +28,7 @@ from mugrpo.disk.metrics import (
     seconds_of,
     surveyed,
 )
-from mugrpo.disk.publishing import read_summed
+from mugrpo.disk.publishing import read_checked
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.rollouts.evaluation import headline
 from mugrpo.run.faults import faults
@@ -265,7 +265,7 @@ def read_samples(files: Iterable[Path], notes: list[str]) -> list[dict[str, Any]
     documents = []
     for file in files:
         try:
-            documents.append(read_summed(file))
+            documents.append(read_checked(file))
         except RunStopped as error:
             notes.append(f"{file} has no samples that can be shown ({error})")
     return documents

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mugrpo.disk.publishing import passing
+from mugrpo.disk.publishing import failpoint
 from mugrpo.disk.records import Problem, Rollout
 from mugrpo.disk.shards import ShardSet, write_rollouts
 from mugrpo.engines.base import Completion, Decoded, Engine, Request
@@ -143,9 +143,9 @@ class Sampler:
         self, groups: Sequence[Draw], on_decoded: Callable[[Decoded], None]
     ) -> SampledShard:
         """Return the rollouts of `groups` as a shard, not yet published."""
-        passing("sampling", self.stage)
+        failpoint("sampling", self.stage)
         sampled = self._only(groups, on_decoded)
-        passing("sampled", self.stage)
+        failpoint("sampled", self.stage)
         return sampled
 
     def sample_pieces(

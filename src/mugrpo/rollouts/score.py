@@ -11,7 +11,7 @@ from typing import Any
 
 from mugrpo.config.rewards import RewardOptions
 from mugrpo.disk.errors import RunStopped, UsageError
-from mugrpo.disk.publishing import passing
+from mugrpo.disk.publishing import failpoint
 from mugrpo.disk.records import (
     Answer,
     FinishReason,
@@ -139,7 +139,7 @@ class Scorer:
         return replace(score, logged={**score.logged, **logged})
 
     def _answer(self, rollout: Rollout) -> Answer:
-        passing("scoring")
+        failpoint("scoring")
         text = response_text(rollout, self.tokenizer)
         problem, outcome = self.problems[rollout.problem_id], rollout.environment
         state = self.state and replace(self.state, global_step=rollout.policy_step)

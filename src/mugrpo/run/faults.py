@@ -15,7 +15,7 @@ from pathlib import Path
 from mugrpo.config.base import imported, installed
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.metrics import EVALUATION, History, Line, counting, number, surveyed
-from mugrpo.disk.publishing import read_summed, sealed_folder_fault
+from mugrpo.disk.publishing import read_checked, sealed_folder_fault
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.shards import ShardSet
 from mugrpo.rollouts.evaluation import evaluated
@@ -73,7 +73,7 @@ def faults(
     for pattern in _LOOSE if contents else ():
         for file in sorted(run_dir.root.glob(pattern)):
             try:
-                read_summed(file)
+                read_checked(file)
             except RunStopped as error:
                 yield Fault("sample", file, _without_remedy(error))
     for stage in run_dir.stages():

@@ -12,7 +12,7 @@ from typing import Any
 from mugrpo.config.base import imported
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import Interrupted, RunStopped, UsageError
-from mugrpo.disk.publishing import publish_json, set_aside, with_sum
+from mugrpo.disk.publishing import publish_json, set_aside, with_checksum
 from mugrpo.disk.records import Problem, TrainerState
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.model.adapter import imported_peft
@@ -29,9 +29,9 @@ from mugrpo.run.faults import faults
 from mugrpo.run.journal import Journal
 from mugrpo.run.progress import Progress
 from mugrpo.run.provenance import (
+    checked_config,
     judge_fingerprint,
     provenance_of,
-    settled_config,
 )
 from mugrpo.run.suites import Suites, suites_of
 from mugrpo.run.target import Target, read_target
@@ -71,7 +71,7 @@ class OpenRun:
     @cached_property
     def suites(self) -> Suites | None:
         """The benchmark suites that the run measures, None if it has none."""
-        if self.ranks.driven or (suites := suites_of(self)) is None:
+        if self.ranks.follows or (suites := suites_of(self)) is None:
             return None
         self.closing.callback(suites.close)
         return suites
@@ -112,7 +112,7 @@ class OpenRun:
 
     def check(self) -> None:
         """Raise Interrupted if the run was asked to stop. All ranks raise at the same update."""
-        if not self.ranks.driven:
+        if not self.ranks.follows:
             self.stop.check()
             return
         asks = self.ranks.first  # one look at a shared folder is enough
@@ -147,7 +147,7 @@ def open_run(
     """
     progress = progress or Progress(shown=ranks.first)
     if not isinstance(target, Target):
-        asks = not ranks.driven
+        asks = not ranks.follows
         target = read_target(target, overrides=overrides, run_dir=run_dir, trust=trust, asks=asks)
     folder, task = target.folder, target.task
     config = _for_this_machine(folder, target.config, progress)
@@ -159,11 +159,12 @@ def open_run(
     newest = _common_update(folder, config.schedule.total_updates, ranks)
     schedule_of(config, problems)  # raises if there are too few
     with ExitStack() as stack:
-        if not ranks.driven:
+        if not ranks.follows:
             for notice in stack.enter_context(folder.locked()):
                 progress.say(notice)
             provenance = provenance_of(config, problems, eval_problems)
-            _settle(folder, config, provenance, force, progress, config.schedule.stage_of(newest))
+            current = config.schedule.stage_of(newest)
+            _store_config(folder, config, provenance, force, progress, current)
         for ending in (folder.settle, task.close, progress.stop):  # the last one comes first
             stack.callback(ending)
         yield OpenRun(
@@ -182,7 +183,7 @@ def open_run(
         )
 
 
-def _settle(
+def _store_config(
     folder: RunDir,
     config: RunConfig,
     provenance: dict[str, Any],
@@ -198,12 +199,12 @@ def _settle(
     """
     if fault := next(faults(folder, contents=False), None):
         raise RunStopped(fault.sentence(folder))
-    document, forced = settled_config(folder, config, provenance, force, progress)
+    document, forced = checked_config(folder, config, provenance, force, progress)
     for later in folder.stages() if forced else ():
         if later > stage:
             set_aside(folder.stage(later))
     if document:  # last: after a kill before this line, the change must be forced again
-        publish_json(folder.config, with_sum(document))
+        publish_json(folder.config, with_checksum(document))
     remember(document or folder.read_config() or {}, config)
 
 

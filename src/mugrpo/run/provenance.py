@@ -43,7 +43,7 @@ _PACKAGE = Path(__file__).parents[1]
 _SHOWS = {"report", "tools"}  # folders of code that decides no number
 
 
-def settled_config(
+def checked_config(
     folder: RunDir, config: RunConfig, provenance: dict[str, Any], force: bool, progress: Progress
 ) -> tuple[dict[str, Any] | None, bool]:
     """Compare a resumed run's config with the one that it was started with.

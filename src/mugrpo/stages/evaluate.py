@@ -9,7 +9,7 @@ from typing import Any
 
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.metrics import EVALUATION
-from mugrpo.disk.publishing import passing, publish_folder, publish_json, with_sum
+from mugrpo.disk.publishing import failpoint, publish_folder, publish_json, with_checksum
 from mugrpo.disk.shards import RowReader, ShardSet, read_rollouts, score_from_row
 from mugrpo.hosts.host import Host, Refreshed
 from mugrpo.hosts.updates import SAMPLES
@@ -66,7 +66,7 @@ def evaluate(run: OpenRun, host: Host, update: int) -> dict[str, Any]:
             run.progress.say(f"  {rewards}")
         shown = _shown(run, folder, samples * SAMPLES)
     document = {"update": update, "samples": shown}
-    publish_json(run.folder.samples(update, "evaluation"), with_sum(document))
+    publish_json(run.folder.samples(update, "evaluation"), with_checksum(document))
     return {**measured, "time/evaluate": time.monotonic() - began}
 
 
@@ -100,13 +100,13 @@ def sample_and_score(
         drawn = sampled(run, refreshed(), stage, size, update, missing, counted(run), of=of, **how)
         for shard, made in drawn:
             made.publish(rollouts, shard, policy_step=update, top_p=top_p)
-            passing("evaluation sampled")
+            failpoint("evaluation sampled")
         run.progress.end()
     scorer = run.scorer(run.eval_problems, None)
     for shard, _ in wanted:
         if again or not scored(rollouts, scores, shard, run.judge):
             scorer.make_shard(rollouts, scores, shard)
-            passing("evaluation scored")
+            failpoint("evaluation scored")
 
 
 def _shown(run: OpenRun, folder: Path, count: int) -> list[dict[str, Any]]:
@@ -135,7 +135,7 @@ def evaluate_if_due(run: OpenRun, host: Host, update: int) -> None:
     """Measure what is due after `update` and has no line of metrics: held-out problems, suites."""
     if evaluation_due(run.config, update) and not run.journal.has(EVALUATION, update):
         result = evaluate(run, host, update)
-        passing("evaluation without metrics line")
+        failpoint("evaluation without metrics line")
         if (value := result[name := headline(result)]) is not None:
             run.progress.measured = f"{name} {value:.3f}"
         run.journal.append(EVALUATION, update, **result)

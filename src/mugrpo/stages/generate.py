@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from mugrpo.disk.publishing import passing
+from mugrpo.disk.publishing import failpoint
 from mugrpo.engines.base import Decoded
 from mugrpo.hosts.engines import samplers_of
 from mugrpo.hosts.host import Host, Refreshed
@@ -21,7 +21,7 @@ def generate(run: OpenRun, stage: Stage, host: Host) -> None:
 
     Raises RunStopped if the canary rejects the engines.
     """
-    passing("stage")
+    failpoint("stage")
     if lacking := stage.lacking():
         refreshed = refreshed_for(run, stage, host)
         size = run.config.schedule.group_size

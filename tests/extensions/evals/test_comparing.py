@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.publishing import publish_json, with_sum
+from mugrpo.disk.publishing import publish_json, with_checksum
 from mugrpo.extensions.evals.command import _data
 from mugrpo.extensions.evals.comparing import Measurement, compare, stored
 from mugrpo.extensions.evals.tables import comparison_table
@@ -123,7 +123,7 @@ def test_stored_results_are_named_by_folder_or_by_run_and_update(tmp_path: Path)
     for update, right in ((0, 1), (64, 3)):
         folder = run / "benchmarks" / "a" / f"update-{update:06d}"
         folder.mkdir(parents=True)
-        publish_json(folder / "result.json", with_sum(result("a", {"x": right})))
+        publish_json(folder / "result.json", with_checksum(result("a", {"x": right})))
     (run / "config.json").write_text(json.dumps({"provenance": {}}))
 
     def right(name: str) -> int:
@@ -144,7 +144,7 @@ def test_a_folder_may_have_an_at_in_its_name(tmp_path: Path):
     for update in (0, 64):
         file = folder / "a" / f"update-{update:06d}" / "result.json"
         file.parent.mkdir(parents=True)
-        publish_json(file, with_sum(result("a", {"x": 1}, update=update)))
+        publish_json(file, with_checksum(result("a", {"x": 1}, update=update)))
     found = [stored(name).results["a"]["update"] for name in (f"{folder}", f"{folder}@0")]
     assert found == [64, 0]
     with pytest.raises(UsageError, match="has no results in"):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.publishing import publish_json, with_sum
+from mugrpo.disk.publishing import publish_json, with_checksum
 from mugrpo.extensions.evals.tables import HEAD, row, write_table
 from tests.report.synthetic import HOSTILE
 from tests.runs import Command
@@ -48,7 +48,7 @@ def write_result(root: Path, update: int = 0, suite: str = "sums", **changes: An
     }
     file = root / suite / f"update-{update:06d}" / "result.json"
     file.parent.mkdir(parents=True)
-    publish_json(file, with_sum(result))
+    publish_json(file, with_checksum(result))
     return file
 
 

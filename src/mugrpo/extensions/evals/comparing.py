@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mugrpo.disk.errors import RunStopped, UsageError
-from mugrpo.disk.publishing import read_summed
+from mugrpo.disk.publishing import read_checked
 from mugrpo.extensions.evals.measures import Difference, holm, over_benchmarks, paired
 from mugrpo.rollouts.evaluation import Floats, avg_at, interval
 
@@ -103,7 +103,7 @@ def _named(name: str) -> tuple[Path, int | None]:
 def read_result(file: Path) -> Result:
     """Return the content of a result.json. Raises UsageError if it is damaged."""
     try:
-        return read_summed(file)
+        return read_checked(file)
     except RunStopped:
         raise UsageError(
             f"{file} is damaged; remove it, and `mugrpo benchmark` makes it again from the stored "

@@ -9,7 +9,7 @@ from functools import partial
 from mugrpo.config.run import RunConfig
 from mugrpo.config.training import SuiteUse
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.publishing import passing
+from mugrpo.disk.publishing import failpoint
 from mugrpo.extensions.evals.options import Suite, suites_in
 from mugrpo.extensions.evals.stand_in import with_data
 from mugrpo.extensions.evals.suite import measure_suite, suite_config, suite_run
@@ -62,7 +62,7 @@ class Suites:
             folder = run.folder.benchmarks / suite.name / f"update-{update:06d}"
             with run.progress.aside():
                 result = measure_suite(suited, suite, refreshed, update, folder, replace=True)
-            passing("suite without metrics line")
+            failpoint("suite without metrics line")
             run.journal.append(kind, update, **line_of(result))
 
     def close(self) -> None:

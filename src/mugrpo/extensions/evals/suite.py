@@ -20,7 +20,7 @@ from mugrpo.config.load import build_config, changes
 from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.config.tasks import DatasetOptions
 from mugrpo.disk.errors import RunStopped, UsageError
-from mugrpo.disk.publishing import SUMS, publish_json, read_summed, sha256_of, with_sum
+from mugrpo.disk.publishing import SUMS, publish_json, read_checked, sha256_of, with_checksum
 from mugrpo.disk.records import Problem
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.shards import ShardSet
@@ -129,7 +129,7 @@ def measure_suite(
     updates; it is called only if rollouts are missing. If `folder` has other weights or the suite
     under other options, it is replaced if `replace` is true. Otherwise that raises UsageError.
     """
-    _settle(folder, _identity(run, suite, update), replace)
+    _begin_folder(folder, _identity(run, suite, update), replace)
     rollouts = ShardSet(folder / "rollouts", "rollouts")
     scores = ShardSet(folder / "scores", "scores")
     for shards in (rollouts, scores):
@@ -162,14 +162,14 @@ def measure_suite(
         seconds = time.monotonic() - began
         rollouts, scores = (ShardSet(s.folder, s.kind) for s in (rollouts, scores))  # with the new
         result = result_of(run, suite, update, rollouts, scores, seconds)
-        publish_json(path, with_sum(result))
+        publish_json(path, with_checksum(result))
     return result
 
 
 def _stored(path: Path) -> dict[str, Any] | None:
     """Return a stored result, or None if there is none that can be read."""
     try:
-        return read_summed(path) if path.exists() else None
+        return read_checked(path) if path.exists() else None
     except RunStopped:
         return None
 
@@ -213,7 +213,7 @@ def _identity(run: OpenRun, suite: Suite, update: int) -> dict[str, Any]:
     }
 
 
-def _settle(folder: Path, identity: dict[str, Any], replace: bool) -> None:
+def _begin_folder(folder: Path, identity: dict[str, Any], replace: bool) -> None:
     """Store what decides the rollouts. If the folder has others, replace it or raise UsageError."""
     file, stored = folder / "suite.json", _stored(folder / "suite.json")
     same = stored == identity and identity["weights"] is not None
@@ -226,4 +226,4 @@ def _settle(folder: Path, identity: dict[str, Any], replace: bool) -> None:
             "or remove that one"
         )
     if not file.exists():
-        publish_json(file, with_sum(identity))
+        publish_json(file, with_checksum(identity))

@@ -7,7 +7,7 @@ from typing import Any
 
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.metrics import Line
-from mugrpo.disk.publishing import read_summed
+from mugrpo.disk.publishing import read_checked
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.run.faults import Fault, agrees
 
@@ -34,7 +34,7 @@ def suite_fault(run_dir: RunDir, line: Line) -> Fault | None:
     if not kind.startswith(SUITE) or Path(name).name != name or not file.is_file():
         return None
     try:
-        told = line_of(read_summed(file))
+        told = line_of(read_checked(file))
     except (RunStopped, LookupError, TypeError, ValueError, AttributeError):
         return Fault("evaluation", file, f"{file} is damaged", (kind, update))
     if agrees(line, told):

@@ -12,7 +12,7 @@ from mugrpo.config.run import RunConfig
 from mugrpo.config.tasks import DatasetOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.metrics import encoded
-from mugrpo.disk.publishing import publish_json, with_sum
+from mugrpo.disk.publishing import publish_json, with_checksum
 from mugrpo.disk.records import Problem, Rollout, Score
 from mugrpo.disk.shards import write_rollouts
 from mugrpo.extensions.exchange.rows import Row
@@ -61,7 +61,7 @@ def begin(stage: Stage, provenance: Raw) -> str:
     refresh = {"stage": 0, **refresh_metrics(stage.shards("rollouts"), stage.shards("scores"))}
     line = {"kind": "refresh", "update": 0, **refresh}
     document = config_document(stage.config.model_dump(mode="json"), provenance)
-    publish_json(stage.folder.config, with_sum(document))
+    publish_json(stage.folder.config, with_checksum(document))
     stage.folder.metrics.write_bytes(encoded(line))
     remember(document, stage.config)
     return refresh_text(refresh, stage.config.rollouts.max_new_tokens)

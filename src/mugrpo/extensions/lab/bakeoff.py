@@ -24,8 +24,8 @@ from mugrpo.disk.publishing import (
     publish_file,
     publish_folder,
     publish_json,
-    read_summed,
-    with_sum,
+    read_checked,
+    with_checksum,
 )
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.shards import ShardSet
@@ -144,7 +144,7 @@ def _begin(run: OpenRun, stage: int, folder: Path, config: RunConfig) -> None:
     resolved = config.model_dump(mode="json")
     origin = {"rests_on": _origin(run, stage), "config": resolved}
     if folder.exists():
-        if read_summed(RunDir(folder).origin) != origin:
+        if read_checked(RunDir(folder).origin) != origin:
             raise UsageError(
                 f"{folder} was made with other rollouts, scores or options; remove it to train it "
                 "again"
@@ -162,8 +162,8 @@ def _begin(run: OpenRun, stage: int, folder: Path, config: RunConfig) -> None:
             _share(run_dir.checkpoint(update), new.checkpoint(update))
         provenance = provenance_of(config, run.problems, run.eval_problems)
         document = config_document(resolved, provenance)
-        publish_json(new.config, with_sum(document))
-        publish_json(new.origin, with_sum(origin))
+        publish_json(new.config, with_checksum(document))
+        publish_json(new.origin, with_checksum(origin))
         if run_dir.metrics.exists():
             shutil.copyfile(run_dir.metrics, new.metrics)
             rewrite(new.metrics, first)

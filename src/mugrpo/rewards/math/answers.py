@@ -1,6 +1,6 @@
 r"""An answer taken apart: its value, what the value is called, and what stands beside it.
 
-Both verifiers (`math`, `numeric`) read answers with `read`, and `settled` decides what needs no
+Both verifiers (`math`, `numeric`) read answers with `read`, and `decided` tells what needs no
 value: the same text, a choice, a word, units and words that differ. They compare values on their
 own.
 """
@@ -108,7 +108,7 @@ def read(answer: str) -> MathAnswer:
     )
 
 
-def settled(target: MathAnswer, answer: MathAnswer) -> bool | None:
+def decided(target: MathAnswer, answer: MathAnswer) -> bool | None:
     """Return whether `answer` is the reference `target`, or None if their values decide that."""
     if len({one.text.replace(r"\wedge ", ",") for one in (target, answer)}) == 1:
         return True  # in a list of inequalities, all of them hold
@@ -164,7 +164,7 @@ def agree(target: MathAnswer, answer: MathAnswer, same: Same) -> bool:
     If all elements of a reference have names (m=2,n=3), those of the answer are compared by name,
     or in order if they have none. The solutions x_1, x_2 of an equation have no order then.
     """
-    if (right := settled(target, answer)) is not None:
+    if (right := decided(target, answer)) is not None:
         return right
     ours, theirs = ([read(part) for part in elements(one.core)] for one in (target, answer))
     names, others = ({one.name for one in some} - {""} for some in (ours, theirs))
