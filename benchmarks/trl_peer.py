@@ -18,7 +18,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from mugrpo.config.run import RunConfig
-from mugrpo.disk.records import Answer, FinishReason, Problem, Status
+from mugrpo.disk.records import Response, FinishReason, Problem, Status
 from mugrpo.model.hardware import precision_of
 from mugrpo.model.policy import Policy
 from mugrpo.optimize import advantages
@@ -97,7 +97,7 @@ def reward_of(task: Task, problems: Sequence[Problem], stop_ids: Sequence[int]) 
         completions: list[str], completion_ids: list[list[int]], problem: list[str], **_: Any
     ) -> list[float]:
         answers = [
-            Answer(known[name], text, ids, FinishReason.STOP)
+            Response(known[name], text, ids, FinishReason.STOP)
             for name, text, ids in zip(problem, completions, completion_ids, strict=True)
         ]
         ended = [bool(ids) and ids[-1] in stops for ids in completion_ids]

@@ -80,7 +80,7 @@ def score(rollouts: Sequence[mugrpo.Rollout]) -> torch.Tensor:
     for r in rollouts:
         text = policy.tokenizer.decode(r.response_ids[:-1], skip_special_tokens=True)
         ids = r.response_ids.tolist()
-        answers.append(mugrpo.Answer(problem_of[r.problem_id], text, ids, r.finish_reason))
+        answers.append(mugrpo.Response(problem_of[r.problem_id], text, ids, r.finish_reason))
     rewards_N = torch.tensor([score.reward for score in task.score(answers)], dtype=torch.double)
     return rewards_N * torch.tensor([r.finish_reason == "stop" for r in rollouts])
 

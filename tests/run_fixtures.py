@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mugrpo.cli import main
-from mugrpo.disk.records import Answer, Score, Status
+from mugrpo.disk.records import Response, Score, Status
 from mugrpo.extensions.lab import bakeoff
 from mugrpo.tasks.embedded import Chain
 from tests.runs import MODEL, Command, Ended, State, finished, killed, state
@@ -71,7 +71,7 @@ def stricter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Install another judge, which gives a wrong answer -1 instead of 0."""
     before = Chain.score
 
-    def score(task: Chain, answers: Iterable[Answer]) -> Iterator[Score]:
+    def score(task: Chain, answers: Iterable[Response]) -> Iterator[Score]:
         for given in before(task, answers):
             yield Score(Status.WRONG, -1.0) if given.status is Status.WRONG else given
 

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Con
 
 from mugrpo.config.load import leaves, load_config
 from mugrpo.config.run import RunConfig
-from mugrpo.disk.records import Answer, Score, Status
+from mugrpo.disk.records import Response, Score, Status
 from mugrpo.optimize import trainer
 from mugrpo.optimize.experience import Responses, with_advantages
 from mugrpo.tasks.dataset import Dataset
@@ -122,9 +122,9 @@ def test_the_smallest_recipe_makes_two_updates(
     model, data = small
     turn = count()
 
-    def judged(_: Dataset, answers: Iterable[Answer]) -> Iterator[Score]:
+    def judged(_: Dataset, answers: Iterable[Response]) -> Iterator[Score]:
         for answer, number in zip(answers, turn, strict=False):
-            assert answer.problem.answer.isdigit()  # what follows #### in the column
+            assert answer.problem.reference.isdigit()  # what follows #### in the column
             assert "1?\nThink step by step." in str(answer.problem.prompt)
             right = number % 4 == 0  # the first is a trial before the run
             yield Score(Status.RIGHT, 1.0) if right else Score(Status.WRONG, 0.0)

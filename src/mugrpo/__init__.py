@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from mugrpo.disk.errors import RunStopped as RunStopped
     from mugrpo.disk.errors import UsageError as UsageError
     from mugrpo.disk.metrics import read_metrics as read_metrics
-    from mugrpo.disk.records import Answer as Answer
     from mugrpo.disk.records import FinishReason as FinishReason
     from mugrpo.disk.records import Problem as Problem
+    from mugrpo.disk.records import Response as Response
     from mugrpo.disk.records import Rollout as Rollout
     from mugrpo.disk.shards import ROLLOUT_SCHEMA as ROLLOUT_SCHEMA
     from mugrpo.disk.shards import ShardSet as ShardSet
@@ -58,7 +58,7 @@ _NAMES = {
     "config.load": "load_config",
     "disk.errors": "RunStopped UsageError",
     "disk.metrics": "read_metrics",
-    "disk.records": "Answer FinishReason Problem Rollout",
+    "disk.records": "FinishReason Problem Response Rollout",
     "disk.shards": "ROLLOUT_SCHEMA ShardSet read_rollouts write_rollouts",
     "engines": "make_engine",
     "engines.base": "Request",

@@ -21,7 +21,15 @@ from mugrpo.config.rewards import (
     RegexOptions,
 )
 from mugrpo.disk.errors import RunStopped, UsageError
-from mugrpo.disk.records import Answer, FinishReason, GroupKey, Problem, Score, Status, TrainerState
+from mugrpo.disk.records import (
+    FinishReason,
+    GroupKey,
+    Problem,
+    Response,
+    Score,
+    Status,
+    TrainerState,
+)
 from mugrpo.extensions.turns import EnvironmentReward
 from mugrpo.rewards.grading import Grader
 from tests.cases import table
@@ -40,9 +48,9 @@ def function(
     return FunctionOptions(function=f"{file}:{name}", weight=weight, verdict=verdict)
 
 
-def answer(text: str, reference: str = "12", **columns: object) -> Answer:
+def answer(text: str, reference: str = "12", **columns: object) -> Response:
     problem = Problem("p1", "What is 3+9?", reference, columns)
-    return Answer(problem, text, [5, 6, 0], FinishReason.STOP)
+    return Response(problem, text, [5, 6, 0], FinishReason.STOP)
 
 
 @table(
@@ -195,7 +203,7 @@ def test_functions_get_whole_groups_in_order(batch_size, calls, tmp_path):
 
 
 def test_built_in_rewards_get_single_responses_whatever_the_group():
-    def asked(group: GroupKey | None) -> Iterator[Answer]:
+    def asked(group: GroupKey | None) -> Iterator[Response]:
         return (replace(answer(text), group=group) for text in ("12", "13", "14"))
 
     grader = kept((ExactOptions(),), ONE)
@@ -258,7 +266,7 @@ def test_functions_are_called_as_trl_calls_them(prompt, prompts, completions, tm
         Problem("p2", prompt, "13", columns),
     ]
     answers = [
-        Answer(problem, text, [5, 6, 0], FinishReason.STOP, TrainerState(16, 48, 1))
+        Response(problem, text, [5, 6, 0], FinishReason.STOP, TrainerState(16, 48, 1))
         for problem, text in zip(problems, ("a\ud800", "\x00b"), strict=True)
     ]
     pairs = WorkerOptions(count=1, batch_size=2)
@@ -279,7 +287,7 @@ def test_functions_get_the_messages_of_all_turns(tmp_path):
     file = tmp_path / "calls.py"
     file.write_text(f"def same(completions): return [float(c == {said!r}) for c in completions]")
     problem = Problem("p1", tuple(TURNS), "12")
-    said_it = Answer(problem, "It is 12.", [5], FinishReason.STOP, messages=said)
+    said_it = Response(problem, "It is 12.", [5], FinishReason.STOP, messages=said)
     [score] = kept((function("same", file=file),), ONE).scores([said_it])
     assert score.reward == 1.0
 

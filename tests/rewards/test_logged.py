@@ -11,7 +11,7 @@ import pytest
 from mugrpo.config.base import WorkerOptions
 from mugrpo.config.rewards import FunctionOptions
 from mugrpo.disk.errors import BrokenReward
-from mugrpo.disk.records import Answer, FinishReason, Problem, Score, TrainerState
+from mugrpo.disk.records import FinishReason, Problem, Response, Score, TrainerState
 from mugrpo.rewards.grading import Grader
 from tests.cases import table
 from tests.faults.case import CONFIG, GOOD
@@ -33,7 +33,7 @@ def ones(completions, **_):
 """
 
 
-def scores(tmp_path: Path, *answers: Answer, text: str = LOGS, size: int = 4) -> list[Score]:
+def scores(tmp_path: Path, *answers: Response, text: str = LOGS, size: int = 4) -> list[Score]:
     (tmp_path / "mine.py").write_text(text)
     rewards = [FunctionOptions(function=f"{tmp_path}/mine.py:{name}") for name in ("logs", "ones")]
     workers = WorkerOptions(count=1, batch_size=size)
@@ -41,9 +41,9 @@ def scores(tmp_path: Path, *answers: Answer, text: str = LOGS, size: int = 4) ->
         return list(grader.scores(answers))
 
 
-def answer(text: str, step: int = 3) -> Answer:
+def answer(text: str, step: int = 3) -> Response:
     state = TrainerState(step, 12, 0)
-    return Answer(Problem("p1", "3+9?", "12"), text, [8, 0], FinishReason.STOP, state)
+    return Response(Problem("p1", "3+9?", "12"), text, [8, 0], FinishReason.STOP, state)
 
 
 def test_a_call_logs_with_its_first_response_and_columns_with_each(tmp_path):

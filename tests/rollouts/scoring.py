@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mugrpo.config.rewards import RewardOptions
-from mugrpo.disk.records import Answer, FinishReason, Problem, Rollout, Score, Status
+from mugrpo.disk.records import FinishReason, Problem, Response, Rollout, Score, Status
 from mugrpo.disk.shards import RowReader, ShardSet, score_from_row, write_rollouts
 from mugrpo.engines.base import Completion
 from mugrpo.rollouts.score import Scorer
@@ -32,7 +32,7 @@ class Fixed:
     def __init__(self, *verdicts: Score, ahead: bool = False) -> None:
         self.verdicts = iter(verdicts)
         self.ahead = ahead
-        self.asked: list[Answer] = []
+        self.asked: list[Response] = []
         self.undecided: tuple[str, ...] = ()
         self.groups = False
 
@@ -42,7 +42,7 @@ class Fixed:
     def decides(self, problem: Problem) -> bool:
         return problem.id not in self.undecided
 
-    def score(self, answers: Iterable[Answer]) -> Iterator[Score]:
+    def score(self, answers: Iterable[Response]) -> Iterator[Score]:
         for answer in list(answers) if self.ahead else answers:
             self.asked.append(answer)
             yield next(self.verdicts)

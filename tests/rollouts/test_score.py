@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mugrpo.disk.errors import RunStopped
-from mugrpo.disk.records import Answer, FinishReason, GroupKey, Outcome, Score, Status
+from mugrpo.disk.records import FinishReason, GroupKey, Outcome, Response, Score, Status
 from mugrpo.optimize import samples
 from mugrpo.rollouts.score import response_text, scored
 from mugrpo.rollouts.statistics import refresh_metrics
@@ -36,8 +36,8 @@ def test_an_answer_is_the_text_without_its_end_and_the_ids_with_it(folder):
     folder.score(task, truncated="scored")
     one, other = GroupKey("p3", 0), GroupKey("p4", 0)
     assert task.asked == [
-        Answer(PROBLEMS[3], "3+2=5", [5, 12, 4, 14, 7, 1], FinishReason.STOP, group=one),
-        Answer(PROBLEMS[4], "5,", [7, 15], FinishReason.LENGTH, group=other),
+        Response(PROBLEMS[3], "3+2=5", [5, 12, 4, 14, 7, 1], FinishReason.STOP, group=one),
+        Response(PROBLEMS[4], "5,", [7, 15], FinishReason.LENGTH, group=other),
     ]
 
 

@@ -59,7 +59,7 @@ def test_without_an_id_column_the_id_is_a_hash_of_prompt_and_answer(jsonl):
 )
 def test_answers_are_text_or_numbers_without_exponent_or_zeros_at_the_end(jsonl, value, text):
     (problem,) = all_problems(jsonl(row("3+2=", value)))
-    assert (problem.answer, problem.columns) == (text, {"answer": value})
+    assert (problem.reference, problem.columns) == (text, {"answer": value})
 
 
 @table(
@@ -100,7 +100,7 @@ def test_a_number_of_parquet_is_as_short_as_it_was_written(tmp_path, kind, value
         pa.table({"prompt": ["1"], "answer": pa.array([value], kind), "r": nested}), data
     )
     for column in ("answer", "r.truths.0"):
-        assert [p.answer for p in all_problems(data, answer_column=column)] == [text]
+        assert [p.reference for p in all_problems(data, answer_column=column)] == [text]
 
 
 def test_an_answer_without_a_number_is_refused_if_numbers_are_compared(jsonl):
@@ -115,7 +115,7 @@ def test_the_function_of_livecodebenchs_tests_is_in_the_column_beside_them(jsonl
     beside = {"public_test_cases": json.dumps(tests), "metadata": '{"func_name": "add"}'}
     options = {"answer_column": "public_test_cases", "rewards": ["code"]}
     (problem,) = all_problems(jsonl({"prompt": "Add.", **beside}), **options)
-    (case,) = read_tests(problem.answer).cases
+    (case,) = read_tests(problem.reference).cases
     assert case.job == {"call": "add", "arguments": [3, 4]}
 
 
@@ -137,7 +137,7 @@ def test_references_that_math_cannot_use_are_named_before_any_work(jsonl, tmp_pa
 def test_no_answer_column_leaves_the_reference_empty(jsonl):
     data = jsonl({"prompt": "3+2=", "n": 1})
     (problem,) = all_problems(data, answer_column=None, rewards="module:judge")
-    assert (problem.answer, problem.columns) == ("", {"n": 1})
+    assert (problem.reference, problem.columns) == ("", {"n": 1})
 
 
 @table(
@@ -232,12 +232,12 @@ def test_dotted_paths_lead_into_tables_and_text_that_writes_one(jsonl):
     }
     options = {"answer_column": "reward_model.ground_truth", "id_column": "extra_info.index"}
     (problem,) = all_problems(jsonl(verl), **options, prompt_column="extra_info.question.text")
-    assert (problem.id, problem.prompt, problem.answer) == ("7", "3+2?", "5")
+    assert (problem.id, problem.prompt, problem.reference) == ("7", "3+2?", "5")
     assert problem.columns == verl  # whole, for reward functions
     (literal,) = all_problems(
         jsonl({"prompt": "1", "a.b": "2", "a": {"b": "3"}}), answer_column="a.b"
     )
-    assert literal.answer == "2"
+    assert literal.reference == "2"
     near = refusal(jsonl(verl), answer_column="ground_truth")
     assert "did you mean 'reward_model.ground_truth'?" in near
     assert "--task.answer_column reward_model.style" in refusal(
@@ -265,7 +265,9 @@ def test_dotted_paths_lead_into_tables_and_text_that_writes_one(jsonl):
 def test_a_reference_is_what_follows_the_last_mark_of_gsm8k_or_the_cell(
     jsonl, answer, rewards, reference
 ):
-    assert [p.answer for p in all_problems(jsonl(row("1", answer)), rewards=rewards)] == [reference]
+    assert [p.reference for p in all_problems(jsonl(row("1", answer)), rewards=rewards)] == [
+        reference
+    ]
 
 
 @table(

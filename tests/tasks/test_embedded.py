@@ -12,7 +12,7 @@ from safetensors import safe_open
 from mugrpo.config.run import ModelOptions
 from mugrpo.config.tasks import CarryOptions, ChainOptions, LettersOptions
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
+from mugrpo.disk.records import FinishReason, Problem, Response, Score, Status
 from mugrpo.engines.base import Request
 from mugrpo.model.policy import load_policy
 from mugrpo.model.pretrained import EMBEDDED
@@ -41,7 +41,7 @@ CHAIN, SORTING = chain(), Letters(LettersOptions())
 
 
 def verdict(task: EmbeddedTask, problem: Problem, response: str) -> Score:
-    (score,) = task.score([Answer(problem, response, [], FinishReason.STOP)])
+    (score,) = task.score([Response(problem, response, [], FinishReason.STOP)])
     return score
 
 
@@ -83,7 +83,7 @@ def test_train_and_eval_problems_are_distinct_and_disjoint():
     assert len(set(evaluation)) == len(evaluation) == 512
     assert all(map(held_out, evaluation)) and not any(map(held_out, train))
     for problem in CHAIN.eval_problems():
-        assert problem.answer == str(eval(problem.prompt.rstrip("=")) % 10)
+        assert problem.reference == str(eval(problem.prompt.rstrip("=")) % 10)
 
 
 def test_problems_are_the_same_at_every_call():
@@ -136,7 +136,7 @@ def test_letters_are_distinct_split_by_hash_and_sorted():
     assert set("".join(p.prompt for p in train)) == {*LETTERS, END}
     for problem in evaluation:
         assert problem.prompt.endswith(END)
-        assert problem.answer == "".join(sorted(problem.prompt[:-1]))
+        assert problem.reference == "".join(sorted(problem.prompt[:-1]))
 
 
 @table(
@@ -167,7 +167,7 @@ def test_sums_have_two_to_four_carries_and_are_right():
     task = Carry(CarryOptions(train_problems=200))
     for problem in [*task.train_problems(), *task.eval_problems()]:
         above, below = (int(n[::-1]) for n in re.findall(r"\d{12}", problem.prompt))
-        assert int(problem.answer[::-1]) == above + below and len(problem.answer) == 13
+        assert int(problem.reference[::-1]) == above + below and len(problem.reference) == 13
         assert carries(above, below) in (2, 3, 4)
 
 
@@ -225,7 +225,7 @@ def test_the_model_of_carry_finds_one_answer_in_twenty_and_none_of_them_is_its_l
     for temperature in (1.0, 0.01):
         completions = generated(policy, requests, batch_size=256, temperature=temperature)
         texts = [policy.tokenizer.decode(c.ids, skip_special_tokens=True) for c in completions]
-        right.append(sum(t == p.answer for t, p in zip(texts, problems, strict=True)))
+        right.append(sum(t == p.reference for t, p in zip(texts, problems, strict=True)))
     assert right[0] / len(problems) == pytest.approx(0.056, abs=0.03) and right[1] <= 2
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from mugrpo.config.load import build_config
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.records import Answer, FinishReason, Status
+from mugrpo.disk.records import FinishReason, Response, Status
 from mugrpo.tasks import make_task
 from mugrpo.tasks.base import Task
 from tests.tasks.builders import row
@@ -34,7 +34,7 @@ def test_problems_come_in_the_order_of_sources_whose_names_begin_their_ids(data)
     assert [p.id for p in problems[:5]] == [
         f"short/{p.id}" for p in make_task(alone.task).train_problems()
     ]
-    assert [(p.id[:5], p.prompt, p.answer) for p in problems[5:]] == [
+    assert [(p.id[:5], p.prompt, p.reference) for p in problems[5:]] == [
         ("mine/", "3+2-1=", "4"),
         ("mine/", "b", "2"),
     ]
@@ -53,7 +53,7 @@ def test_each_answer_goes_to_the_rewards_of_its_source(data, tmp_path):
         )
         asked = [second[0], first[0], first[1], second[1]]
         said = ["is 4", "is 4", "2", "3"]
-        answers = (Answer(p, t, [], FinishReason.STOP) for p, t in zip(asked, said, strict=True))
+        answers = (Response(p, t, [], FinishReason.STOP) for p, t in zip(asked, said, strict=True))
         scores = list(task.score(answers))
     finally:
         task.close()

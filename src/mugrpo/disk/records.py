@@ -30,7 +30,7 @@ class Problem:
 
     id: str
     prompt: str | tuple[Message, ...]
-    answer: str
+    reference: str
     columns: Mapping[str, Any] = field(default_factory=dict)
     source: str | None = None
 
@@ -60,7 +60,7 @@ class GroupKey:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Response:
     """A response in the form that is judged: decoded `text`, and `ids` as sampled."""
 
     problem: Problem

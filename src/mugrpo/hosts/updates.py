@@ -31,7 +31,7 @@ def keep_samples(
         experience.rollouts, experience.scores, SAMPLES, run.prompts.tokenizer
     )
     ids = {sample["problem_id"] for sample in samples}
-    references = {problem.id: problem.answer for problem in run.problems if problem.id in ids}
+    references = {problem.id: problem.reference for problem in run.problems if problem.id in ids}
     for sample in samples:
         sample["reference"] = references[sample["problem_id"]]
     document = {

@@ -13,7 +13,7 @@ from typing import Any
 from mugrpo.config.base import RewardOption, WorkerOptions
 from mugrpo.config.rewards import FunctionOptions, MathOptions
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.records import Answer, Score, Status
+from mugrpo.disk.records import Response, Score, Status
 from mugrpo.processes.messages import printable, to_json
 from mugrpo.processes.workers import Limits, PoolJob, Worker, WorkerPool
 
@@ -214,7 +214,7 @@ class Grader:
                     reasons[reference] = outcome.get("failure", "it is not equal to itself")
         return reasons
 
-    def scores(self, answers: Iterable[Answer]) -> Iterator[Score]:
+    def scores(self, answers: Iterable[Response]) -> Iterator[Score]:
         """Yield the score of each answer, in order. Answers are consumed as workers become free.
 
         Raises UsageError if a reward cannot be loaded or a column cannot be sent to a function,
@@ -227,12 +227,12 @@ class Grader:
         """End all workers. A later call of `scores` starts new ones."""
         self._pool.close()
 
-    def _calls(self, answers: Iterable[Answer]) -> Iterator[list[str]]:
+    def _calls(self, answers: Iterable[Response]) -> Iterator[list[str]]:
         """Yield the items of each call: up to `batch_size` answers, but never a part of a group."""
 
         alone = count()
 
-        def whole(answer: Answer) -> Any:
+        def whole(answer: Response) -> Any:
             grouped = self.takes_groups and answer.group is not None
             return answer.group if grouped else next(alone)
 
@@ -250,9 +250,9 @@ class Grader:
             if call:
                 yield call
 
-    def _item(self, answer: Answer) -> str:
+    def _item(self, answer: Response) -> str:
         problem = answer.problem
-        item: dict[str, Any] = {"text": answer.text, "answer": problem.answer}
+        item: dict[str, Any] = {"text": answer.text, "answer": problem.reference}
         item["environment"] = answer.environment_reward
         if self.takes_groups:
             item |= {"id": problem.id, "prompt": problem.prompt, "columns": dict(problem.columns)}

@@ -13,9 +13,9 @@ from mugrpo.config.rewards import RewardOptions
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.publishing import failpoint
 from mugrpo.disk.records import (
-    Answer,
     FinishReason,
     Problem,
+    Response,
     Rollout,
     Score,
     Status,
@@ -138,12 +138,12 @@ class Scorer:
         logged |= {f"reward/{own}": [score.reward]} if score.reward is not None else {}
         return replace(score, logged={**score.logged, **logged})
 
-    def _answer(self, rollout: Rollout) -> Answer:
+    def _answer(self, rollout: Rollout) -> Response:
         failpoint("scoring")
         text = response_text(rollout, self.tokenizer)
         problem, outcome = self.problems[rollout.problem_id], rollout.environment
         state = self.state and replace(self.state, global_step=rollout.policy_step)
-        return Answer(
+        return Response(
             problem,
             text,
             rollout.response_ids.tolist(),

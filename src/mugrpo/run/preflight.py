@@ -19,7 +19,7 @@ from statistics import fmean
 from mugrpo.config.base import RewardOption
 from mugrpo.config.tasks import asks_environment, datasets_in
 from mugrpo.disk.errors import BrokenReward, RunStopped, UsageError
-from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
+from mugrpo.disk.records import FinishReason, Problem, Response, Score, Status
 from mugrpo.engines import require_processes
 from mugrpo.engines.process import require_gpus
 from mugrpo.optimize.experience import advantage_of
@@ -123,7 +123,7 @@ def _try_rewards(run: OpenRun, verbose: bool) -> None:
             "random. A run that stops and is resumed has other rewards than one that does not"
         )
     for (problem, text), score in zip(responses, scores, strict=True):
-        made_up = f"the reference answer {text!r}" if problem.answer else "an empty answer"
+        made_up = f"the reference answer {text!r}" if problem.reference else "an empty answer"
         completion = f"{made_up} as the response to problem {problem.id!r}"
         if verbose:
             run.progress.say(f"prompt      {run.prompts.text(problem)!r}")
@@ -162,7 +162,7 @@ def _each(score: Score) -> str:
 
 def _right(run: OpenRun, problem: Problem) -> str:
     """Return the reference answer as a response, "" if the data have none."""
-    return run.task.written(problem, problem.answer) if problem.answer else ""
+    return run.task.written(problem, problem.reference) if problem.reference else ""
 
 
 def _verified(run: OpenRun, problem: Problem) -> bool:
@@ -219,7 +219,7 @@ def _scores(
     state = run.state(newest, run.config.schedule.stage_of(newest))
     claimed = 1.0 if asks_environment(run.config.task) else None
     answers = (
-        Answer(p, text, run.prompts.ids_of(text), FinishReason.STOP, state, reward)
+        Response(p, text, run.prompts.ids_of(text), FinishReason.STOP, state, reward)
         for (p, text), reward in zip(responses, own or [claimed] * len(responses), strict=True)
     )
     try:
@@ -243,7 +243,7 @@ def _try_for_nothing(run: OpenRun, _: bool) -> None:
         if any(reward.in_rollout for reward in _rewards(run, problems[0])):
             continue  # what an environment pays is not for a text
         place = f" in the source {problems[0].source!r}" if problems[0].source else ""
-        if not all(problem.answer for problem in problems):
+        if not all(problem.reference for problem in problems):
             run.progress.say(
                 f"paid        nothing is known of {_RIGHT}{place}: the data name none, and the "
                 "rewards alone say what is right"
@@ -283,18 +283,20 @@ def _offers(problems: Sequence[Problem]) -> Iterator[tuple[str, _Offer]]:
 
     Answers that equal a problem's own are left out.
     """
-    known = [problem for problem in problems if problem.answer.strip()]
-    constant = known[0].answer if known else "0"
-    turned = zip(known, [other.answer for other in (*known[1:], *known[:1])], strict=True)
+    known = [problem for problem in problems if problem.reference.strip()]
+    constant = known[0].reference if known else "0"
+    turned = zip(known, [other.reference for other in (*known[1:], *known[:1])], strict=True)
     offers: dict[str, _Offer] = {
-        _RIGHT: [(problem, problem.answer) for problem in known],
+        _RIGHT: [(problem, problem.reference) for problem in known],
         "an empty answer": [(problem, "") for problem in problems],
         "the question itself": [(problem, _question(problem)) for problem in problems],
         f"the constant {printable(repr(constant), 40)}": [(p, constant) for p in problems],
         "another problem's answer": list(turned),
     }
     for what, offer in offers.items():
-        others = [(p, one) for p, one in offer if not p.answer or one.strip() != p.answer.strip()]
+        others = [
+            (p, one) for p, one in offer if not p.reference or one.strip() != p.reference.strip()
+        ]
         if offer := offer if what == _RIGHT else others:
             yield what, offer
 

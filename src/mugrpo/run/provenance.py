@@ -133,7 +133,7 @@ def problems_sha256(*problem_sets: Sequence[Problem]) -> str:
     """Return a hash of the problems, in their order."""
     problems = hashlib.sha256()
     for problem in (problem for problems in problem_sets for problem in problems):
-        content = [problem.id, problem.prompt, problem.answer, problem.columns]
+        content = [problem.id, problem.prompt, problem.reference, problem.columns]
         problems.update(json.dumps(content, sort_keys=True, default=str).encode() + b"\n")
     return problems.hexdigest()
 
@@ -189,7 +189,7 @@ def judge_fingerprint(config: RunConfig, problems: Sequence[Problem]) -> str:
         "files": sorted(_sums(_rewards(task)).values()),
         "truncated": config.rewards.truncated,
         "overlong": [config.rewards.overlong_buffer, config.rollouts.max_new_tokens],
-        "references": [[problem.id, problem.answer, problem.columns] for problem in problems],
+        "references": [[problem.id, problem.reference, problem.columns] for problem in problems],
     }
     if isinstance(task, MixtureOptions):
         judge["sources"] = {source.source: _judging(source) for source in task.sources}

@@ -118,7 +118,7 @@ def _shown(run: OpenRun, folder: Path, count: int) -> list[dict[str, Any]]:
     scores = RowReader(ShardSet(folder / "scores", "scores"))
     rows = scores.rows((0, n) for n in range(len(rollouts)))
     tokenizer, shown = run.prompts.tokenizer, dict[str, dict[str, Any]]()
-    references = {problem.id: problem.answer for problem in run.eval_problems}
+    references = {problem.id: problem.reference for problem in run.eval_problems}
     for rollout, row in zip(rollouts, rows, strict=True):
         about = {
             "problem_id": rollout.problem_id,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from mugrpo.disk.records import Answer, Problem, Score
+from mugrpo.disk.records import Problem, Response, Score
 
 
 class Task(Protocol):
@@ -28,7 +28,7 @@ class Task(Protocol):
         """
         ...
 
-    def score(self, answers: Iterable[Answer]) -> Iterator[Score]:
+    def score(self, answers: Iterable[Response]) -> Iterator[Score]:
         """Yield the score of each of `answers`, in order.
 
         An answer that cannot be judged has Status.ERROR or Status.UNFINISHED, with the reason in

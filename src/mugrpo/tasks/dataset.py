@@ -14,7 +14,7 @@ from mugrpo.config.base import RewardOption, WorkerOptions
 from mugrpo.config.rewards import MathOptions, NumericOptions
 from mugrpo.config.tasks import DatasetOptions
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.records import Answer, Message, Problem, Score
+from mugrpo.disk.records import Message, Problem, Response, Score
 from mugrpo.rewards.grading import Grader
 from mugrpo.rewards.verifiers import has_number
 from mugrpo.tasks.cells import answer_of, cell, prompt_of, require_one_answer, shown
@@ -45,7 +45,7 @@ class GradedTask(ABC):
     def prepare(self, log: Path) -> list[str]:
         return self.grader.start(log)
 
-    def score(self, answers: Iterable[Answer]) -> Iterator[Score]:
+    def score(self, answers: Iterable[Response]) -> Iterator[Score]:
         return self.grader.scores(answers)
 
     def decides(self, problem: Problem) -> bool:
@@ -92,9 +92,9 @@ class Dataset(GradedTask):
         said = self.grader.start(log)
         if problems is None:
             problems = [*self.train_problems(), *self.eval_problems()]
-        if unreadable := self.grader.unreadable(problem.answer for problem in problems):
-            bad = [problem for problem in problems if problem.answer in unreadable]
-            answer = bad[0].answer
+        if unreadable := self.grader.unreadable(problem.reference for problem in problems):
+            bad = [problem for problem in problems if problem.reference in unreadable]
+            answer = bad[0].reference
             raise UsageError(
                 f"the rewards cannot use {len(bad)} of {len(problems)} reference answers; the "
                 f"first: {shown(answer)} ({self._places[bad[0].id]}): {unreadable[answer]}; fix "

@@ -40,7 +40,7 @@ from pathlib import Path
 from mugrpo.config.base import GeneratedOptions, WorkerOptions
 from mugrpo.config.tasks import ChainOptions
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.records import Answer, Problem, Score, Status
+from mugrpo.disk.records import Problem, Response, Score, Status
 
 _ONE_IN = 8  # one prompt in this many is held out
 
@@ -65,10 +65,10 @@ class EmbeddedTask(ABC):
     def prepare(self, log: Path) -> list[str]:
         return []
 
-    def score(self, answers: Iterable[Answer]) -> Iterator[Score]:
+    def score(self, answers: Iterable[Response]) -> Iterator[Score]:
         for answer in answers:
             found = self.read(answer.text)
-            right = found == answer.problem.answer
+            right = found == answer.problem.reference
             if found is None:
                 yield Score(Status.NO_ANSWER, 0.0)
             else:

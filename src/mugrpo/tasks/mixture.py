@@ -10,7 +10,7 @@ from pathlib import Path
 from mugrpo.config.base import WorkerOptions
 from mugrpo.config.tasks import MixtureOptions
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.records import Answer, Problem, Score
+from mugrpo.disk.records import Problem, Response, Score
 from mugrpo.tasks.base import Task
 
 
@@ -52,8 +52,8 @@ class Mixture:
                 said |= dict.fromkeys(task.prepare(own))
         return list(said)
 
-    def score(self, answers: Iterable[Answer]) -> Iterator[Score]:
-        by_source: dict[str, list[Answer]] = {name: [] for name in self._sources}
+    def score(self, answers: Iterable[Response]) -> Iterator[Score]:
+        by_source: dict[str, list[Response]] = {name: [] for name in self._sources}
         order: list[str] = []
         for answer in answers:
             name = answer.problem.source

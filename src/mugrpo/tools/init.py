@@ -13,7 +13,7 @@ from mugrpo.config.base import WorkerOptions
 from mugrpo.config.run import ModelOptions
 from mugrpo.config.tasks import DatasetOptions
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.records import Answer, FinishReason, Status
+from mugrpo.disk.records import FinishReason, Response, Status
 from mugrpo.model.pretrained import model_path
 from mugrpo.rewards.verifiers import has_number
 from mugrpo.tasks.cells import answer_of, entry, literal
@@ -207,10 +207,12 @@ def _fault(data: str, prompt: str, answer: str, reward: str) -> str | None:
     try:
         some = task.every_problem()[:_TRIED]
         pairs = [(one, other) for one, other in zip(some, [*some[1:], some[0]], strict=True)]
-        own = [(one, one.answer) for one in some]
-        others = [(one, other.answer) for one, other in pairs if one.answer != other.answer]
+        own = [(one, one.reference) for one in some]
+        others = [
+            (one, other.reference) for one, other in pairs if one.reference != other.reference
+        ]
         answers = (
-            Answer(one, task.written(one, text), (), FinishReason.STOP)
+            Response(one, task.written(one, text), (), FinishReason.STOP)
             for one, text in own + others
         )
         right = [score.status is Status.RIGHT for score in task.score(answers)]

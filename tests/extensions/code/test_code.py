@@ -13,7 +13,7 @@ import pytest
 
 from mugrpo.config.base import WorkerOptions
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
+from mugrpo.disk.records import FinishReason, Problem, Response, Score, Status
 from mugrpo.extensions.code import CodeOptions, bubblewrap, judging
 from mugrpo.extensions.code.asserts import Assertion, read_assert
 from mugrpo.extensions.code.bubblewrap import filter_program
@@ -318,7 +318,7 @@ print(os.getcwd(), before)
 def test_scores(sandboxed: CodeOptions):
     """Partial credit, the program and the reason in the parts, and what the user is told."""
     texts = [ADD, "no code", ADD.replace("a + b", "a * b")]
-    answers = [Answer(Problem("p", "Add.", CALLS), t, [1], FinishReason.STOP) for t in texts]
+    answers = [Response(Problem("p", "Add.", CALLS), t, [1], FinishReason.STOP) for t in texts]
     with closing(Grader((sandboxed,), WorkerOptions(count=1))) as grader:
         said = grader.start()
         half, none, wrong = grader.scores(answers)

@@ -17,7 +17,7 @@ import pytest
 
 from mugrpo.config.base import WorkerOptions
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
+from mugrpo.disk.records import FinishReason, Problem, Response, Score, Status
 from mugrpo.extensions.code import CodeOptions
 from mugrpo.extensions.code.judging import Code
 from mugrpo.extensions.code.sandbox import Request
@@ -45,9 +45,9 @@ CASES = {
 }
 
 
-def answer(program: str, tests: object) -> Answer:
+def answer(program: str, tests: object) -> Response:
     problem = Problem("p", "Add.", json.dumps(tests))
-    return Answer(problem, f"Here:\n```python\n{program}\n```", [1], FinishReason.STOP)
+    return Response(problem, f"Here:\n```python\n{program}\n```", [1], FinishReason.STOP)
 
 
 @pytest.fixture(scope="module")
@@ -106,9 +106,9 @@ def test_honest_programs_are_right(options: CodeOptions):
     verifier = Code(options)
     for program in TRULY_RIGHT.values():
         one = answer(program, SUM_STDIN)
-        assert verifier(one.text, one.problem.answer).right, program
+        assert verifier(one.text, one.problem.reference).right, program
     one = answer("def add(a, b): return a + b", SUM_ASSERTS)
-    assert verifier(one.text, one.problem.answer).right
+    assert verifier(one.text, one.problem.reference).right
 
 
 @pytest.mark.parametrize("used", [True, False], ids=["equal", "unequal"])
@@ -118,9 +118,9 @@ def test_an_assert_that_tells_what_is_expected_is_not_left_to_the_program(
     verifier = Code(options.model_copy(update={"partial": True}))
     tests = {"asserts": list(TELLING.values()), "setup": SETUP}
     lie = answer(LIAR.replace("USED", str(used)), tests)
-    assert verifier(lie.text, lie.problem.answer).value == 0.0
+    assert verifier(lie.text, lie.problem.reference).value == 0.0
     honest = answer("def add(a, b): return a + b", tests)
-    assert verifier(honest.text, honest.problem.answer).right
+    assert verifier(honest.text, honest.problem.reference).right
 
 
 @pytest.mark.long
@@ -162,7 +162,7 @@ for fd in range(64):
 
     verifier.sandbox.run = watched  # type: ignore[method-assign, assignment]
     one = answer(program, tests)
-    assert not verifier(one.text, one.problem.answer).right
+    assert not verifier(one.text, one.problem.reference).right
     assert "known-input" in seen[0] and "secret-output" not in seen[0]
 
 

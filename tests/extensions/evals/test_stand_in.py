@@ -37,7 +37,7 @@ def refusal(name: str, file: str) -> str:
 def test_a_problem_of_gsm8k_as_the_model_reads_it(jsonl):
     file = jsonl({"question": "3 cats and 2 dogs?", "answer": "3+2=<<3+2=5>>5\n#### 5"})
     [problem] = problems("gsm8k", file)
-    assert (problem.prompt, problem.answer) == ("3 cats and 2 dogs?" + BOXED, "5")
+    assert (problem.prompt, problem.reference) == ("3 cats and 2 dogs?" + BOXED, "5")
 
 
 def test_a_problem_of_math500_as_the_model_reads_it(jsonl):

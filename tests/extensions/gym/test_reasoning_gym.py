@@ -15,7 +15,7 @@ import pytest
 from mugrpo.config.base import WorkerOptions
 from mugrpo.config.load import build_config
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.records import Answer, FinishReason, Score, Status
+from mugrpo.disk.records import FinishReason, Response, Score, Status
 from mugrpo.extensions.gym import ReasoningGymOptions
 from mugrpo.extensions.gym.task import ReasoningGym
 from mugrpo.tasks.embedded import held_out
@@ -52,7 +52,7 @@ def scores(of: ReasoningGym, log: Path, *said: str) -> list[Score]:
     problem = of.train_problems()[0]
     try:
         of.prepare(log)
-        return list(of.score(Answer(problem, text, [], FinishReason.STOP) for text in said))
+        return list(of.score(Response(problem, text, [], FinishReason.STOP) for text in said))
     finally:
         of.close()
 
@@ -69,7 +69,10 @@ def test_problems_are_distinct_and_split_by_a_hash():
         assert all(held_out(str(problem.prompt)) == side for problem in problems)
     problem = first.train_problems()[0]
     a, b = map(int, str(problem.prompt).split("+"))
-    assert int(problem.answer) == a + b and problem.columns["entry"]["metadata"]["terms"] == [a, b]
+    assert int(problem.reference) == a + b and problem.columns["entry"]["metadata"]["terms"] == [
+        a,
+        b,
+    ]
 
 
 PROMPTS = """
@@ -79,7 +82,7 @@ from mugrpo.extensions.gym import ReasoningGymOptions
 from mugrpo.extensions.gym.task import ReasoningGym
 options = ReasoningGymOptions(data="{data}", train_problems=8, eval_problems=2)
 of = ReasoningGym(options, WorkerOptions(count=1))
-print(json.dumps([[p.prompt, p.answer] for p in (*of.train_problems(), *of.eval_problems())]))
+print(json.dumps([[p.prompt, p.reference] for p in (*of.train_problems(), *of.eval_problems())]))
 """
 
 
@@ -173,7 +176,7 @@ def test_prompts_get_template_and_system_message():
 def test_a_worker_scores_with_the_data_sets_own_config(tmp_path):
     """0 without an answer, 0.25 + bonus for another number, 1 for the sum, an error for a word."""
     of = task(config={"bonus": 0.5})
-    reference = of.train_problems()[0].answer
+    reference = of.train_problems()[0].reference
     said = [
         "no tags",
         "<answer>-1</answer>",
@@ -221,7 +224,7 @@ def test_the_real_package_scores_its_own_references_as_right(gym, tmp_path):
     """chain_sum gives len(reference) / len(answer) if the answer only contains the reference."""
     easy = {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 2}
     of = task(data="chain_sum", config=easy)
-    reference = of.train_problems()[0].answer
+    reference = of.train_problems()[0].reference
     expected = gym.get_score_answer_fn("chain_sum")(f"is {reference}", {"answer": reference})
     said = (f"<answer>{reference}</answer>", f"<answer>is {reference}</answer>", reference)
     found = scores(of, tmp_path / "log", *said)

@@ -9,7 +9,7 @@ import numpy as np
 
 from mugrpo.extensions.turns.base import Reply
 
-Answer = Callable[[int, int, Mapping[str, Any] | None], Reply]
+Response = Callable[[int, int, Mapping[str, Any] | None], Reply]
 
 
 class Games:
@@ -19,7 +19,7 @@ class Games:
     in another order, and only after some calls of `replies`.
     """
 
-    def __init__(self, answer: Answer, *, late: int | None = None, tools: Sequence[Any] = ()):
+    def __init__(self, answer: Response, *, late: int | None = None, tools: Sequence[Any] = ()):
         self.tools = tools
         self.log: list[tuple[str, int, Any]] = []
         self._answer, self._random = answer, np.random.default_rng(late)

@@ -24,7 +24,7 @@ from mugrpo.rollouts.schedule import turn_seed
 from mugrpo.rollouts.score import response_text
 from tests.builders import tiny_policy
 from tests.cases import table
-from tests.extensions.turns.in_process import Answer, Games, counting
+from tests.extensions.turns.in_process import Games, Response, counting
 
 MOST = 60  # tokens of a response
 PROBLEMS = [Problem(f"p{i}", f"{i}+2-", "") for i in range(4)]
@@ -62,7 +62,7 @@ def sampler_of(
     )
 
 
-def sampled(policy: Policy, answer: Answer = counting, late: int | None = None, **options: Any):
+def sampled(policy: Policy, answer: Response = counting, late: int | None = None, **options: Any):
     """Return the rollouts of PROBLEMS, in groups of three."""
     draws = [(problem, 0) for problem in PROBLEMS]
     games = Games(answer, late=late)

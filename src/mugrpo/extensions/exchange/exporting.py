@@ -115,6 +115,6 @@ def _table(
     prompts = [p.prompt if isinstance(p.prompt, str) else json.dumps(p.prompt) for p in asked]
     columns["stage"] = pa.array([stage] * len(asked), pa.int32())
     columns["prompt"] = pa.array(prompts, pa.string())
-    columns["answer"] = pa.array([problem.answer for problem in asked], pa.string())
+    columns["answer"] = pa.array([problem.reference for problem in asked], pa.string())
     columns["response"] = pa.array(texts, pa.string())
     return pa.table(columns)

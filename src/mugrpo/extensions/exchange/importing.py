@@ -181,7 +181,7 @@ class _Importer:
             found = next(filter(None, (self._known.get(canonical(text)) for text in texts)), [])
             if len(found) > 1:
                 found = [one for one in found if one.id == row.problem_id] or [
-                    one for one in found if one.answer == row.answer
+                    one for one in found if one.reference == row.answer
                 ]
             if len(found) != 1:
                 raise UsageError(

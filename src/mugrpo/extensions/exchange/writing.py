@@ -103,7 +103,7 @@ def write_problems(path: Path, problems: Iterable[Problem], task: Raw) -> None:
     """Write a file of problems, unless there are none."""
     prompt, answer = task["prompt_column"], task["answer_column"]
     rows = [
-        {**({answer: problem.answer} if answer else {}), **problem.columns}
+        {**({answer: problem.reference} if answer else {}), **problem.columns}
         | {ID: problem.id, prompt: problem.prompt}
         for problem in problems
     ]
@@ -135,7 +135,7 @@ def run_options(
     size, batches = len(groups[0]), len(groups) // per_update
     schedule = {"stages": 1, **raw.get("schedule", {})}
     schedule |= {"batches_per_stage": batches, "group_size": size}
-    missing = [group[0].row.where for group in groups if not group[0].problem.answer]
+    missing = [group[0].row.where for group in groups if not group[0].problem.reference]
     compares = [reward.name for reward in options.rewards if reward.verifies]
     if missing and compares and not named:
         raise UsageError(

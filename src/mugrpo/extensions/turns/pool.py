@@ -214,5 +214,5 @@ def tools_of(config: RunConfig) -> Sequence[Mapping[str, Any]]:
 def row_of(problem: Problem) -> dict[str, Any]:
     """Return what `reset` gets of a problem: the columns, "prompt" and, if it has one, "answer"."""
     prompt = problem.prompt if isinstance(problem.prompt, str) else list(problem.prompt)
-    answer = {"answer": problem.answer} if problem.answer else {}
+    answer = {"answer": problem.reference} if problem.reference else {}
     return {**answer, **problem.columns, "prompt": prompt}

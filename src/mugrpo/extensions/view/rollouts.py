@@ -99,7 +99,7 @@ class Rollouts:
         except UNREADABLE as error:
             self.notes.append(f"the problems cannot be read: {error}")
             return {}
-        return {problem.id: problem.answer for problem in problems}
+        return {problem.id: problem.reference for problem in problems}
 
     def matching(self, words: str) -> Numbers:
         """Return the rollouts that fit all `words`. Raises UsageError if one of them is wrong.
