@@ -16,9 +16,11 @@ from mugrpo.config.run import ModelOptions
 from mugrpo.model.policy import Policy
 from mugrpo.model.shared_prompts import Packing
 from mugrpo.optimize.fsdp import distribute
+from mugrpo.optimize.kernel import kernel_fault
 from tests.builders import chain_tokenizer, tiny_config
 from tests.model.test_shared_prompts import RAGGED, rows
 from tests.model.test_varlen import reference
+from tests.optimize.test_kernel import detached, sees_the_future
 
 CACHED = ("context", "back", "sequences", "visible", "distance")  # indices that layers share
 
@@ -67,3 +69,13 @@ def test_indices_of_packed_tokens_are_computed_once_a_micro_batch(
     logprobs, _ = policy.compute(*rows(RAGGED), temperature=1.0, chunk=16, kernel=kernel)
     logprobs.sum().backward()
     assert calls == dict.fromkeys(needed, 1)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_kernel_is_tried_on_weights_that_fsdp_gathers(precision):
+    policy = policy_of_blocks(precision=precision)
+    distribute(policy)
+    assert policy.can_share_prompts and kernel_fault(policy, reference) is None
+    for kernel, other in ((detached, "gradients"), (sees_the_future, "hidden states")):
+        assert f"gives this model other {other}" in (kernel_fault(policy, kernel) or "")
+    assert all(parameter.grad is None for parameter in policy.model.parameters())

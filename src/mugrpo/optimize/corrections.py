@@ -1,8 +1,8 @@
 """Weights that correct for an engine whose probabilities differ from the trainer's.
 
-w = exp(trainer_behavior_logprobs - behavior_logprobs): the trainer and the engine compute these
-logprobs with the same model weights. Later changes of the policy are in the importance ratio, not
-in w. All tensors are [B, T], without gradient.
+w = exp(trainer_BT - behavior_BT): the trainer and the engine compute these logprobs with the same
+model weights. Later changes of the policy are in the importance ratio, not in w. All tensors are
+without gradient. B responses, T response tokens.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ Level = Literal["token", "sequence"]
 
 
 def truncated(
-    trainer_behavior_logprobs: torch.Tensor,
-    behavior_logprobs: torch.Tensor,
-    mask: torch.Tensor,
+    trainer_BT: torch.Tensor,
+    behavior_BT: torch.Tensor,
+    mask_BT: torch.Tensor,
     *,
     interval: tuple[float, float],
     level: Level,
@@ -29,13 +29,13 @@ def truncated(
     Equals TRL's "token_truncate" and "sequence_truncate".
     """
     low, high = interval
-    return _weights(trainer_behavior_logprobs, behavior_logprobs, mask, level).clamp(low, high)
+    return _weights(trainer_BT, behavior_BT, mask_BT, level).clamp(low, high)
 
 
 def masked(
-    trainer_behavior_logprobs: torch.Tensor,
-    behavior_logprobs: torch.Tensor,
-    mask: torch.Tensor,
+    trainer_BT: torch.Tensor,
+    behavior_BT: torch.Tensor,
+    mask_BT: torch.Tensor,
     *,
     interval: tuple[float, float],
     level: Level,
@@ -45,15 +45,15 @@ def masked(
     Equals TRL's "token_mask" and "sequence_mask".
     """
     low, high = interval
-    weights_BT = _weights(trainer_behavior_logprobs, behavior_logprobs, mask, level)
+    weights_BT = _weights(trainer_BT, behavior_BT, mask_BT, level)
     return weights_BT.masked_fill((weights_BT < low) | (weights_BT > high), 0.0)
 
 
 def _weights(
-    trainer: torch.Tensor, behavior: torch.Tensor, mask: torch.Tensor, level: Level
+    trainer_BT: torch.Tensor, behavior_BT: torch.Tensor, mask_BT: torch.Tensor, level: Level
 ) -> torch.Tensor:
-    log_weights_BT = log_ratios(trainer, behavior).detach()
+    log_weights_BT = log_ratios(trainer_BT, behavior_BT).detach()
     if level == "sequence":
-        total_B1 = (log_weights_BT * mask).sum(-1, keepdim=True)
+        total_B1 = (log_weights_BT * mask_BT).sum(-1, keepdim=True)
         log_weights_BT = clamped(total_B1).expand_as(log_weights_BT)
     return log_weights_BT.exp()

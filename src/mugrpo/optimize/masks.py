@@ -16,10 +16,10 @@ Scope = Literal["suffix", "trigger", "post_trigger", "from_trigger", "response"]
 
 
 def negative_advantage_veto(
-    logprobs: torch.Tensor,
-    behavior_logprobs: torch.Tensor,
-    advantages: torch.Tensor,
-    mask: torch.Tensor,
+    logprobs_BT: torch.Tensor,
+    behavior_BT: torch.Tensor,
+    advantages_B: torch.Tensor,
+    mask_BT: torch.Tensor,
     *,
     threshold: float,
     scope: Scope,
@@ -33,11 +33,11 @@ def negative_advantage_veto(
     t > tau, "response" all t, as on the authors' project page, which writes kappa for tau;
     "from_trigger", all t >= tau, is ours. Responses with a positive advantage are never touched.
     That tau is the first trigger is inferred, and no threshold is stated: the trigger shown there
-    has a ratio below 1e-4. `advantages` is [B], all other tensors [B, T].
+    has a ratio below 1e-4. `advantages_B` is [B], all other tensors [B, T].
     """
-    assert logprobs.shape == behavior_logprobs.shape == mask.shape and advantages.ndim == 1
-    ratio_BT = log_ratios(logprobs.detach(), behavior_logprobs).exp()
-    trigger_BT = (advantages[:, None] < 0) & (ratio_BT < threshold) & mask
+    assert logprobs_BT.shape == behavior_BT.shape == mask_BT.shape and advantages_B.ndim == 1
+    ratio_BT = log_ratios(logprobs_BT.detach(), behavior_BT).exp()
+    trigger_BT = (advantages_B[:, None] < 0) & (ratio_BT < threshold) & mask_BT
     reached_BT = trigger_BT.cumsum(-1) > 0  # t >= tau
     after_BT = (trigger_BT.cumsum(-1) - trigger_BT.int()) > 0  # t > tau
     scopes = {
@@ -45,16 +45,16 @@ def negative_advantage_veto(
         "trigger": trigger_BT,
         "post_trigger": after_BT,
         "from_trigger": reached_BT,
-        "response": trigger_BT.any(-1, keepdim=True).expand_as(mask),
+        "response": trigger_BT.any(-1, keepdim=True).expand_as(mask_BT),
     }
-    return scopes[scope] & mask
+    return scopes[scope] & mask_BT
 
 
 def off_policy(
-    logprobs: torch.Tensor,
-    behavior_logprobs: torch.Tensor,
-    advantages: torch.Tensor,
-    mask: torch.Tensor,
+    logprobs_BT: torch.Tensor,
+    behavior_BT: torch.Tensor,
+    advantages_B: torch.Tensor,
+    mask_BT: torch.Tensor,
     *,
     delta: float,
 ) -> torch.Tensor:
@@ -64,6 +64,6 @@ def off_policy(
 
     Equals the inverse of TRL's `get_off_policy_mask`, which marks what to keep.
     """
-    assert logprobs.shape == behavior_logprobs.shape == mask.shape and advantages.ndim == 1
-    moved_B1 = masked_mean(-log_ratios(logprobs.detach(), behavior_logprobs), mask)
-    return (advantages[:, None] < 0) & (moved_B1 > delta) & mask
+    assert logprobs_BT.shape == behavior_BT.shape == mask_BT.shape and advantages_B.ndim == 1
+    moved_B1 = masked_mean(-log_ratios(logprobs_BT.detach(), behavior_BT), mask_BT)
+    return (advantages_B[:, None] < 0) & (moved_B1 > delta) & mask_BT

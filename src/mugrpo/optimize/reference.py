@@ -10,9 +10,9 @@ _HALF = 40.0  # bound on log ratios here: the product of two exponentials must b
 
 
 def kl(
-    logprobs: torch.Tensor,
-    behavior_logprobs: torch.Tensor,
-    reference_logprobs: torch.Tensor,
+    logprobs_BT: torch.Tensor,
+    behavior_BT: torch.Tensor,
+    reference_BT: torch.Tensor,
 ) -> torch.Tensor:
     """Return KL(policy || reference) per token, [B, T], by the corrected k3 estimator:
 
@@ -25,8 +25,8 @@ def kl(
     responses of several tokens it is the divergence of the next token, under the prefixes that were
     sampled.
     """
-    d_BT = log_ratios(reference_logprobs, logprobs).clamp(-_HALF, _HALF)
+    d_BT = log_ratios(reference_BT, logprobs_BT).clamp(-_HALF, _HALF)
     k3_BT = torch.expm1(d_BT) - d_BT
-    ratio_BT = log_ratios(logprobs, behavior_logprobs).clamp(-_HALF, _HALF).exp()
+    ratio_BT = log_ratios(logprobs_BT, behavior_BT).clamp(-_HALF, _HALF).exp()
     flat_BT = d_BT.detach().abs() >= _HALF  # if d has no gradient, the ratio's alone would mislead
     return k3_BT * torch.where(flat_BT, ratio_BT.detach(), ratio_BT)

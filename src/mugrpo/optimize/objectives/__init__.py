@@ -2,19 +2,20 @@
 
 The file `NAME.py` defines
 
-    loss(logprobs, behavior_logprobs, advantages, mask, *, knobs) -> (token losses, metrics)
+    loss(logprobs_BT, behavior_BT, advantages_B, mask_BT, *, knobs) -> (token losses, metrics)
 
-with logprobs and behavior_logprobs [B, T] float, advantages [B], and mask [B, T] bool, false in
-padding. The T tokens are those that the policy sampled, next to each other: what an environment
-said between them is left out. The token losses are [B, T] and to be minimized. The metrics are a
-dictionary of [B, T] tensors. Their means over the update's sampled tokens are logged. Advantages,
-masks, reduction and the size of the step are decided elsewhere. The file also defines
+with logprobs of the policy and of the behavior policy, and the mask, which is bool and false in
+padding. These four are passed by position. The T tokens are those that the policy sampled, next to
+each other: what an environment said between them is left out. The token losses are [B, T] and to be
+minimized. The metrics are a dictionary of [B, T] tensors. Their means over the update's sampled
+tokens are logged. Advantages, masks, reduction and the size of the step are decided elsewhere. The
+file also defines
 
     METRICS = names of the metrics to log; an update that computes nothing logs 0 for them
 
 It may also define
 
-    prepass(logprobs, behavior_logprobs, advantages, mask, *, knobs) -> {name: [B, T] tensor}
+    prepass(logprobs_BT, behavior_BT, advantages_B, mask_BT, *, knobs) -> {name: [B, T] tensor}
         called once per update, without gradient, with all responses that the update computes;
         `loss` gets the tensors it returns as further keyword arguments, cut to the micro-batch
     NEEDS_ZERO_ADVANTAGES = True

@@ -10,10 +10,10 @@ METRICS = ("clipped_fraction",)
 
 
 def loss(
-    logprobs: torch.Tensor,
-    behavior_logprobs: torch.Tensor,
-    advantages: torch.Tensor,
-    mask: torch.Tensor,
+    logprobs_BT: torch.Tensor,
+    behavior_BT: torch.Tensor,
+    advantages_B: torch.Tensor,
+    mask_BT: torch.Tensor,
     *,
     ratio_clip: tuple[float, float],
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -24,9 +24,9 @@ def loss(
     From MiniMax-M1 (arXiv 2506.13585). If low = 0, this equals TRL's loss_type "cispo" with
     epsilon_high = high (TRL has no lower bound). TRL counts only tokens with A > 0 as clipped.
     """
-    assert logprobs.shape == behavior_logprobs.shape == mask.shape and advantages.ndim == 1
+    assert logprobs_BT.shape == behavior_BT.shape == mask_BT.shape and advantages_B.ndim == 1
     low, high = ratio_clip
-    ratio_BT = log_ratios(logprobs, behavior_logprobs).detach().exp()
-    clipped_BT = ((ratio_BT < low) | (ratio_BT > high)) & mask
-    loss_BT = -ratio_BT.clamp(low, high) * advantages[:, None] * finite(logprobs)
+    ratio_BT = log_ratios(logprobs_BT, behavior_BT).detach().exp()
+    clipped_BT = ((ratio_BT < low) | (ratio_BT > high)) & mask_BT
+    loss_BT = -ratio_BT.clamp(low, high) * advantages_B[:, None] * finite(logprobs_BT)
     return loss_BT, {"clipped_fraction": clipped_BT}

@@ -10,10 +10,10 @@ METRICS = ("clipped_fraction",)
 
 
 def loss(
-    logprobs: torch.Tensor,
-    behavior_logprobs: torch.Tensor,
-    advantages: torch.Tensor,
-    mask: torch.Tensor,
+    logprobs_BT: torch.Tensor,
+    behavior_BT: torch.Tensor,
+    advantages_B: torch.Tensor,
+    mask_BT: torch.Tensor,
     *,
     log_clip: tuple[float, float],
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -27,16 +27,15 @@ def loss(
     are as in the authors' code (`cum-token-cumprod-la`). Equals GRPO with a dual clip at its upper
     bound for responses of one token.
 
-    `logprobs`, `behavior_logprobs` and `mask` (bool) are [B, T], `advantages` [B]. Return the token
-    losses, to be minimized, and the clipped tokens as a metric, all [B, T].
+    Return the token losses, to be minimized, and the clipped tokens as a metric, all [B, T].
     """
-    assert logprobs.shape == behavior_logprobs.shape == mask.shape and advantages.ndim == 1
-    own_BT = log_ratios(logprobs, behavior_logprobs)
-    prefix_BT = (own_BT.detach() * mask).cumsum(-1) - own_BT.detach()
-    ratio_BT, advantages_B1 = clamped(prefix_BT + own_BT).exp(), advantages[:, None]
-    root_BT = mask.cumsum(-1).to(own_BT.dtype).sqrt()
+    assert logprobs_BT.shape == behavior_BT.shape == mask_BT.shape and advantages_B.ndim == 1
+    own_BT = log_ratios(logprobs_BT, behavior_BT)
+    prefix_BT = (own_BT.detach() * mask_BT).cumsum(-1) - own_BT.detach()
+    ratio_BT, advantages_B1 = clamped(prefix_BT + own_BT).exp(), advantages_B[:, None]
+    root_BT = mask_BT.cumsum(-1).to(own_BT.dtype).sqrt()
     low_BT, high_BT = ((bound * root_BT).exp() for bound in log_clip)
     surrogate_BT, clipped_BT = ppo_min(ratio_BT, advantages_B1, low_BT, high_BT)
     beyond_BT = (advantages_B1 < 0) & (ratio_BT > high_BT)
     surrogate_BT = torch.where(beyond_BT, high_BT * advantages_B1, surrogate_BT)
-    return -surrogate_BT, {"clipped_fraction": (clipped_BT | beyond_BT) & mask}
+    return -surrogate_BT, {"clipped_fraction": (clipped_BT | beyond_BT) & mask_BT}

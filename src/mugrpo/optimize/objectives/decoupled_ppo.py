@@ -10,10 +10,10 @@ METRICS = ("clipped_fraction",)
 
 
 def loss(
-    logprobs: torch.Tensor,
-    behavior_logprobs: torch.Tensor,
-    advantages: torch.Tensor,
-    mask: torch.Tensor,
+    logprobs_BT: torch.Tensor,
+    behavior_BT: torch.Tensor,
+    advantages_B: torch.Tensor,
+    mask_BT: torch.Tensor,
     *,
     ratio_clip: tuple[float, float],
     proximal_logprobs: torch.Tensor,
@@ -25,11 +25,11 @@ def loss(
     From "Batch size-invariance for policy optimization" (arXiv 2110.00641); also AReaL's objective
     (arXiv 2505.24298). Equals GRPO if the proximal policy is the behavior policy.
     """
-    assert logprobs.shape == behavior_logprobs.shape == mask.shape == proximal_logprobs.shape
-    log_weight_BT = log_ratios(proximal_logprobs, behavior_logprobs).detach()
-    log_ratio_BT = log_ratios(logprobs, proximal_logprobs)
+    assert logprobs_BT.shape == behavior_BT.shape == mask_BT.shape == proximal_logprobs.shape
+    log_weight_BT = log_ratios(proximal_logprobs, behavior_BT).detach()
+    log_ratio_BT = log_ratios(logprobs_BT, proximal_logprobs)
     log_product_BT = log_weight_BT + log_ratio_BT.detach()  # limited to e^80, as every ratio is
     weight_BT = (log_weight_BT - (log_product_BT - LARGEST).clamp(min=0)).exp()
     ratio_BT = log_ratio_BT.exp()
-    surrogate_BT, clipped_BT = ppo_min(ratio_BT, advantages[:, None], *ratio_clip)
-    return -weight_BT * surrogate_BT, {"clipped_fraction": clipped_BT & mask}
+    surrogate_BT, clipped_BT = ppo_min(ratio_BT, advantages_B[:, None], *ratio_clip)
+    return -weight_BT * surrogate_BT, {"clipped_fraction": clipped_BT & mask_BT}

@@ -12,10 +12,10 @@ METRICS = ("clipped_fraction",)
 
 
 def loss(
-    logprobs: torch.Tensor,
-    behavior_logprobs: torch.Tensor,
-    advantages: torch.Tensor,
-    mask: torch.Tensor,
+    logprobs_BT: torch.Tensor,
+    behavior_BT: torch.Tensor,
+    advantages_B: torch.Tensor,
+    mask_BT: torch.Tensor,
     *,
     ratio_clip: tuple[float, float],
     dual_clip: float | None = None,
@@ -39,27 +39,26 @@ def loss(
     gives every token the gradient and ratio of the response. TRL's `delta` bounds r before the
     clip, for both signs of A; it equals our c if c >= high.
 
-    `logprobs`, `behavior_logprobs` and `mask` (bool) are [B, T], `advantages` [B]. Return the token
-    losses, to be minimized, and the clipped tokens as a metric, all [B, T].
+    Return the token losses, to be minimized, and the clipped tokens as a metric, all [B, T].
     """
-    assert logprobs.shape == behavior_logprobs.shape == mask.shape and advantages.ndim == 1
+    assert logprobs_BT.shape == behavior_BT.shape == mask_BT.shape and advantages_B.ndim == 1
     low: float | torch.Tensor
     high: float | torch.Tensor
     low, high = ratio_clip
-    log_ratio_BT = log_ratios(logprobs, behavior_logprobs)
+    log_ratio_BT = log_ratios(logprobs_BT, behavior_BT)
     if level == "sequence":
-        log_ratio_BT = sequence_log_ratios(log_ratio_BT, mask)
+        log_ratio_BT = sequence_log_ratios(log_ratio_BT, mask_BT)
     if clip_center == "proximal":
         assert proximal_logprobs is not None
-        center_BT = log_ratios(proximal_logprobs, behavior_logprobs)
+        center_BT = log_ratios(proximal_logprobs, behavior_BT)
         if level == "sequence":
-            center_BT = sequence_log_ratios(center_BT, mask)
+            center_BT = sequence_log_ratios(center_BT, mask_BT)
         center_BT = center_BT.exp()
         low, high = (center_BT - (1 - low)).clamp(min=0), center_BT + (high - 1)
-    ratio_BT, advantages_B1 = log_ratio_BT.exp(), advantages[:, None]
+    ratio_BT, advantages_B1 = log_ratio_BT.exp(), advantages_B[:, None]
     surrogate_BT, clipped_BT = ppo_min(ratio_BT, advantages_B1, low, high)
     if dual_clip is not None:
         beyond_BT = (advantages_B1 < 0) & (ratio_BT > dual_clip)
         surrogate_BT = torch.where(beyond_BT, dual_clip * advantages_B1, surrogate_BT)
         clipped_BT = clipped_BT | beyond_BT
-    return -surrogate_BT, {"clipped_fraction": clipped_BT & mask}
+    return -surrogate_BT, {"clipped_fraction": clipped_BT & mask_BT}

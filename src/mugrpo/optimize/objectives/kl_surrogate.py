@@ -11,10 +11,10 @@ NEEDS_ZERO_ADVANTAGES = True  # because of the penalty
 
 
 def loss(
-    logprobs: torch.Tensor,
-    behavior_logprobs: torch.Tensor,
-    advantages: torch.Tensor,
-    mask: torch.Tensor,
+    logprobs_BT: torch.Tensor,
+    behavior_BT: torch.Tensor,
+    advantages_B: torch.Tensor,
+    mask_BT: torch.Tensor,
     *,
     penalty: float,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -27,9 +27,9 @@ def loss(
     With `penalty` = 0 this is the plain surrogate. Masks and corrections apply to the penalty as
     they do to the rest of the loss.
     """
-    assert logprobs.shape == behavior_logprobs.shape == mask.shape and advantages.ndim == 1
-    log_ratio_BT = log_ratios(logprobs, behavior_logprobs)
+    assert logprobs_BT.shape == behavior_BT.shape == mask_BT.shape and advantages_B.ndim == 1
+    log_ratio_BT = log_ratios(logprobs_BT, behavior_BT)
     ratio_BT = log_ratio_BT.exp()
     kl_BT = ratio_BT * log_ratio_BT - torch.expm1(log_ratio_BT)
-    loss_BT = -ratio_BT * advantages[:, None] + penalty * kl_BT
-    return loss_BT, {"kl_penalty": kl_BT.detach() * mask}
+    loss_BT = -ratio_BT * advantages_B[:, None] + penalty * kl_BT
+    return loss_BT, {"kl_penalty": kl_BT.detach() * mask_BT}

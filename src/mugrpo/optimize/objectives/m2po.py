@@ -12,10 +12,10 @@ _LIMIT = 0.04  # of arXiv 2510.01161
 
 
 def prepass(
-    logprobs: torch.Tensor,
-    behavior_logprobs: torch.Tensor,
-    advantages: torch.Tensor,
-    mask: torch.Tensor,
+    logprobs_BT: torch.Tensor,
+    behavior_BT: torch.Tensor,
+    advantages_B: torch.Tensor,
+    mask_BT: torch.Tensor,
 ) -> dict[str, torch.Tensor]:
     """Return the tokens that M2PO keeps, among all responses of an update: {"keep": [B, T] bool}.
 
@@ -25,20 +25,20 @@ def prepass(
     This leaves the longest prefix of the ascending (log r)^2 whose mean is within the limit, so the
     code computes that prefix. Among equal values the later token is masked first.
     """
-    log_ratio_BT = log_ratios(logprobs, behavior_logprobs)
-    away_BT = (advantages[:, None] * log_ratio_BT > 0) & mask
+    log_ratio_BT = log_ratios(logprobs_BT, behavior_BT)
+    away_BT = (advantages_B[:, None] * log_ratio_BT > 0) & mask_BT
     squares, order = (log_ratio_BT[away_BT].double() ** 2).sort(stable=True)
     running_mean = squares.cumsum(0) / torch.arange(1, len(squares) + 1, device=squares.device)
     kept = torch.zeros_like(order, dtype=torch.bool)
     kept[order] = running_mean <= _LIMIT  # ascending squares: a prefix
-    return {"keep": mask.clone().masked_scatter(away_BT, kept)}
+    return {"keep": mask_BT.clone().masked_scatter(away_BT, kept)}
 
 
 def loss(
-    logprobs: torch.Tensor,
-    behavior_logprobs: torch.Tensor,
-    advantages: torch.Tensor,
-    mask: torch.Tensor,
+    logprobs_BT: torch.Tensor,
+    behavior_BT: torch.Tensor,
+    advantages_B: torch.Tensor,
+    mask_BT: torch.Tensor,
     *,
     keep: torch.Tensor,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -47,7 +47,7 @@ def loss(
     Equals GRPO with the interval [0, inf) if the limit is never exceeded. The released code does
     something else.
     """
-    assert logprobs.shape == behavior_logprobs.shape == mask.shape == keep.shape
-    ratio_BT = log_ratios(logprobs, behavior_logprobs).exp()
-    loss_BT = -(ratio_BT * advantages[:, None]).masked_fill(~keep, 0.0)
-    return loss_BT, {"masked_fraction": mask & ~keep}
+    assert logprobs_BT.shape == behavior_BT.shape == mask_BT.shape == keep.shape
+    ratio_BT = log_ratios(logprobs_BT, behavior_BT).exp()
+    loss_BT = -(ratio_BT * advantages_B[:, None]).masked_fill(~keep, 0.0)
+    return loss_BT, {"masked_fraction": mask_BT & ~keep}

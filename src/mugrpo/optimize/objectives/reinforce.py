@@ -10,10 +10,10 @@ METRICS = ()
 
 
 def loss(
-    logprobs: torch.Tensor,
-    behavior_logprobs: torch.Tensor,
-    advantages: torch.Tensor,
-    mask: torch.Tensor,
+    logprobs_BT: torch.Tensor,
+    behavior_BT: torch.Tensor,
+    advantages_B: torch.Tensor,
+    mask_BT: torch.Tensor,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """REINFORCE: loss_t = -A log pi_t.
 
@@ -21,5 +21,5 @@ def loss(
     mean reward (delta < 0) the policy improves without any correction; with delta >= 0 its support
     collapses.
     """
-    assert logprobs.shape == behavior_logprobs.shape == mask.shape and advantages.ndim == 1
-    return -advantages[:, None] * finite(logprobs), {}
+    assert logprobs_BT.shape == behavior_BT.shape == mask_BT.shape and advantages_B.ndim == 1
+    return -advantages_B[:, None] * finite(logprobs_BT), {}

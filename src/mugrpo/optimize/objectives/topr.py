@@ -14,10 +14,10 @@ Taper = Literal["response", "prefix", "smallest", "mean", "token"]
 
 
 def loss(
-    logprobs: torch.Tensor,
-    behavior_logprobs: torch.Tensor,
-    advantages: torch.Tensor,
-    mask: torch.Tensor,
+    logprobs_BT: torch.Tensor,
+    behavior_BT: torch.Tensor,
+    advantages_B: torch.Tensor,
+    mask_BT: torch.Tensor,
     *,
     taper: Taper = "response",
     negative_weight: float = 1.0,
@@ -39,21 +39,20 @@ def loss(
 
     Equals REINFORCE if every ratio and n are 1; all tapers are the same for responses of one token.
 
-    `logprobs`, `behavior_logprobs` and `mask` (bool) are [B, T], `advantages` [B]. Return the token
-    losses, to be minimized, and the tapered tokens as a metric, all [B, T].
+    Return the token losses, to be minimized, and the tapered tokens as a metric, all [B, T].
     """
-    assert logprobs.shape == behavior_logprobs.shape == mask.shape and advantages.ndim == 1
-    advantages_B1 = advantages[:, None]
-    negative_BT = (advantages_B1 < 0) & mask
-    log_ratio_BT = log_ratios(logprobs, behavior_logprobs).detach() * mask
-    taper_BT = _likelihoods(log_ratio_BT, mask, taper).clamp(max=0).exp()
+    assert logprobs_BT.shape == behavior_BT.shape == mask_BT.shape and advantages_B.ndim == 1
+    advantages_B1 = advantages_B[:, None]
+    negative_BT = (advantages_B1 < 0) & mask_BT
+    log_ratio_BT = log_ratios(logprobs_BT, behavior_BT).detach() * mask_BT
+    taper_BT = _likelihoods(log_ratio_BT, mask_BT, taper).clamp(max=0).exp()
     weight_BT = (negative_weight * taper_BT).masked_fill(~negative_BT, 1.0)
-    surrogate_BT = weight_BT * advantages_B1 * finite(logprobs)
+    surrogate_BT = weight_BT * advantages_B1 * finite(logprobs_BT)
     return -surrogate_BT, {"tapered_fraction": (taper_BT < 1) & negative_BT}
 
 
-def _likelihoods(log_ratio_BT: torch.Tensor, mask: torch.Tensor, taper: Taper) -> torch.Tensor:
-    """Return log q_t, [B, T], from log ratios that are 0 outside of `mask`."""
+def _likelihoods(log_ratio_BT: torch.Tensor, mask_BT: torch.Tensor, taper: Taper) -> torch.Tensor:
+    """Return log q_t, [B, T], from log ratios that are 0 outside of `mask_BT`."""
     if taper == "token":
         return log_ratio_BT
     if taper == "prefix":
@@ -61,5 +60,5 @@ def _likelihoods(log_ratio_BT: torch.Tensor, mask: torch.Tensor, taper: Taper) -
     if taper == "smallest":
         return log_ratio_BT.cummin(-1).values
     if taper == "mean":
-        return masked_mean(log_ratio_BT, mask).expand_as(mask)
-    return log_ratio_BT.sum(-1, keepdim=True).expand_as(mask)
+        return masked_mean(log_ratio_BT, mask_BT).expand_as(mask_BT)
+    return log_ratio_BT.sum(-1, keepdim=True).expand_as(mask_BT)

@@ -14,10 +14,10 @@ _LEAST, _GREATEST = math.log(1e-8), 20.0  # bounds on the log ratio of a respons
 
 
 def loss(
-    logprobs: torch.Tensor,
-    behavior_logprobs: torch.Tensor,
-    advantages: torch.Tensor,
-    mask: torch.Tensor,
+    logprobs_BT: torch.Tensor,
+    behavior_BT: torch.Tensor,
+    advantages_B: torch.Tensor,
+    mask_BT: torch.Tensor,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """REINFORCE with a gamma-shaped weight on the ratio of the response (arXiv 2602.10693):
 
@@ -27,14 +27,14 @@ def loss(
     its peak at k / l. Equals TRL's loss_type "vespo", which also bounds the log ratio of a token to
     +-20 and that of a response to [log 1e-8, 20].
     """
-    assert logprobs.shape == behavior_logprobs.shape == mask.shape and advantages.ndim == 1
-    log_ratio_BT = log_ratios(logprobs, behavior_logprobs).detach().clamp(-_GREATEST, _GREATEST)
-    log_w_B1 = (log_ratio_BT * mask).sum(-1, keepdim=True).clamp(_LEAST, _GREATEST)
-    advantages_B1 = advantages[:, None]
+    assert logprobs_BT.shape == behavior_BT.shape == mask_BT.shape and advantages_B.ndim == 1
+    log_ratio_BT = log_ratios(logprobs_BT, behavior_BT).detach().clamp(-_GREATEST, _GREATEST)
+    log_w_B1 = (log_ratio_BT * mask_BT).sum(-1, keepdim=True).clamp(_LEAST, _GREATEST)
+    advantages_B1 = advantages_B[:, None]
     k_B1, l_B1 = (
         torch.where(advantages_B1 >= 0, above, below)
         for above, below in zip(_POSITIVE, _NEGATIVE, strict=True)
     )
     phi_B1 = (l_B1 + k_B1 * log_w_B1 - l_B1 * log_w_B1.exp()).exp()
-    loss_BT = -phi_B1 * advantages_B1 * finite(logprobs)
-    return loss_BT, {"sequence_weight": phi_B1 * mask}
+    loss_BT = -phi_B1 * advantages_B1 * finite(logprobs_BT)
+    return loss_BT, {"sequence_weight": phi_B1 * mask_BT}
