@@ -309,10 +309,10 @@ def test_an_engine_that_slept_loads_the_weights_again(
     remote.engine._host = replace(remote.engine._host, rest="sleep")
     remote.engine.refresh(0, lambda: CHAIN)
     pid = remote.pid
-    remote.engine.rest()
-    remote.engine.rest()
+    remote.engine.sleep()
+    remote.engine.sleep()
     assert remote.engine.refresh(4, lambda: CHAIN) > 0
-    remote.engine.rest()
+    remote.engine.sleep()
     (completion,) = taken(remote.engine, requests[:1])  # of the same update
     assert completion.ids.tolist() == [2 if sleeps else 3, loads]
     assert remote.pid == pid

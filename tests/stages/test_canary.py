@@ -60,7 +60,7 @@ def test_engines_sleep_at_once():
     """Each waits until all three do the same."""
     together = Barrier(3, timeout=10)
     engines = Engines(cast(Any, None), cast(Any, SimpleNamespace(policy=None)))
-    engines._engines = cast(Any, [SimpleNamespace(rest=together.wait) for _ in range(3)])
+    engines._engines = cast(Any, [SimpleNamespace(sleep=together.wait) for _ in range(3)])
     engines.sleep()
 
 

@@ -66,7 +66,7 @@ def test_the_trainer_sleeps_before_an_engine_takes_the_gpu_and_the_engine_before
 
     noting(Trainer, "__init__", made.append)
     noting(RemoteEngine, "refresh", refreshes)
-    noting(RemoteEngine, "rest", awake.discard)
+    noting(RemoteEngine, "sleep", awake.discard)
     noting(Trainer, "step", steps)
     ended = command(
         "train", write_config(tmp_path), "--run-dir", tmp_path / "run", "--engine.processes", 1

@@ -245,7 +245,7 @@ def test_a_tied_head_gets_new_weights_and_the_canary_would_see_if_it_did_not(
                 request = requests[index]
                 expected = plain_logprobs(policy, request.prompt_ids, completion.ids)
                 gaps.append((update, np.abs(completion.logprobs - expected.detach().numpy()).max()))
-        engine.rest()
+        engine.sleep()
     engine.close()
     worst = [max(gap for u, gap in gaps if u == update) for update in range(3)]
     tolerance = 1e-3  # the canary's in fp32

@@ -89,7 +89,7 @@ class Engine:
         """
         raise NotImplementedError
 
-    def rest(self) -> None:
+    def sleep(self) -> None:
         """Free what the engine holds, if that does not slow down the next refresh."""
 
     def close(self) -> None:

@@ -158,8 +158,8 @@ class RemoteEngine(Engine):
             if not idle:
                 self.close()
 
-    def rest(self) -> None:
-        """See `Engine.rest`. A process that is lost meanwhile is started at the next refresh."""
+    def sleep(self) -> None:
+        """See `Engine.sleep`. A process that is lost meanwhile is started at the next refresh."""
         if self._host.rest == "end":
             self.close()
         elif self._host.rest == "sleep" and self._process and self._loaded_key:

@@ -134,7 +134,7 @@ class Engines:
         if self._used and self._weights.policy is not None:
             give_back_if_tight()
         self._used = False
-        at_once(lambda engine: engine.rest(), self._engines)
+        at_once(lambda engine: engine.sleep(), self._engines)
 
     def close(self) -> None:
         """Close the engines and release all that they hold. The next use starts them again."""

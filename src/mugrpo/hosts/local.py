@@ -125,7 +125,7 @@ class LocalHost:
             keep=run.config.checkpoint.keep,
             needed=needed,
             temporary=temporary,
-            rests=sleeps,
+            sleeps=sleeps,
         )
         self._unsaved_seconds = 0.0
         self._checkpoint_seconds += time.monotonic() - began

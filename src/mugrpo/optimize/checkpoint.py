@@ -45,13 +45,13 @@ def save_checkpoint(
     keep: int,
     needed: Collection[int],
     temporary: bool,
-    rests: bool,
+    sleeps: bool,
 ) -> None:
     """Begin to write the trainer's checkpoint; `run_dir.pending` is how far it has got.
 
     Once it is published, all but the newest `keep` and the `needed` are removed. `needed` lists
     checkpoints by their update. If `keep` is 0, only `temporary` ones are removed. It has a copy of
-    config.json, from which `repair` restores that. If the trainer `rests` after it, it sleeps.
+    config.json, from which `repair` restores that. If the trainer `sleeps`, it does so after it.
     Waits for the checkpoint before. Raises what ended its writing, and RunStopped, naming the last
     good checkpoint, if a weight is not finite.
     """
@@ -59,7 +59,7 @@ def save_checkpoint(
     run_dir.settle()
     require_finite(trainer, run_dir)  # on the GPU, where it takes no time
     run_dir.pending = Writing(
-        trainer.snapshot(rests=rests),
+        trainer.snapshot(sleeps=sleeps),
         run_dir.checkpoint(trainer.update),
         {"temporary": temporary, "config": _stored(run_dir.config)},
         first_pid=ranks.from_first(os.getpid()),

@@ -132,16 +132,16 @@ class Trainer:
             "time/update": time.monotonic() - began,
         }
 
-    def snapshot(self, *, rests: bool = False) -> Snapshot:
+    def snapshot(self, *, sleeps: bool = False) -> Snapshot:
         """Return this rank's part of the trainer's state. If ranks share it, all must call this.
 
-        Later updates do not change it. If the trainer `rests`, it sleeps afterwards. What is asleep
-        is not copied: waking leaves it.
+        Later updates do not change it. If the trainer `sleeps`, it does so afterwards. What is
+        asleep is not copied: waking leaves it.
         """
         policy = self.policy
         # Ranks exchange the rows of weights, which takes less time between GPUs.
         weights = policy.weights(copied=True) if policy.ranks.size > 1 else None
-        if rests:
+        if sleeps:
             self.sleep()
         copied = not (policy.asleep and self._moments_asleep)
         names = {p: name for name, p in policy.model.named_parameters()}
