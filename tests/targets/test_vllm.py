@@ -26,7 +26,7 @@ from mugrpo.engines.base import Engine, Request
 from mugrpo.engines.process import RemoteEngine
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.model.pretrained import EMBEDDED
-from tests.builders import PROMPTS, chain_tokenizer, encoded, plain_logprobs
+from tests.builders import PROMPTS, chain_tokenizer, encoded, generated, plain_logprobs
 from tests.waiting import alive, engines_of, soon, until
 
 pytestmark = pytest.mark.vllm
@@ -314,3 +314,30 @@ def test_a_live_server_is_handed_the_weights(config: Path, tmp_path: Path):
         (left,) = tmp_path.glob("server.pid.*")
         os.killpg(int(left.read_text()), signal.SIGKILL)
     assert_whole(tmp_path / "run")
+
+
+# What somebody else does with a checkpoint: vLLM alone, with its own defaults.
+SERVES = """
+import json, sys
+from vllm import LLM, SamplingParams
+
+model, prompts, out = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3]
+llm = LLM(model, dtype="float32", enforce_eager=True, max_model_len=128)
+sampled = llm.generate([{"prompt_token_ids": p} for p in prompts], SamplingParams(
+    temperature=0, max_tokens=48))
+json.dump([list(one.outputs[0].token_ids) for one in sampled], open(out, "w"))
+"""
+
+
+def test_a_checkpoint_that_vllm_serves_stops_where_training_stopped(tmp_path: Path):
+    """The option adds a token that the base model goes on after, and an "<eos>" stops still."""
+    policy = load_policy(ModelOptions(eos_token="-"))
+    policy.save(tmp_path / "saved")
+    prompts = [encoded(policy, prompt).tolist() for prompt in PROMPTS]
+    words = [str(PYTHON), "-c", SERVES, str(tmp_path / "saved"), json.dumps(prompts)]
+    subprocess.run([*words, str(tmp_path / "ids.json")], env=ENVIRONMENT, check=True)
+    theirs = json.loads((tmp_path / "ids.json").read_text())
+    requests = [Request(encoded(policy, prompt), 0) for prompt in PROMPTS]
+    ours = [one.ids.tolist() for one in generated(policy, requests, temperature=1e-3)]
+    assert theirs == ours
+    assert set(policy.tokenizer.convert_ids_to_tokens([ids[-1] for ids in ours])) == {"-", "<eos>"}
