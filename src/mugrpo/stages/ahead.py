@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from itertools import chain
 from threading import Event
 
 from mugrpo.disk.errors import RunStopped
@@ -77,8 +78,6 @@ def generating(run: OpenRun, stage: Stage, host: Host) -> Iterator[Background | 
         score(run, stage)
         yield None
         return
-    rollouts, scores = stage.shards("rollouts"), stage.shards("scores")
-    scorer = run.scorer(run.problems, stage.number)
     # now: the canary needs the trainer, and so do the updates
     refreshed = refreshed_for(run, stage, host) if stage.lacking() else None
     if refreshed and len(stage.drawn) == 1:
@@ -86,14 +85,15 @@ def generating(run: OpenRun, stage: Stage, host: Host) -> Iterator[Background | 
             "overlap has no effect: the stage is one shard, which all updates wait for; lower "
             "--rollouts.shard_rollouts in a new run"
         )
+    # opened before the thread begins, which publishes what updates then see
+    rollouts, scores = stage.shards("rollouts"), stage.shards("scores")
 
     def work(check: Check) -> None:
-        for shard in stage.unscored():
-            if shard in rollouts:
-                scorer.make_shard(rollouts, scores, shard)
-        if refreshed:
-            for shard in publish_shards(run, stage, refreshed, lambda _: check()):
-                scorer.make_shard(rollouts, scores, shard)
+        arriving = publish_shards(run, stage, refreshed, lambda _: check()) if refreshed else ()
+        scorer = run.scorer(run.problems, stage.number)
+        waiting = [shard for shard in stage.unscored() if shard in rollouts]
+        for shard in chain(waiting, arriving):
+            scorer.make_shard(rollouts, scores, shard)
 
     background = Background(work, run.stop.check)
     try:

@@ -95,9 +95,9 @@ def sample_and_score(
     if missing := [(shard, draws) for shard, draws in wanted if shard not in rollouts]:
         groups, left = (sum(len(draws) for _, draws in some) for some in (wanted, missing))
         run.progress.begin(title, "responses", groups * size, (groups - left) * size)
-        how = {"temperature": temperature, "top_p": top_p}
-        of = (groups, len(wanted[0][1]))
-        drawn = sampled(run, refreshed(), stage, size, update, missing, counted(run), of=of, **how)
+        how: dict[str, Any] = {"temperature": temperature, "top_p": top_p}
+        of, count = (groups, len(wanted[0][1])), counted(run)
+        drawn = sampled(run, refreshed(), stage, size, update, missing, count, of=of, **how)
         for shard, made in drawn:
             made.publish(rollouts, shard, policy_step=update, top_p=top_p)
             failpoint("evaluation sampled")

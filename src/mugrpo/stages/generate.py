@@ -28,15 +28,16 @@ def generate(run: OpenRun, stage: Stage, host: Host) -> None:
         total = sum(map(len, stage.drawn)) * size
         missing = sum(len(stage.drawn[shard]) for shard in lacking) * size
         run.progress.begin(stage.heading("generate"), "rollouts", total, total - missing)
-        for _ in publish_shards(run, stage, refreshed, counted(run)):
+        count = counted(run)
+        for _ in publish_shards(run, stage, refreshed, count):
             pass
         run.progress.end()
 
 
 def refreshed_for(run: OpenRun, stage: Stage, host: Host) -> Refreshed:
     """Return engines with the stage's policy."""
-    # The canary gets the same responses, whichever shards are missing.
-    return host.engines(stage.first_update, _draws(run, stage, 0), str(stage.number))
+    draws = _draws(run, stage, 0)  # so that the canary's responses are those of any missing shard
+    return host.engines(stage.first_update, draws, str(stage.number))
 
 
 def publish_shards(

@@ -32,7 +32,9 @@ def optimize(
     if generation is None:
         host.sleep()
         publish_logprobs(stage, host.logprobs, run.progress)
-    for stop in (*(u for u in range(start + 1, end) if measuring_due(run.config, u)), end):
+    for stop in range(start + 1, end + 1):
+        if stop < end and not measuring_due(run.config, stop):
+            continue
         host.update(stage, stop, generation)
         if generation:
             generation.wait()

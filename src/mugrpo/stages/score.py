@@ -10,9 +10,8 @@ from mugrpo.run.stage import Stage, surplus_text
 def score(run: OpenRun, stage: Stage, *, again: bool = False) -> None:
     """Publish the stage's missing score shards, or all of them if `again`. Log its refresh."""
     rollouts, scores = stage.shards("rollouts"), stage.shards("scores")
-    shards = rollouts.numbers() if again else stage.unscored()
-    if shards:
-        scorer = run.scorer(run.problems, stage.number)
+    scorer = run.scorer(run.problems, stage.number)
+    if shards := rollouts.numbers() if again else stage.unscored():
         run.progress.begin(stage.heading("score"), "shards", len(shards))
         for shard in shards:
             scorer.make_shard(rollouts, scores, shard)
