@@ -40,8 +40,8 @@ def row_fault(model: Any, compute: Callable[..., Any], kernel: Kernel | None = N
 
     With a `kernel` that attends without masks, rows that share nothing are tried as well. `compute`
     is `response_logprobs` of the model. Hidden states and gradients are compared. (Logprobs differ
-    too little: most of each is the logarithm of the vocabulary's size.) No gradient is left. Ranks
-    that split the model all call this, and each compares its own rows.
+    too little: most of each is the logarithm of the vocabulary's size.) Gradients stay what they
+    were. Ranks that split the model all call this, and each compares its own rows.
     """
     length, prompts, responses = _SHORT if kernel is None else _LONG
     tolerance, order = _IN_FP32 if kernel is None else _IN_BF16
@@ -50,6 +50,9 @@ def row_fault(model: Any, compute: Callable[..., Any], kernel: Kernel | None = N
     prompt_lengths_B, lengths_B = torch.tensor([prompts, responses], device=model.device)
     mask_BT = torch.arange(max(responses), device=model.device) < lengths_B[:, None]
     factors_BT = torch.linspace(-1, 2, mask_BT.numel(), device=model.device).view(mask_BT.shape)
+    before = [(parameter, parameter.grad) for parameter in model.parameters()]
+    for parameter, _ in before:
+        parameter.grad = None
     # All gradients lead to the first weights. A new adapter's first matrix has none.
     weights = [p for p in model.parameters() if p.requires_grad][: 2 if kernel is None else 1]
     # Other gradients take memory. Copies in bf16 and ranks, on which kernels are tried, need them.
@@ -80,6 +83,6 @@ def row_fault(model: Any, compute: Callable[..., Any], kernel: Kernel | None = N
                     fault = fault or f"gives this model other {name} of {kind}"
     except Exception as error:  # other kinds of models may fail in any way
         fault = f"fails ({first_line(error)})"
-    for parameter in model.parameters():
-        parameter.grad = None
+    for parameter, gradient in before:
+        parameter.grad = gradient
     return fault
