@@ -16,7 +16,7 @@ from mugrpo.run.opening import OpenRun
 def host_of(run: OpenRun) -> Iterator[Host]:
     """Yield what computes for `run`: ranks that make its updates, or this process.
 
-    If a signal interrupts the block, every update made so far is saved in a checkpoint.
+    If a signal interrupts the block, save a checkpoint of all updates so far.
     """
     config = run.config
     several = config.distributed.processes > 1 or config.backend.clustered

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -10,9 +11,12 @@ from numpy.typing import NDArray
 
 from mugrpo.config.engines import CANARY_RESPONSES
 from mugrpo.disk.errors import RunStopped
+from mugrpo.disk.publishing import failpoint
 from mugrpo.disk.records import Rollout
 from mugrpo.engines.base import Engine
-from mugrpo.hosts.engines import at_once, samplers_of
+from mugrpo.hosts.engines import Engines, at_once, samplers_of
+from mugrpo.hosts.host import Refreshed
+from mugrpo.hosts.reader import LogprobsAt
 from mugrpo.model.hardware import Precision, precision_of
 from mugrpo.model.memory import out_of_memory_explained
 from mugrpo.rollouts.sampler import Draw, Sampler
@@ -49,6 +53,28 @@ def canary_rollouts(
     with out_of_memory_explained("generation", run.config.engine.memory_remedy):
         each = at_once(sampled, list(zip(shorts, longs, strict=True)))
     return [rollout for rollouts in each for rollout in rollouts]
+
+
+def checked_refresh(
+    run: OpenRun,
+    engines: Engines,
+    update: int,
+    groups: Sequence[Draw],
+    stage: str,
+    logprobs: LogprobsAt,
+) -> Refreshed:
+    """Give the engines the weights after `update` updates, and compare with the trainer's logprobs.
+
+    Raises RunStopped if the engines' logprobs are others.
+    """
+    refreshed = engines.refresh(update)
+    began = time.monotonic()
+    rollouts = canary_rollouts(run, refreshed, update, groups, stage)
+    failpoint("canary")
+    gap = checked_gap(run, rollouts, logprobs(update, rollouts))
+    # An evaluation may have refreshed the engines to this policy already. That counts here.
+    spent = {**engines.spent, "canary": time.monotonic() - began}
+    return Refreshed(refreshed, engines.dialogues(), gap, spent)
 
 
 def checked_gap(

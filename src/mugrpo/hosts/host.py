@@ -69,13 +69,13 @@ class Host(Protocol):
         ...
 
     def update(self, stage: Stage, until: int, generation: Generation | None = None) -> None:
-        """Make the stage's updates up to `until` that are not made yet.
+        """Make the stage's missing updates up to `until`.
 
         With `generation`, its shards may still be arriving: an update waits for those it reads.
         """
 
     def save(self, *, temporary: bool = False) -> None:
-        """Save every update made so far in a checkpoint. A `temporary` one is removed later."""
+        """Save a checkpoint of all updates so far. The next one removes a `temporary` one."""
 
     def sleep(self) -> None:
         """Let the engines leave the machine to the updates."""

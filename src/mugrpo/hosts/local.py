@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mugrpo.disk.errors import RunStopped
-from mugrpo.disk.publishing import failpoint, fsync, full_disk_explained
+from mugrpo.disk.publishing import fsync, full_disk_explained
 from mugrpo.disk.records import Rollout
 from mugrpo.disk.run_dir import Handover
-from mugrpo.hosts.canary import canary_rollouts, checked_gap
+from mugrpo.hosts.canary import checked_refresh
 from mugrpo.hosts.engines import Engines
 from mugrpo.hosts.host import Generation, Refreshed
 from mugrpo.hosts.reader import StageReader, publish_logprobs, seconds_once
@@ -52,19 +52,12 @@ class LocalHost:
 
     def engines(self, update: int, groups: Sequence[Draw], stage: str) -> Refreshed:
         """See `Host`."""
-        engines = self._engines.start()  # first: it loads the policy if an engine samples from it
+        self._engines.start()  # first: it loads the policy if an engine samples from it
         if self.weights.policy is not None:
             self.weights.at(update)
         self.sleep_trainer()
-        self._engines.refresh(update)
-        began = time.monotonic()
-        rollouts = canary_rollouts(self._run, engines, update, groups, stage)
-        failpoint("canary")
-        logprobs = self.weights.logprobs_for_engines(update, rollouts)
-        gap = checked_gap(self._run, rollouts, logprobs)
-        # An evaluation may have refreshed the engines to this policy already. That counts here.
-        spent = {**self._engines.spent, "canary": time.monotonic() - began}
-        return Refreshed(engines, self._engines.dialogues(), gap, spent)
+        logprobs = self.weights.logprobs_for_engines
+        return checked_refresh(self._run, self._engines, update, groups, stage, logprobs)
 
     def logprobs(self, update: int, rollouts: Sequence[Rollout]) -> list[NDArray[np.float32]]:
         """See `Host`."""
@@ -149,7 +142,7 @@ class LocalHost:
         self._trainer_at(self._run.folder.newest_update())
 
     def made(self) -> int:
-        """Return the number of updates made, even if memory alone holds the last ones."""
+        """Return the number of updates made, also those that only memory holds."""
         if self.trainer is not None and self.unsaved():
             return self.trainer.update
         return self._run.folder.newest_update()

@@ -1,4 +1,4 @@
-"""The host whose updates are made by ranks: processes that this one starts and gives orders.
+"""The host that starts ranks, which are processes, and orders them to make updates.
 
 They are started once. Between their orders they keep the weights and the optimizer's state. The
 run that starts them keeps the lock, generates, scores and evaluates.
@@ -18,11 +18,10 @@ import torch
 from numpy.typing import NDArray
 
 from mugrpo.disk.errors import RunStopped
-from mugrpo.disk.publishing import failpoint
 from mugrpo.disk.records import Rollout
 from mugrpo.disk.run_dir import Handover, RunDir
 from mugrpo.engines import reserved_gpus
-from mugrpo.hosts.canary import canary_rollouts, checked_gap
+from mugrpo.hosts.canary import checked_refresh
 from mugrpo.hosts.engines import Engines
 from mugrpo.hosts.host import Generation, Refreshed
 from mugrpo.hosts.jobs import LocalJob
@@ -78,18 +77,13 @@ class RankHost:
 
     def engines(self, update: int, groups: Sequence[Draw], stage: str) -> Refreshed:
         """See `Host`. The canary's logprobs are the ranks', if engines leave them room."""
-        engines, weights = self._engines.start(), self._weights
+        self._engines.start()
+        weights = self._weights
         if weights.policy is not None:
             weights.at(update)
-        self._engines.refresh(update)
-        began = time.monotonic()
-        rollouts = canary_rollouts(self._run, engines, update, groups, stage)
-        failpoint("canary")
         by_ranks = weights.policy is None and self.beside_engines
-        of = self.logprobs if by_ranks else weights.logprobs_for_engines
-        gap = checked_gap(self._run, rollouts, of(update, rollouts))
-        spent = {**self._engines.spent, "canary": time.monotonic() - began}
-        return Refreshed(engines, self._engines.dialogues(), gap, spent)
+        logprobs = self.logprobs if by_ranks else weights.logprobs_for_engines
+        return checked_refresh(self._run, self._engines, update, groups, stage, logprobs)
 
     def logprobs(self, update: int, rollouts: Sequence[Rollout]) -> list[NDArray[np.float32]]:
         """See `Host`."""
