@@ -18,7 +18,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from mugrpo.config.run import RunConfig
-from mugrpo.disk.records import Response, FinishReason, Problem, Status
+from mugrpo.disk.records import FinishReason, Problem, Response, Status
 from mugrpo.model.hardware import precision_of
 from mugrpo.model.policy import Policy
 from mugrpo.optimize import advantages
