@@ -62,8 +62,8 @@ class Fake(Plain):
         return SampledShard([], slots=number, seconds=0.0)  # type: ignore[arg-type]
 
 
-def missing(count: int) -> list:
-    return [(number, [number]) for number in range(count)]
+def missing(count: int) -> dict:
+    return {number: [number] for number in range(count)}
 
 
 def test_every_shard_is_made_once_by_whichever_sampler_is_free():
@@ -84,7 +84,7 @@ def test_an_error_in_one_ends_them_all():
     failing.barrier = other.barrier = barrier
     before = set(threading.enumerate())
     with pytest.raises(RunStopped, match="no shard 0"):
-        list(sampled_shards([failing, other], [(0, [0]), (1, [0])], lambda _: None))
+        list(sampled_shards([failing, other], {0: [0], 1: [0]}, lambda _: None))
     assert not set(threading.enumerate()) - before
 
 
@@ -135,7 +135,7 @@ def test_several_samplers_share_one_shard_whose_rollouts_come_back_in_order(
 ):
     barrier = threading.Barrier(samplers)
     crew = [Pairs(barrier) for _ in range(samplers)]
-    wanted = [(7, list(range(groups)))]
+    wanted = {7: list(range(groups))}
     ((number, shard),) = sampled_shards(crew, wanted, lambda _: None, pieces=samplers)
     assert number == 7
     assert [(int(r.problem_id), r.sample) for r in shard.rollouts] == [

@@ -78,10 +78,10 @@ def test_no_slot_is_idle_while_the_last_responses_of_a_shard_run():
     """
     engine = Slots()
     shards = [[9, 1, 1], [2, 2, 2]]
-    wanted = [
-        (number, [(Problem(str(steps), "", ""), 0) for steps in steps_of])
+    wanted = {
+        number: [(Problem(str(steps), "", ""), 0) for steps in steps_of]
         for number, steps_of in enumerate(shards)
-    ]
+    }
     done = list(sampled_shards([sampler(engine)], wanted, lambda _: None))
     assert [number for number, _ in done] == [0, 1]
     for number, shard in done:

@@ -27,19 +27,6 @@ PieceName = tuple[int, int]  # a shard, and the number of the piece of it
 Piece = tuple[PieceName, Sequence[Draw]]
 
 
-class Ended(Protocol):
-    """A response that has ended, with all its turns."""
-
-    @property
-    def completion(self) -> Completion:
-        """What the model sampled, as progress counts it."""
-        ...
-
-    def rollout(self, key: Key, temperature: float, policy_step: int) -> Rollout:
-        """Return its record."""
-        ...
-
-
 class Turns(Protocol):
     """Responses that go on, each known by its number, as requests to an engine."""
 
@@ -53,8 +40,8 @@ class Turns(Protocol):
         """Number of those that wait for something else than the engine."""
         ...
 
-    def begin(self, number: int, problem: Problem, request: Request) -> None:
-        """Begin a response to `problem`, with the prompt and the seed of `request`."""
+    def begin(self, number: int, problem: Problem, key: Key, request: Request) -> None:
+        """Begin the response `key` to `problem`, with the prompt and the seed of `request`."""
         ...
 
     def requests(self) -> Sequence[Request]:
@@ -65,7 +52,7 @@ class Turns(Protocol):
         """Take what the engine has completed in a step, by the indices of the requests."""
         ...
 
-    def ended(self) -> Sequence[tuple[int, Ended]]:
+    def ended(self) -> Sequence[tuple[int, Rollout]]:
         """Return the responses that have ended since the last call."""
         ...
 
@@ -73,11 +60,20 @@ class Turns(Protocol):
 class Dialogue(Protocol):
     """What lets responses of one engine have turns. Only one thread at a time may use it."""
 
-    def turns(self, *, max_new_tokens: int, exact: bool, check: Callable[[], None]) -> Turns:
+    def turns(
+        self,
+        *,
+        max_new_tokens: int,
+        exact: bool,
+        temperature: float,
+        policy_step: int,
+        check: Callable[[], None],
+    ) -> Turns:
         """Return responses of at most `max_new_tokens`.
 
-        With an `exact` engine, the same responses have the same bits. `check` is called while all
-        wait, and raises if the work is to stop.
+        With an `exact` engine, the same responses have the same bits. Their records hold
+        `temperature` and `policy_step`. `check` is called while all wait, and raises if the work is
+        to stop.
         """
         ...
 
@@ -176,11 +172,13 @@ class Sampler:
     ) -> Iterator[tuple[PieceName, SampledShard]]:
         """Yield each piece that `take` returns until it returns None. Work on several at a time."""
         longest = min(self.max_new_tokens, longest or self.max_new_tokens)
-        turns: Turns = _OneTurn()
+        turns: Turns = _OneTurn(self.temperature, self.policy_step)
         if self.dialogue is not None:
             turns = self.dialogue.turns(
                 max_new_tokens=longest,
                 exact=self.engine.exact,
+                temperature=self.temperature,
+                policy_step=self.policy_step,
                 check=lambda: on_decoded(Decoded((), 0)),
             )
         running: list[_Running] = []
@@ -191,25 +189,25 @@ class Sampler:
             if (piece := take()) is None:
                 return False
             name, groups = piece
-            running.append(_Running(name, begun))
+            first = begun
             for problem, key, request in self._requests(groups):
-                turns.begin(begun, problem, request)
-                running[-1].keys.append(key)
+                turns.begin(begun, problem, key, request)
                 begun += 1
+            running.append(_Running(name, range(first, begun)))
             return True
 
         began = time.monotonic()
         try:
             for slots in self._decodings(turns, begin, longest):
                 ended = turns.ended()
-                for number, conversation in ended:
-                    next(p for p in running if p.has(number)).ended[number] = conversation
-                on_decoded(Decoded([(number, c.completion) for number, c in ended], slots))
+                for number, rollout in ended:
+                    next(p for p in running if number in p.numbers).ended[number] = rollout
+                on_decoded(Decoded([(number, _sampled(r)) for number, r in ended], slots))
                 if running:
                     running[0].slots += slots
-                while running and running[0].done():
+                while running and len(running[0].ended) == len(running[0].numbers):
                     first, now = running.pop(0), time.monotonic()
-                    rollouts = first.rollouts(self.temperature, self.policy_step)
+                    rollouts = [first.ended[number] for number in first.numbers]
                     yield first.name, SampledShard(rollouts, first.slots, now - began)
                     began = now
         finally:
@@ -257,15 +255,17 @@ class _OneTurn:
 
     going = waiting = 0  # none will ask again
 
-    def __init__(self) -> None:
+    def __init__(self, temperature: float, policy_step: int) -> None:
+        self._temperature = temperature
+        self._policy_step = policy_step
         self._requests: list[Request] = []  # that the engine has not got yet
-        self._asked: dict[int, Request] = {}
-        self._ended: list[tuple[int, _Response]] = []
+        self._asked: dict[int, tuple[Key, Request]] = {}
+        self._ended: list[tuple[int, Rollout]] = []
 
-    def begin(self, number: int, problem: Problem, request: Request) -> None:
+    def begin(self, number: int, problem: Problem, key: Key, request: Request) -> None:
         """Begin the response `number`, which is its request's index: they are all counted."""
         self._requests.append(request)
-        self._asked[number] = request
+        self._asked[number] = key, request
 
     def requests(self) -> Sequence[Request]:
         """See `Turns.requests`."""
@@ -274,36 +274,32 @@ class _OneTurn:
 
     def take(self, completions: Sequence[tuple[int, Completion]]) -> None:
         """See `Turns.take`."""
-        self._ended += [(n, _Response(self._asked.pop(n), c)) for n, c in completions]
+        for number, completion in completions:
+            (problem_id, occurrence, sample), request = self._asked.pop(number)
+            rollout = Rollout(
+                problem_id=problem_id,
+                occurrence=occurrence,
+                sample=sample,
+                seed=request.seed,
+                prompt_ids=request.prompt_ids,
+                response_ids=completion.ids,
+                behavior_logprobs=completion.logprobs,
+                finish_reason=completion.finish_reason,
+                temperature=self._temperature,
+                policy_step=self._policy_step,
+            )
+            self._ended.append((number, rollout))
 
-    def ended(self) -> list[tuple[int, _Response]]:
+    def ended(self) -> list[tuple[int, Rollout]]:
         """See `Turns.ended`."""
         ended, self._ended = self._ended, []
         return ended
 
 
-@dataclass(frozen=True)
-class _Response:
-    """A response without turns."""
-
-    request: Request
-    completion: Completion
-
-    def rollout(self, key: Key, temperature: float, policy_step: int) -> Rollout:
-        """See `Ended.rollout`."""
-        problem_id, occurrence, sample = key
-        return Rollout(
-            problem_id=problem_id,
-            occurrence=occurrence,
-            sample=sample,
-            seed=self.request.seed,
-            prompt_ids=self.request.prompt_ids,
-            response_ids=self.completion.ids,
-            behavior_logprobs=self.completion.logprobs,
-            finish_reason=self.completion.finish_reason,
-            temperature=temperature,
-            policy_step=policy_step,
-        )
+def _sampled(rollout: Rollout) -> Completion:
+    """Return what the model sampled in all turns, as progress counts it."""
+    ids, logprobs = rollout.response_ids, rollout.behavior_logprobs
+    return Completion(ids[rollout.sampled], logprobs[rollout.sampled], rollout.finish_reason)
 
 
 @dataclass
@@ -311,21 +307,9 @@ class _Running:
     """A piece whose conversations go on."""
 
     name: PieceName
-    first: int  # number of its first conversation
-    keys: list[Key] = field(default_factory=list)
-    ended: dict[int, Ended] = field(default_factory=dict)  # by number
+    numbers: range  # of its conversations, in the order of their groups
+    ended: dict[int, Rollout] = field(default_factory=dict)  # by number
     slots: int = 0
-
-    def has(self, number: int) -> bool:
-        return self.first <= number < self.first + len(self.keys)
-
-    def done(self) -> bool:
-        return len(self.ended) == len(self.keys)
-
-    def rollouts(self, temperature: float, policy_step: int) -> list[Rollout]:
-        """Return the rollouts in the order of their groups."""
-        keys = enumerate(self.keys, self.first)
-        return [self.ended[number].rollout(key, temperature, policy_step) for number, key in keys]
 
 
 @dataclass(frozen=True)

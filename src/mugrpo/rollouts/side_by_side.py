@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, groupby, zip_longest
 from queue import SimpleQueue
@@ -14,7 +14,6 @@ from mugrpo.disk.records import GroupKey, Rollout
 from mugrpo.engines.base import Decoded
 from mugrpo.rollouts.sampler import Draw, Piece, PieceName, SampledShard, Sampler
 
-Wanted = tuple[int, Sequence[Draw]]  # a missing shard: its number and its groups
 Event = Decoded | tuple[PieceName, SampledShard]
 
 
@@ -24,12 +23,12 @@ class _Abandoned(Exception):
 
 def sampled_shards(
     samplers: Sequence[Sampler],
-    missing: Sequence[Wanted],
+    missing: Mapping[int, Sequence[Draw]],
     on_decoded: Callable[[Decoded], None],
     *,
     pieces: int = 1,
 ) -> Iterator[tuple[int, SampledShard]]:
-    """Yield (number, sampled shard) for each of `missing`, as soon as it is sampled.
+    """Yield (number, sampled shard) for each of the `missing` {number: groups}, once it is sampled.
 
     Each shard is cut into `pieces`, or into single groups if it has fewer groups than that. This
     gives every sampler work if there are fewer shards than samplers. A single sampler works in this
@@ -37,7 +36,7 @@ def sampled_shards(
     `on_decoded` is called in this thread. If it or a sampler raises, all samplers stop.
     """
     # Why not the longest first? Lengths are guesses: 0.964 of the slots were busy either way.
-    cut = {number: [groups[i::pieces] for i in range(pieces)] for number, groups in missing}
+    cut = {number: [groups[i::pieces] for i in range(pieces)] for number, groups in missing.items()}
     work = [((n, i), part) for n, parts in cut.items() for i, part in enumerate(parts) if part]
     sampled: dict[int, dict[int, SampledShard]] = {number: {} for number in cut}
     for (number, i), piece in _sampled_pieces(samplers, work, on_decoded):

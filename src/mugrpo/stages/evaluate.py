@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from mugrpo.optimize.samples import response
 from mugrpo.rollouts.evaluation import evaluated, headline, value_text
 from mugrpo.rollouts.sampler import Draw
 from mugrpo.rollouts.score import scored
-from mugrpo.rollouts.side_by_side import Wanted
 from mugrpo.rollouts.statistics import rewards_text
 from mugrpo.run.opening import OpenRun
 from mugrpo.run.suites import evaluation_due
@@ -51,7 +50,7 @@ def evaluate(run: OpenRun, host: Host, update: int) -> dict[str, Any]:
             sample_and_score(
                 run,
                 folder,
-                [(shard, draws)],
+                {shard: draws},
                 lambda: refreshed,
                 title=f"update {update}  evaluate{' greedy' * shard}",
                 stage=_STAGE,
@@ -62,6 +61,8 @@ def evaluate(run: OpenRun, host: Host, update: int) -> dict[str, Any]:
         measured = evaluated(folder, [problem.source for problem in run.eval_problems])
         name = headline(measured)
         run.progress.say(f"  {name} {value_text(measured, name)}")
+        if (value := measured[name]) is not None:
+            run.progress.measured = f"{name} {value:.3f}"
         if rewards := rewards_text(measured):
             run.progress.say(f"  {rewards}")
         shown = _shown(run, folder, samples * SAMPLES)
@@ -73,7 +74,7 @@ def evaluate(run: OpenRun, host: Host, update: int) -> dict[str, Any]:
 def sample_and_score(
     run: OpenRun,
     folder: Path,
-    wanted: Sequence[Wanted],
+    wanted: Mapping[int, Sequence[Draw]],
     refreshed: Callable[[], Refreshed],
     *,
     title: str,
@@ -82,29 +83,27 @@ def sample_and_score(
     update: int,
     temperature: float,
     top_p: float = 1.0,
-    again: bool = False,
 ) -> None:
     """Publish the `wanted` shards of rollouts and scores that `folder` lacks.
 
     They have `size` responses to each problem, seeded as those of `stage`. `refreshed` returns
-    engines with the policy after `update` updates, and is called only if rollouts are missing. If
-    `again`, stored rollouts are scored again.
+    engines with the policy after `update` updates, and is called only if rollouts are missing.
     """
     rollouts = ShardSet(folder / "rollouts", "rollouts")
     scores = ShardSet(folder / "scores", "scores")
-    if missing := [(shard, draws) for shard, draws in wanted if shard not in rollouts]:
-        groups, left = (sum(len(draws) for _, draws in some) for some in (wanted, missing))
+    if missing := {shard: draws for shard, draws in wanted.items() if shard not in rollouts}:
+        groups, left = (sum(map(len, some.values())) for some in (wanted, missing))
         run.progress.begin(title, "responses", groups * size, (groups - left) * size)
         how: dict[str, Any] = {"temperature": temperature, "top_p": top_p}
-        of, count = (groups, len(wanted[0][1])), counted(run)
+        of, count = (groups, max(map(len, wanted.values()))), counted(run)
         drawn = sampled(run, refreshed(), stage, size, update, missing, count, of=of, **how)
         for shard, made in drawn:
             made.publish(rollouts, shard, policy_step=update, top_p=top_p)
             failpoint("evaluation sampled")
         run.progress.end()
     scorer = run.scorer(run.eval_problems, None)
-    for shard, _ in wanted:
-        if again or not scored(rollouts, scores, shard, run.judge):
+    for shard in wanted:
+        if not scored(rollouts, scores, shard, run.judge):
             scorer.make_shard(rollouts, scores, shard)
             failpoint("evaluation scored")
 
@@ -136,8 +135,6 @@ def evaluate_if_due(run: OpenRun, host: Host, update: int) -> None:
     if evaluation_due(run.config, update) and not run.journal.has(EVALUATION, update):
         result = evaluate(run, host, update)
         failpoint("evaluation without metrics line")
-        if (value := result[name := headline(result)]) is not None:
-            run.progress.measured = f"{name} {value:.3f}"
         run.journal.append(EVALUATION, update, **result)
     if run.suites:
         run.suites.measure(host, update)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mugrpo.disk.publishing import failpoint
@@ -11,7 +11,7 @@ from mugrpo.hosts.engines import samplers_of
 from mugrpo.hosts.host import Host, Refreshed
 from mugrpo.model.memory import out_of_memory_explained
 from mugrpo.rollouts.sampler import Draw, SampledShard
-from mugrpo.rollouts.side_by_side import Wanted, pieces_of, sampled_shards
+from mugrpo.rollouts.side_by_side import pieces_of, sampled_shards
 from mugrpo.run.opening import OpenRun
 from mugrpo.run.stage import Stage
 
@@ -45,7 +45,7 @@ def publish_shards(
 ) -> Iterator[int]:
     """Generate the missing shards. Yield the number of each one after publishing it."""
     config, rollouts, drawn = run.config, stage.shards("rollouts"), stage.drawn
-    missing = [(number, _draws(run, stage, number)) for number in stage.lacking()]
+    missing = {number: _draws(run, stage, number) for number in stage.lacking()}
     notes: dict[str, Any] = refreshed.notes
     step, of = stage.first_update, (sum(map(len, drawn)), len(drawn[0]))
     how = (str(stage.number), config.schedule.group_size, step, missing, on_decoded)
@@ -65,7 +65,7 @@ def sampled(
     stage: str,
     size: int,
     update: int,
-    missing: Sequence[Wanted],
+    missing: Mapping[int, Sequence[Draw]],
     on_decoded: Callable[[Decoded], None],
     *,
     of: tuple[int, int],

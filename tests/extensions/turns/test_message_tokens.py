@@ -15,7 +15,7 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import FinishReason, Problem
 from mugrpo.engines.base import Completion, Request
 from mugrpo.extensions.turns.base import Reply
-from mugrpo.extensions.turns.dialogue import Conversations, EnvironmentDialogue
+from mugrpo.extensions.turns.dialogue import EnvironmentDialogue
 from mugrpo.extensions.turns.messages import BadCallError, MessageEncoder
 from mugrpo.rollouts.prompts import PromptEncoder
 from tests.builders import chain_tokenizer
@@ -132,10 +132,11 @@ def test_tools_are_called_over_turns_and_a_bad_call_costs_only_its_turn(prompts)
         return Reply([{"role": "tool", "name": "add", "content": "5"}])
 
     games = Games(answer, tools=[TOOL])
-    turns = Conversations(
-        EnvironmentDialogue(games, MessageEncoder(prompts), 8), max_new_tokens=999, exact=True
+    dialogue = EnvironmentDialogue(games, MessageEncoder(prompts), 8)
+    turns = dialogue.turns(
+        max_new_tokens=999, exact=True, temperature=1.0, policy_step=0, check=lambda: None
     )
-    turns.begin(0, ASKED, Request(np.zeros(0, np.int32), 7))
+    turns.begin(0, ASKED, ("p", 0, 0), Request(np.zeros(0, np.int32), 7))
     for index, text in enumerate(said):
         (request,) = turns.requests()
         ids = np.append(encoded(prompts, text), eos).astype(np.int32)
@@ -143,8 +144,7 @@ def test_tools_are_called_over_turns_and_a_bad_call_costs_only_its_turn(prompts)
         assert request.max_new_tokens == 999 - (len(request.prompt_ids) - len(prompts(ASKED)))
         turns.take([(index, Completion(ids, logprobs, FinishReason.STOP))])
     assert turns.requests() == [] and turns.going == 0
-    ((_, conversation),) = turns.ended()
-    rollout = conversation.rollout(("p", 0, 0), 1.0, 0)
+    ((_, rollout),) = turns.ended()
     assert rollout.fault is None
     text = prompts.tokenizer.decode(rollout.response_ids)
     before, between, after = (text.index(one) for one in said)

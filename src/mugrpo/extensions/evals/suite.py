@@ -148,7 +148,7 @@ def measure_suite(
     sample_and_score(
         run,
         folder,
-        list(enumerate(parts)),
+        dict(enumerate(parts)),
         refreshed,
         title=f"{suite.name}  update {update}",
         stage=f"suite {suite.name}",
@@ -156,7 +156,6 @@ def measure_suite(
         update=update,
         temperature=options.temperature,
         top_p=suite.options.top_p,
-        again=False,
     )
     if (result := _stored(path)) is None:
         seconds = time.monotonic() - began

@@ -23,7 +23,7 @@ from mugrpo.extensions.turns.messages import BadCallError, MessageEncoder
 from mugrpo.extensions.turns.pool import environments_of, row_of
 from mugrpo.processes.peer import TICK
 from mugrpo.rollouts.prompts import PromptEncoder
-from mugrpo.rollouts.sampler import Dialogue
+from mugrpo.rollouts.sampler import Dialogue, Key
 from mugrpo.rollouts.schedule import turn_seed
 
 _TICK = 0.5  # seconds after which a caller that waits for a reply gets control back
@@ -41,9 +41,22 @@ class EnvironmentDialogue:
     max_turns: int  # of the model
 
     def turns(
-        self, *, max_new_tokens: int, exact: bool, check: Callable[[], None]
+        self,
+        *,
+        max_new_tokens: int,
+        exact: bool,
+        temperature: float,
+        policy_step: int,
+        check: Callable[[], None],
     ) -> Conversations:
-        return Conversations(self, max_new_tokens=max_new_tokens, exact=exact, check=check)
+        return Conversations(
+            self,
+            max_new_tokens=max_new_tokens,
+            exact=exact,
+            temperature=temperature,
+            policy_step=policy_step,
+            check=check,
+        )
 
     def rewards(self, seed: int, said: Sequence[tuple[Problem, str]]) -> list[float | None]:
         """Return the environment's own reward for each text as the only turn of a conversation.
@@ -95,6 +108,7 @@ class Conversation:
     """A rollout that goes on, or has ended: what was said so far."""
 
     problem: Problem
+    key: Key
     seed: int
     prompt_ids: Ids | None = None  # until the environment has been reset
     ids: Ids = field(default_factory=lambda: np.zeros(0, np.int32))  # [T]
@@ -122,21 +136,15 @@ class Conversation:
         self.sampled = np.concatenate([self.sampled, np.full(len(ids), sampled)])
 
     @property
-    def completion(self) -> Completion:
-        """What the model sampled in a whole conversation, as progress counts it."""
-        mask = self.sampled
-        return Completion(self.ids[mask], self.logprobs[mask], FinishReason.STOP)
-
-    @property
     def before(self) -> Ids:
         """All ids that the model has read before its next turn."""
         assert self.prompt_ids is not None
         return np.concatenate([self.prompt_ids, self.ids])
 
-    def rollout(self, key: tuple[str, int, int], temperature: float, policy_step: int) -> Rollout:
+    def rollout(self, temperature: float, policy_step: int) -> Rollout:
         """Return the record of a conversation that has ended."""
         assert self.prompt_ids is not None and self.last is not None
-        problem_id, occurrence, sample = key
+        problem_id, occurrence, sample = self.key
         last = self.last
         outcome = Outcome(
             last.reward, last.failure, last.unfinished, dict(last.logged), self.messages
@@ -175,11 +183,15 @@ class Conversations:
         *,
         max_new_tokens: int,
         exact: bool,
+        temperature: float,
+        policy_step: int,
         check: Callable[[], None] = lambda: None,
     ) -> None:
         self._environments = dialogue.environments
         self._encoder = dialogue.encoder
         self._max_turns = dialogue.max_turns
+        self._temperature = temperature
+        self._policy_step = policy_step
         self._max_new_tokens = max_new_tokens
         self._exact = exact
         self._check = check
@@ -190,7 +202,7 @@ class Conversations:
         self._requests: list[Request] = []  # that the engine has not got yet
         self._asked: dict[int, int] = {}  # conversations by the indices of their requests
         self._count = 0  # requests so far
-        self._ended: list[tuple[int, Conversation]] = []
+        self._ended: list[tuple[int, Rollout]] = []
 
     @property
     def going(self) -> int:
@@ -202,12 +214,12 @@ class Conversations:
         """Number of conversations that wait for their environment."""
         return len(self._going) - len(self._asked)
 
-    def begin(self, number: int, problem: Problem, request: Request) -> None:
+    def begin(self, number: int, problem: Problem, key: Key, request: Request) -> None:
         """Begin a conversation about `problem`, with the seed of `request`.
 
         The prompt is the environment's own.
         """
-        self._going[number] = Conversation(problem, request.seed)
+        self._going[number] = Conversation(problem, key, request.seed)
         self._environments.begin(number, request.seed, row_of(problem))
         self._call(number)
 
@@ -246,7 +258,7 @@ class Conversations:
             else:
                 self._say(number, message)
 
-    def ended(self) -> list[tuple[int, Conversation]]:
+    def ended(self) -> list[tuple[int, Rollout]]:
         """Return the conversations that have ended since the last call."""
         ended, self._ended = self._ended, []
         return ended
@@ -308,7 +320,8 @@ class Conversations:
     def _finish(self, number: int, reply: Reply) -> None:
         conversation = self._going.pop(number)
         conversation.last = reply
-        self._ended.append((number, conversation))
+        rollout = conversation.rollout(self._temperature, self._policy_step)
+        self._ended.append((number, rollout))
 
     def _call(self, number: int) -> None:
         if self._exact:
