@@ -150,10 +150,10 @@ def problems_in_order(config: RunConfig, task: Task) -> list[Problem]:
     from mugrpo.rollouts.schedule import Schedule
 
     problems = task.train_problems()
-    schedule = Schedule(config.schedule, len(problems), config.seed)
+    schedule = Schedule(config.schedule, problems, config.seed)
     batches = sum(map(config.schedule.batches, range(config.schedule.stages)))
     groups = batches * config.schedule.problems_per_update
-    return [problems[index] for index, _ in islice(schedule.stream(0), groups)]
+    return [problem for problem, _ in islice(schedule.stream(0), groups)]
 
 
 def child(side: str, config: str, batch: str, folder: str, *overrides: str) -> None:

@@ -42,8 +42,7 @@ engine = mugrpo.make_engine(policy, config.engine)
 encode = mugrpo.prompt_encoder(config)
 task = mugrpo.make_task(config.task)
 problems = encode.fitting(task.train_problems())
-schedule = mugrpo.Schedule(config.schedule, len(problems), config.seed)
-groups = [(problems[index], occurrence) for index, occurrence in schedule.groups(stage=0)]
+groups = list(mugrpo.Schedule(config.schedule, problems, config.seed).groups(stage=0))
 held_out = [(problem, 0) for problem in encode.fitting(task.eval_problems())]
 problem_of = {problem.id: problem for problem, _ in [*groups, *held_out]}
 

@@ -70,8 +70,8 @@ def groups_of(stage: int, batch: int) -> list[list[object]]:
     """Return [problem id, occurrence] for the two groups of a batch of the tiny run."""
     problems = Chain(ChainOptions(train_problems=24, eval_problems=4)).train_problems()
     options = ScheduleOptions(stages=2, batches_per_stage=3, problems_per_update=2, group_size=4)
-    groups = list(Schedule(options, len(problems), seed=10).groups(stage))
-    return [[problems[index].id, k] for index, k in groups[2 * batch : 2 * batch + 2]]
+    groups = list(Schedule(options, problems, seed=10).groups(stage))
+    return [[problem.id, k] for problem, k in groups[2 * batch : 2 * batch + 2]]
 
 
 def finite_or(text: str) -> str:

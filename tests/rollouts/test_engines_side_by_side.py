@@ -12,7 +12,8 @@ import pytest
 from mugrpo.disk.errors import Interrupted, RunStopped
 from mugrpo.disk.records import FinishReason, Rollout
 from mugrpo.engines.base import Decoded
-from mugrpo.rollouts.sampler import Draw, Piece, PieceName, SampledShard
+from mugrpo.rollouts.sampler import Piece, PieceName, SampledShard
+from mugrpo.rollouts.schedule import Draw
 from mugrpo.rollouts.side_by_side import sampled_shards
 from tests.cases import table
 

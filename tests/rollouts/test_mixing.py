@@ -18,7 +18,7 @@ from tests.cases import table
 
 def mixed(sources: tuple[Source, ...], **options: Any) -> Schedule:
     chosen = ScheduleOptions(**{"problems_per_update": 4, "batches_per_stage": 3, **options})
-    return Schedule(chosen, sum(s.problems for s in sources), 5, sources=sources)
+    return Schedule(chosen, range(sum(s.problems for s in sources)), 5, sources)  # type: ignore[arg-type]
 
 
 def source_of(index: int, sources: tuple[Source, ...]) -> int:
@@ -55,7 +55,7 @@ def test_every_prefix_has_each_share_within_tijdemans_bound(weights, length):
 def test_without_sources_the_groups_are_those_of_the_closed_form(problems, growth):
     """Epoch b // B and place b % B of batch b, with B full batches in an epoch."""
     options = ScheduleOptions(stages=4, batches_per_stage=3, growth=growth, problems_per_update=4)
-    lone = Schedule(options, problems, 5)
+    lone = Schedule(options, range(problems), 5)  # type: ignore[arg-type]
     as_source = mixed((Source(problems, "a"),), stages=4, growth=growth)
     begins = 0
     for stage in range(4):

@@ -13,7 +13,7 @@ from tests.cases import table
 
 
 def schedule(*, problems: int, seed: int = 0, **options: Any) -> Schedule:
-    return Schedule(ScheduleOptions(**options), problems, seed)
+    return Schedule(ScheduleOptions(**options), range(problems), seed)  # type: ignore[arg-type]
 
 
 def run_groups(plan: Schedule) -> list[tuple[int, int]]:

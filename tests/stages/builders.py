@@ -11,7 +11,7 @@ import numpy as np
 
 from mugrpo.config.load import build_config
 from mugrpo.config.run import RunConfig
-from mugrpo.disk.records import FinishReason, Rollout
+from mugrpo.disk.records import FinishReason, Problem, Rollout
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.shards import write_rollouts, write_scores
 from mugrpo.processes.lifetime import StopFlag
@@ -21,7 +21,7 @@ from mugrpo.run.progress import Progress
 from mugrpo.run.stage import Stage
 from tests.builders import verdict
 
-PROBLEMS = 24
+PROBLEMS = [Problem(str(number), "", "") for number in range(24)]
 
 
 def run_of(folder: Path, config: RunConfig | None = None) -> Any:
@@ -60,10 +60,10 @@ def write_shard(
     rollouts, scores = [], []
     for (problem, occurrence), group in zip(draws, rewards, strict=True):
         for sample, reward in enumerate(group):
-            ids = np.array([problem, sample], np.int32)
+            ids = np.array([int(problem.id), sample], np.int32)
             rollouts.append(
                 Rollout(
-                    problem_id=str(problem),
+                    problem_id=problem.id,
                     occurrence=occurrence,
                     sample=sample,
                     seed=sample,

@@ -99,7 +99,7 @@ def test_an_update_reads_the_rollouts_of_its_batch(tmp_path: Path):
     reader = StageReader(stage, no_logprobs)
     experience = reader.of_update(1)
     draws = stage.drawn[1]
-    assert [r.problem_id for r in experience.rollouts] == [str(p) for p, _ in draws for _ in "1234"]
+    assert [r.problem_id for r in experience.rollouts] == [p.id for p, _ in draws for _ in "1234"]
     assert [score.reward for score in experience.scores] == [*MIXED, *EASY]
     assert all(map(reader.ready, range(3)))
 

@@ -19,7 +19,8 @@ from mugrpo.hosts.host import Refreshed
 from mugrpo.hosts.reader import LogprobsAt
 from mugrpo.model.hardware import Precision, precision_of
 from mugrpo.model.memory import out_of_memory_explained
-from mugrpo.rollouts.sampler import Draw, Sampler
+from mugrpo.rollouts.sampler import Sampler
+from mugrpo.rollouts.schedule import Draw
 from mugrpo.run.opening import OpenRun
 
 # The largest gap that rounding explains. In fp32 it is a single token's. In bf16, which keeps 8

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from mugrpo.disk.records import Rollout
 from mugrpo.engines.base import Engine
-from mugrpo.rollouts.sampler import Dialogue, Draw
+from mugrpo.rollouts.sampler import Dialogue
+from mugrpo.rollouts.schedule import Draw
 from mugrpo.run.stage import Stage
 
 

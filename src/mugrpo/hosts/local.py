@@ -24,7 +24,7 @@ from mugrpo.hosts.weights import Weights, handover_dtype
 from mugrpo.optimize.checkpoint import require_finite, save_checkpoint
 from mugrpo.optimize.samples import Recorder
 from mugrpo.optimize.trainer import Trainer
-from mugrpo.rollouts.sampler import Draw
+from mugrpo.rollouts.schedule import Draw
 from mugrpo.run.opening import OpenRun
 from mugrpo.run.stage import Stage, reference_update
 

@@ -35,7 +35,7 @@ from mugrpo.hosts.orders import (
 )
 from mugrpo.hosts.weights import Weights
 from mugrpo.processes.ranks import Job
-from mugrpo.rollouts.sampler import Draw
+from mugrpo.rollouts.schedule import Draw
 from mugrpo.run.opening import OpenRun
 from mugrpo.run.stage import Stage
 

@@ -18,10 +18,9 @@ from mugrpo.disk.publishing import failpoint
 from mugrpo.disk.records import Problem, Rollout
 from mugrpo.disk.shards import ShardSet, write_rollouts
 from mugrpo.engines.base import Completion, Decoded, Engine, Request
-from mugrpo.rollouts.schedule import rollout_seed
+from mugrpo.rollouts.schedule import Draw, rollout_seed
 
 Encode = Callable[[Problem], NDArray[np.int32]]  # returns a problem's prompt ids
-Draw = tuple[Problem, int]  # a problem and its occurrence: one group to sample
 Key = tuple[str, int, int]  # problem, occurrence and sample of a rollout
 PieceName = tuple[int, int]  # a shard, and the number of the piece of it
 Piece = tuple[PieceName, Sequence[Draw]]

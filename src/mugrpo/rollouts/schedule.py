@@ -28,18 +28,20 @@ from mugrpo.config.training import ScheduleOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Problem
 
+Draw = tuple[Problem, int]  # a problem and its occurrence: one group to sample
+
 
 @dataclass(frozen=True)
 class Schedule:
     """The groups that each stage draws; `config.schedule` has the sizes.
 
-    They are those of a run with these `options` and `seed` on a data set of `problems` problems.
-    If they are of several `sources`, those of a source are adjacent, in the order of the sources.
+    They are those of a run with these `options` and `seed` on `problems`, those to train on. If
+    they are of several `sources`, those of a source are adjacent, in the order of the sources.
     Raises UsageError if the data set or a source is smaller than one update needs.
     """
 
     options: ScheduleOptions
-    problems: int
+    problems: Sequence[Problem]
     seed: int
     sources: tuple[Source, ...] = ()
 
@@ -48,19 +50,19 @@ class Schedule:
             for source, needed in zip(self.sources, self.largest_hands(stage), strict=True):
                 if source.problems < needed:
                     raise too_small(source.name, source.problems, needed)
-        if self.problems < self.options.problems_per_update:
+        if len(self.problems) < self.options.problems_per_update:
             raise UsageError(
-                f"the data set has {self.problems} problems, but an update needs "
+                f"the data set has {len(self.problems)} problems, but an update needs "
                 f"schedule.problems_per_update = {self.options.problems_per_update} different "
                 "ones; lower it, or use a data set with more problems"
             )
 
-    def groups(self, stage: int) -> Iterator[tuple[int, int]]:
-        """Yield (index of the problem, occurrence) for each group of `stage`, batch by batch."""
+    def groups(self, stage: int) -> Iterator[Draw]:
+        """Yield (problem, occurrence) for each group of `stage`, batch by batch."""
         count = self.options.batches(stage) * self.options.problems_per_update
         return islice(self.stream(stage), count)
 
-    def stream(self, stage: int) -> Iterator[tuple[int, int]]:
+    def stream(self, stage: int) -> Iterator[Draw]:
         """Yield the groups of `stage`, then those that follow in the epochs, without end.
 
         Groups that follow may need one more of a source than it has; then they lack it.
@@ -78,7 +80,8 @@ class Schedule:
             batch = list(islice(order, size))
             hands = {n: iter(epochs[n].hand(groups)) for n, groups in Counter(batch).items()}
             for number in batch:
-                yield from islice(hands[number], 1)
+                for index, occurrence in islice(hands[number], 1):
+                    yield self.problems[index], occurrence
 
     def largest_hands(self, stage: int) -> list[int]:
         """Return the most groups of each source that an update of `stage` needs."""
@@ -89,7 +92,7 @@ class Schedule:
     @property
     def parts(self) -> tuple[Source, ...]:
         """Return the sources, or the data set as one."""
-        return self.sources or (Source(self.problems),)
+        return self.sources or (Source(len(self.problems)),)
 
 
 def schedule_of(config: RunConfig, problems: Sequence[Problem]) -> Schedule:
@@ -104,7 +107,7 @@ def schedule_of(config: RunConfig, problems: Sequence[Problem]) -> Schedule:
             Source(counts[source.source], source.source, source.weight)
             for source in config.task.sources
         )
-    return Schedule(config.schedule, len(problems), config.seed, sources)
+    return Schedule(config.schedule, problems, config.seed, sources)
 
 
 def rollout_seed(run_seed: int, stage: str, problem_id: str, occurrence: int, sample: int) -> int:

@@ -12,7 +12,8 @@ from queue import SimpleQueue
 
 from mugrpo.disk.records import GroupKey, Rollout
 from mugrpo.engines.base import Decoded
-from mugrpo.rollouts.sampler import Draw, Piece, PieceName, SampledShard, Sampler
+from mugrpo.rollouts.sampler import Piece, PieceName, SampledShard, Sampler
+from mugrpo.rollouts.schedule import Draw
 
 Event = Decoded | tuple[PieceName, SampledShard]
 

@@ -19,11 +19,9 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Score, Status
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.shards import Place, ShardSet, read_scores
-from mugrpo.rollouts.schedule import Schedule
+from mugrpo.rollouts.schedule import Draw, Schedule
 from mugrpo.rollouts.score import scored
 from mugrpo.run.opening import OpenRun
-
-ShardGroups = list[tuple[int, int]]  # (index of the problem, occurrence) of each of its groups
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,7 @@ class Stage:
         return schedule.batches(self.number) * schedule.problems_per_update
 
     @cached_property
-    def drawn(self) -> list[ShardGroups]:
+    def drawn(self) -> list[list[Draw]]:
         """The groups of each of its shards, in the order in which they are drawn."""
         per_shard = self.config.rollouts.shard_rollouts / self.config.schedule.group_size
         size, count = math.ceil(per_shard), math.ceil(self.config.sampling.surplus * self.needed)

@@ -15,7 +15,7 @@ from mugrpo.hosts.host import Host, Refreshed
 from mugrpo.hosts.updates import SAMPLES
 from mugrpo.optimize.samples import response
 from mugrpo.rollouts.evaluation import evaluated, headline, value_text
-from mugrpo.rollouts.sampler import Draw
+from mugrpo.rollouts.schedule import Draw
 from mugrpo.rollouts.score import scored
 from mugrpo.rollouts.statistics import rewards_text
 from mugrpo.run.opening import OpenRun

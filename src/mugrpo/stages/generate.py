@@ -10,7 +10,8 @@ from mugrpo.engines.base import Decoded
 from mugrpo.hosts.engines import samplers_of
 from mugrpo.hosts.host import Host, Refreshed
 from mugrpo.model.memory import out_of_memory_explained
-from mugrpo.rollouts.sampler import Draw, SampledShard
+from mugrpo.rollouts.sampler import SampledShard
+from mugrpo.rollouts.schedule import Draw
 from mugrpo.rollouts.side_by_side import pieces_of, sampled_shards
 from mugrpo.run.opening import OpenRun
 from mugrpo.run.stage import Stage
@@ -36,8 +37,8 @@ def generate(run: OpenRun, stage: Stage, host: Host) -> None:
 
 def refreshed_for(run: OpenRun, stage: Stage, host: Host) -> Refreshed:
     """Return engines with the stage's policy."""
-    draws = _draws(run, stage, 0)  # so that the canary's responses are those of any missing shard
-    return host.engines(stage.first_update, draws, str(stage.number))
+    # of the first shard, so that the canary's responses do not depend on what is missing
+    return host.engines(stage.first_update, stage.drawn[0], str(stage.number))
 
 
 def publish_shards(
@@ -45,7 +46,7 @@ def publish_shards(
 ) -> Iterator[int]:
     """Generate the missing shards. Yield the number of each one after publishing it."""
     config, rollouts, drawn = run.config, stage.shards("rollouts"), stage.drawn
-    missing = {number: _draws(run, stage, number) for number in stage.lacking()}
+    missing = {number: drawn[number] for number in stage.lacking()}
     notes: dict[str, Any] = refreshed.notes
     step, of = stage.first_update, (sum(map(len, drawn)), len(drawn[0]))
     how = (str(stage.number), config.schedule.group_size, step, missing, on_decoded)
@@ -90,10 +91,6 @@ def sampled(
     pieces = pieces_of(*of, len(samplers))
     with out_of_memory_explained("generation", run.config.engine.memory_remedy):
         yield from sampled_shards(samplers, missing, on_decoded, pieces=pieces)
-
-
-def _draws(run: OpenRun, stage: Stage, shard: int) -> list[Draw]:
-    return [(run.problems[index], occurrence) for index, occurrence in stage.drawn[shard]]
 
 
 def counted(run: OpenRun) -> Callable[[Decoded], None]:

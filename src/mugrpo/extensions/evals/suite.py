@@ -32,7 +32,7 @@ from mugrpo.model.loading import load_tokenizer, load_vocabulary, model_sizes
 from mugrpo.model.pretrained import model_fingerprint
 from mugrpo.processes.lifetime import StopFlag
 from mugrpo.rollouts.prompts import PromptEncoder
-from mugrpo.rollouts.sampler import Draw
+from mugrpo.rollouts.schedule import Draw
 from mugrpo.rollouts.score import scored
 from mugrpo.run.opening import OpenRun, prompt_encoder
 from mugrpo.run.progress import Progress

@@ -116,7 +116,7 @@ def import_rollouts(
         data = Dataset(draft.task, draft.workers)  # as the run will read it
         sides = (encode.fitting(side) for side in (data.train_problems(), data.eval_problems()))
         provenance = provenance_of(final, *sides)
-        schedule = Schedule(final.schedule, len(groups), final.seed)
+        schedule = Schedule(final.schedule, problems[PROBLEMS], final.seed)
         stage = Stage(0, schedule, RunDir(unfinished), final, judge="")
         write_stage(stage, groups, source, policy, check)
         say(begin(stage, provenance))

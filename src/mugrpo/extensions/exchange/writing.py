@@ -84,9 +84,10 @@ def write_stage(
         options = stage.config.model.model_validate({"path": source.policy})
         notes["logprobs"] = f"computed by {options.path}"
         notes["logprobs_model_sha256"] = model_fingerprint(options)
+    of_problem = {group[0].problem.id: group for group in groups}
     for number, draws in enumerate(stage.drawn):
         check()
-        shard = [one for index, _ in draws for one in groups[index]]
+        shard = [one for problem, _ in draws for one in of_problem[problem.id]]
         made = sum(one.row.response_ids is None for one in shard)
         ids = f"made by the tokenizer for {made} rollouts" if made else "given"
         responses = [one.rollout for one in shard]
