@@ -28,9 +28,7 @@ def chaos(tmp_path_factory: pytest.TempPathFactory) -> Chaos:
 @pytest.mark.long
 @pytest.mark.promise("chaos")
 @pytest.mark.parametrize("number", some(1, A_FEW))
-def test_a_trial_ends_in_the_bits_of_an_uninterrupted_run_and_leaves_nothing(
-    chaos: Chaos, number: int
-):
+def test_a_trial_ends_in_the_bits_of_an_uninterrupted_run_and_leaves_nothing(chaos, number):
     outcome = chaos.run(0, number)
     assert outcome.good, outcome
     assert outcome.struck or outcome.skipped == ["full disk"]  # without root

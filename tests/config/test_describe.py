@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
+
+import pytest
 
 from mugrpo.config.base import members_of
 from mugrpo.config.describe import as_toml, describe, tables
@@ -114,3 +117,8 @@ def test_types_bounds_and_defaults_are_spelled_for_users():
     assert described["engine.urls"] == ("[str, ...]", '["http://localhost:8000"]')
     assert described["engine.arguments"] == ("table", "{}")
     assert described["veto.name"] == ("name", "off")
+
+
+@pytest.mark.parametrize("text", ["\U0001f600 plain", 'a "b"\n\t\\', "\x7f and \x01", "é"])
+def test_any_text_is_valid_toml(text: str):
+    assert tomllib.loads(f"value = {as_toml(text)}") == {"value": text}

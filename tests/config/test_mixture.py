@@ -47,10 +47,7 @@ def test_a_source_is_a_table_of_a_task_with_a_name_and_a_weight(toml):
         ("mine", "dataset", (1,)),
         ("other", "dataset", (1,)),
     ]
-    assert [[r.name for r in data.rewards] for data in datasets_in(task)] == [
-        ["math"],
-        ["numeric"],
-    ]
+    assert [[r.name for r in data.rewards] for data in datasets_in(task)] == [["math"], ["numeric"]]
 
 
 @pytest.mark.parametrize(

@@ -85,10 +85,7 @@ def test_refreshes_are_compared_with_those_of_grpo_if_it_makes_more():
     assert "GRPO" not in summarize([*refreshes, *lines])
 
 
-@table(
-    ("share", "blamed"),
-    [(0.5, True), (0.499, False), (None, False)],
-)
+@table(("share", "blamed"), [(0.5, True), (0.499, False), (None, False)])
 def test_truncated_responses_are_blamed_on_their_limit(share: float | None, blamed: bool):
     line = {"kind": "refresh", "stage": 1, "rollouts": 16, "truncated_share": share}
     sentence = standstill([line, *stage(1, WRONG)], 48) or ""

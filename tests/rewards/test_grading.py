@@ -88,9 +88,7 @@ def _closed() -> Iterator[None]:
 
 
 def scores(
-    rewards: tuple[RewardOption, ...],
-    *texts: str,
-    workers: WorkerOptions = ONE,
+    rewards: tuple[RewardOption, ...], *texts: str, workers: WorkerOptions = ONE
 ) -> list[Score]:
     return list(kept(rewards, workers).scores(map(answer, texts)))
 
@@ -172,8 +170,7 @@ def shortest(completions, prompts, log_metric, **_):
 
 
 @table(
-    ("batch_size", "calls"),
-    [(1, [4, 4, 2]), (3, [4, 4, 2]), (7, [4, 6]), (8, [8, 2]), (64, [10])],
+    ("batch_size", "calls"), [(1, [4, 4, 2]), (3, [4, 4, 2]), (7, [4, 6]), (8, [8, 2]), (64, [10])]
 )
 def test_functions_get_whole_groups_in_order(batch_size, calls, tmp_path):
     """Two draws of a problem and one of another, with four, four and two responses.

@@ -17,9 +17,7 @@ HALF_A_BILLION = {
 }
 
 
-def test_weights_gradients_and_moments_that_do_not_fit_are_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+def test_weights_gradients_and_moments_that_do_not_fit_are_refused(monkeypatch, tmp_path):
     """494 million parameters take 16 bytes each: 7.4 GiB. Under an adapter they take 4."""
 
     def room(**options: object) -> str:

@@ -53,16 +53,7 @@ KINDS: dict[str, dict[str, Any]] = {
     },
 }
 # Ways to write a suite's file, with code in it, that no other way of reading names may miss.
-SUITES = [
-    "s.toml",
-    "s.toml ",
-    "s.TOML",
-    "./s",
-    "s.suite",
-    "sub/s.toml",
-    "./s.toml,",
-    "group.toml",
-]
+SUITES = ["s.toml", "s.toml ", "s.TOML", "./s", "s.suite", "sub/s.toml", "./s.toml,", "group.toml"]
 COMMANDS = {
     "train": (),
     "generate": (),
@@ -169,9 +160,7 @@ rewards = [{{function = "their_code:judge", verdict = true}}]
     )
 
 
-def test_what_an_own_run_runs_may_not_change_without_a_yes(
-    folder: Path, command: Command, tmp_path: Path
-):
+def test_what_an_own_run_runs_may_not_change_without_a_yes(folder, command, tmp_path):
     """Neither by another module behind the name, nor in a suite, nor with sums that fit."""
     (folder / "rr.py").write_text((folder / "their_code.py").read_text())
     (folder / "mine.toml").write_text(
@@ -267,9 +256,7 @@ def test_ranks_and_processes_of_ones_own_run_do_not_ask(tmp_path: Path):
 
 
 @pytest.mark.parametrize("case", ["a file in its place", "no home"])
-def test_without_a_folder_for_approvals_every_command_needs_a_yes(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, case: str
-):
+def test_without_a_folder_for_approvals_every_command_needs_a_yes(folder, monkeypatch, case):
     run_dir = received(folder, "task.rewards")
     if case == "no home":
         for name in ("XDG_STATE_HOME", "HOME"):

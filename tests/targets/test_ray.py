@@ -99,9 +99,7 @@ def start_on_ray(run_dir: Path, on_ray: tuple[str, ...]) -> Started:
 
 
 @pytest.mark.promise("ray")
-def test_a_run_has_the_shards_and_weights_of_the_local_backend(
-    on_ray: tuple[str, ...], local: Path, tmp_path: Path
-):
+def test_a_run_has_the_shards_and_weights_of_the_local_backend(on_ray, local, tmp_path):
     ended = finished(tmp_path / "run", *TWO, *on_ray)
     assert not differences(tmp_path / "run", local, LAST)
     assert "optimize  24/24 updates" in ended.out  # what the first rank says is shown
@@ -135,9 +133,7 @@ def descendants(pid: int) -> list[int]:
     return [pid, *(found for child in own for found in descendants(child))]
 
 
-def test_an_actor_that_is_killed_is_started_again(
-    on_ray: tuple[str, ...], local: Path, tmp_path: Path
-):
+def test_an_actor_that_is_killed_is_started_again(on_ray, local, tmp_path):
     run_dir = tmp_path / "run"
     started = start_on_ray(run_dir, on_ray)
     actor = until(lambda: processes("ray::Relay"))[0]
@@ -154,9 +150,7 @@ def test_an_actor_that_is_killed_is_started_again(
 
 
 @pytest.mark.parametrize("victim", ["rank", "worker"])
-def test_updates_whose_worker_is_killed_go_on(
-    on_ray: tuple[str, ...], local: Path, tmp_path: Path, victim: str
-):
+def test_updates_whose_worker_is_killed_go_on(on_ray, local, tmp_path, victim):
     """The rank's own process is killed, or the process of Ray that holds it."""
     run_dir = tmp_path / "run"
     started = start_on_ray(run_dir, on_ray)
@@ -169,9 +163,7 @@ def test_updates_whose_worker_is_killed_go_on(
     assert not any(Path(f"/proc/{pid}").exists() for pid in first)
 
 
-def test_a_signal_saves_and_the_run_goes_on_without_ray(
-    on_ray: tuple[str, ...], local: Path, tmp_path: Path
-):
+def test_a_signal_saves_and_the_run_goes_on_without_ray(on_ray, local, tmp_path):
     run_dir = tmp_path / "run"
     started = start_on_ray(run_dir, on_ray)
     until(lambda: last_update(run_dir) >= 3, 400)
@@ -187,9 +179,7 @@ def test_a_signal_saves_and_the_run_goes_on_without_ray(
 
 
 @pytest.mark.promise("ray")
-def test_a_run_killed_with_all_its_processes_goes_on_without_ray(
-    on_ray: tuple[str, ...], local: Path, tmp_path: Path
-):
+def test_a_run_killed_with_all_its_processes_goes_on_without_ray(on_ray, local, tmp_path):
     run_dir = tmp_path / "run"
     started = start_on_ray(run_dir, on_ray)
     until(lambda: last_update(run_dir) >= 3, 400)
@@ -206,9 +196,7 @@ def without_ray(words: list[str]) -> list[str]:
     return [*words[:place], "local", *words[place + 3 :]]
 
 
-def test_with_overlap_and_one_worker_it_is_the_run_of_one_process(
-    on_ray: tuple[str, ...], tmp_path: Path
-):
+def test_with_overlap_and_one_worker_it_is_the_run_of_one_process(on_ray, tmp_path):
     """A Ray job of one worker, beside an actor that still generates."""
     finished(tmp_path / "plain", *LONG)
     finished(tmp_path / "run", *LONG, *on_ray, "--overlap", "true", "--checkpoint.every", "0")
@@ -246,9 +234,7 @@ def test_ranks_stay_for_the_run_where_the_cluster_has_room_for_engines_beside_th
     assert not differences(run_dir, several, 12)
 
 
-def test_ranks_and_engines_take_turns_where_there_is_no_room_for_both(
-    on_ray: tuple[str, ...], several: Path, tmp_path: Path
-):
+def test_ranks_and_engines_take_turns_where_there_is_no_room_for_both(on_ray, several, tmp_path):
     """Two ranks and two engines, on three CPUs."""
     run_dir = tmp_path / "run"
     started = start_train(run_dir, *SEVERAL, *on_ray, "--engine.processes", "2")
@@ -261,9 +247,7 @@ def test_ranks_and_engines_take_turns_where_there_is_no_room_for_both(
     assert final_weights(run_dir, 12) == final_weights(several, 12)
 
 
-def test_a_rank_that_is_killed_between_orders_is_started_again(
-    on_ray: tuple[str, ...], several: Path, tmp_path: Path
-):
+def test_a_rank_that_is_killed_between_orders_is_started_again(on_ray, several, tmp_path):
     run_dir = tmp_path / "run"
     started = start_train(run_dir, *SEVERAL, *on_ray)
     until(lambda: 4 in checkpoints(run_dir), 300)

@@ -132,9 +132,7 @@ def test_two_engines_share_a_stage(config: Path, tmp_path: Path):
 
 
 @pytest.mark.promise("vllm")
-def test_a_killed_engine_is_started_again_and_the_shards_that_are_done_are_kept(
-    config: Path, tmp_path: Path
-):
+def test_a_killed_engine_is_started_again_and_the_shards_that_are_done_are_kept(config, tmp_path):
     process = start(config, tmp_path / "run")
     until(lambda: manifest(tmp_path / "run"), 600)
     before = manifest(tmp_path / "run")
@@ -163,9 +161,7 @@ def test_a_killed_run_leaves_no_engine_and_goes_on_where_it_was(config: Path, tm
     assert_whole(tmp_path / "run")
 
 
-def test_tokens_are_drawn_from_the_softmax_at_the_temperature(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_tokens_are_drawn_from_the_softmax_at_the_temperature(tmp_path, monkeypatch):
     """Compare the first tokens of 2,000 responses, each with its own seed, with probabilities."""
     policy = load_policy(ModelOptions())
     prompt = encoded(policy, PROMPTS[0])
@@ -187,9 +183,7 @@ def test_tokens_are_drawn_from_the_softmax_at_the_temperature(
     assert chisquare(counts, expected).pvalue > 1e-3
 
 
-def test_logprobs_with_top_p_are_those_of_our_engine_under_its_nucleus(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_logprobs_with_top_p_are_those_of_our_engine_under_its_nucleus(tmp_path, monkeypatch):
     """Under the renormalized nucleus. A token outside would have the logprob -inf."""
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     policy, sampling = load_policy(ModelOptions()), {"temperature": 1.5, "top_p": 0.7}
@@ -266,9 +260,7 @@ def adapted(folder: Path, seed: int) -> Policy:
     return Policy(model.merge_and_unload(), policy.tokenizer, ModelOptions())
 
 
-def test_adapters_made_by_peft_take_each_others_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_adapters_made_by_peft_take_each_others_place(tmp_path, monkeypatch):
     """The base model, an adapter, another one, and after its process died, the first again."""
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     base = EMBEDDED["chain"]

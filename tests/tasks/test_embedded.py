@@ -172,8 +172,7 @@ def test_sums_have_two_to_four_carries_and_are_right():
 
 
 @table(
-    ("task", "options"),
-    [(Chain, ChainOptions), (Letters, LettersOptions), (Carry, CarryOptions)],
+    ("task", "options"), [(Chain, ChainOptions), (Letters, LettersOptions), (Carry, CarryOptions)]
 )
 def test_no_problem_is_held_out_with_one_seed_and_trained_on_with_another(task, options):
     tasks = [task(options(seed=seed, train_problems=500)) for seed in (0, 1)]

@@ -43,9 +43,7 @@ def found(path: str | None) -> Callable[[str], str | None]:
 
 
 @pytest.mark.parametrize("gpu", [True, False])
-def test_a_gpu_gets_vllms_own_wheel_and_a_cpu_its_build(
-    tmp_path: Path, commands: list[str], monkeypatch: pytest.MonkeyPatch, gpu: bool
-):
+def test_a_gpu_gets_vllms_own_wheel_and_a_cpu_its_build(tmp_path, commands, monkeypatch, gpu):
     monkeypatch.setattr(vllm_env.shutil, "which", found("/bin/nvidia-smi" if gpu else None))
     folder = tmp_path / "env"
     said: list[str] = []
@@ -99,18 +97,14 @@ def test_a_finished_environment_is_left_alone_and_named(tmp_path: Path, commands
 
 
 @pytest.mark.parametrize("file", ["notes.txt", "pyvenv.cfg", "installed"])
-def test_a_folder_that_is_no_environment_of_ours_is_left_alone(
-    tmp_path: Path, commands: list[str], file: str
-):
+def test_a_folder_that_is_no_environment_of_ours_is_left_alone(tmp_path, commands, file):
     (tmp_path / file).touch()
     with pytest.raises(UsageError, match="is not empty; name another folder, or remove this one"):
         make_environment(tmp_path, lambda _: None)
     assert commands == []
 
 
-def test_mugrpos_own_environment_is_refused(
-    tmp_path: Path, commands: list[str], monkeypatch: pytest.MonkeyPatch
-):
+def test_mugrpos_own_environment_is_refused(tmp_path, commands, monkeypatch):
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     with pytest.raises(UsageError, match="is the environment of mugrpo itself"):
         make_environment(tmp_path, lambda _: None)

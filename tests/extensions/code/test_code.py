@@ -191,11 +191,7 @@ def test_the_forms_of_tests():
             "bool(math.isclose(__given__[0], 2.0))",
         ),
         ("assert f(1) is None", "(f(1),)", "bool(__given__[0] is None)"),
-        (
-            "assert all(x > 0 for x in f(3))",
-            "(f(3),)",
-            "bool(all((x > 0 for x in __given__[0])))",
-        ),
+        ("assert all(x > 0 for x in f(3))", "(f(3),)", "bool(all((x > 0 for x in __given__[0])))"),
     ],
 )
 def test_an_assert_is_taken_apart(statement: str, asked: str, rest: Any):

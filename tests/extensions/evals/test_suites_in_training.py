@@ -91,9 +91,7 @@ def test_ranks_hand_the_policy_over_whenever_something_is_measured():
 
 
 @pytest.mark.long
-def test_suites_change_nothing_but_what_is_measured(
-    reference: Path, measured: Path, tmp_path: Path
-):
+def test_suites_change_nothing_but_what_is_measured(reference, measured, tmp_path):
     """Every line of the run without suites is in the run with them, with the same numbers."""
     run = measured
     assert [*lines_of(run, "suite/short")] == [0, 2, 4, 6]
@@ -110,9 +108,7 @@ def test_suites_change_nothing_but_what_is_measured(
 
 
 @pytest.mark.long
-def test_a_suites_line_and_its_result_must_agree_and_are_made_again(
-    measured: Path, tmp_path: Path, command: Command
-):
+def test_a_suites_line_and_its_result_must_agree_and_are_made_again(measured, tmp_path, command):
     """The last line has another accuracy and a fitting checksum; an earlier result is damaged."""
     run = Path(shutil.copytree(measured, tmp_path / "run"))
     lines = list(read_metrics(run / "metrics.jsonl"))
@@ -155,9 +151,7 @@ def test_a_run_that_is_killed_while_it_measures_ends_the_same(
 
 
 @pytest.mark.parametrize("name", ["six.jsonl", "short.toml", "judge.py"])
-def test_a_suite_that_changed_in_the_middle_of_a_run_is_named(
-    name: str, suites: tuple[str, ...], tmp_path: Path, command: Command
-):
+def test_a_suite_that_changed_in_the_middle_of_a_run_is_named(name, suites, tmp_path, command):
     """Accuracy would change at the same weights. Another suite may be measured from now on."""
     source = Path(suites[1].partition('"')[2].partition("/short.toml")[0])
     folder = Path(shutil.copytree(source, tmp_path / "suites"))

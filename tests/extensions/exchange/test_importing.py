@@ -46,7 +46,7 @@ from tests.extensions.exchange.imports import (
     table,
 )
 from tests.faults.harm import refused
-from tests.runs import MODEL, ROOT, Command, final_weights, read_metrics
+from tests.runs import MODEL, ROOT, final_weights, read_metrics
 
 pytest_plugins = ["tests.run_fixtures"]
 pytestmark = pytest.mark.usefixtures("no_report")
@@ -78,9 +78,7 @@ def test_ids_logprobs_and_rewards_of_a_table_are_used_as_given(take: Any, tmp_pa
         ("right", Status.RIGHT, 1.0),
     ],
 )
-def test_statuses_of_others_are_mapped(
-    take: Any, tmp_path: Path, word: str, status: Status, reward: float | None
-):
+def test_statuses_of_others_are_mapped(take, tmp_path, word, status, reward):
     rows = table(**GIVEN)
     checked(take([rows[0] | {"status": word}, *rows[1:]]))
     run = given_rows(tmp_path / "run", **GIVEN)
@@ -170,9 +168,7 @@ def test_a_named_policy_computes_the_logprobs_and_the_manifest_says_so(take: Any
 
 
 @pytest.mark.long
-def test_an_imported_run_is_scored_again_compared_and_trained_on(
-    take: Any, tmp_path: Path, command: Command
-):
+def test_an_imported_run_is_scored_again_compared_and_trained_on(take, tmp_path, command):
     """The logprobs are those of the model, so that every ratio of the first update is 1."""
     run_dir = tmp_path / "run"
     rows = [row | {"reward": 1 - row["reward"]} for row in table()]  # the wrong way round
@@ -194,9 +190,7 @@ def test_an_imported_run_is_scored_again_compared_and_trained_on(
     assert after == before
 
 
-def test_problems_of_the_configs_own_data_give_answers_and_are_held_out(
-    take: Any, tmp_path: Path, command: Command
-):
+def test_problems_of_the_configs_own_data_give_answers_and_are_held_out(take, tmp_path, command):
     """Rollouts without answers answer one of the problems to train on, and one held out."""
     own = {"data": {"2-1=": "1", "4+4=": "8"}, "eval_data": {"1+1=": "2", "3+2=": "5"}}
     options: list[object] = ["--policy", "chain"]
@@ -267,9 +261,7 @@ def test_completions_of_trl(take: Any, tmp_path: Path, monkeypatch: pytest.Monke
     assert notes(tmp_path / "run")["format"] == "trl"
 
 
-def test_conversations_of_trl(
-    take: Any, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-):
+def test_conversations_of_trl(take, tmp_path, command, monkeypatch):
     """They have no answers: those of data are used, or a function scores them.
 
     An export has conversations, too.
@@ -300,9 +292,7 @@ def test_conversations_of_trl(
     }
 
 
-def test_a_batch_that_trl_logs_at_two_steps_is_one(
-    take: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_batch_that_trl_logs_at_two_steps_is_one(take, tmp_path, monkeypatch):
     """TRL logs the last batch at every step, even if several steps train on it."""
     for step in (1, 2):
         folder = written_by_trl(tmp_path, monkeypatch, step, **trl_logs())
@@ -394,9 +384,7 @@ def test_rollouts_of_open_instruct(take: Any, tmp_path: Path):
 # ---- the page ----
 
 
-def test_the_commands_of_the_page_work(
-    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_commands_of_the_page_work(tmp_path, command, monkeypatch):
     *files, example = blocks("src/mugrpo/extensions/exchange/README.md")
     monkeypatch.chdir(tmp_path)
     assert [block.file for block in files] == ["rollouts.jsonl", "theirs.toml"]

@@ -86,9 +86,7 @@ def test_methods_differ_only_through_their_updates(compared: Path):
 
 
 @pytest.mark.parametrize(("stage", "last"), [(0, 3), (1, 6)])
-def test_the_runs_own_method_ends_in_the_runs_own_bits(
-    run: Path, command: Command, stage: int, last: int
-):
+def test_the_runs_own_method_ends_in_the_runs_own_bits(run, command, stage, last):
     before = contents(run)
     ended = command("bakeoff", run, "--stage", stage, "--objectives", OWN)
     assert (ended.status, ended.err) == (0, "")
@@ -110,9 +108,7 @@ def test_the_runs_own_method_ends_in_the_runs_own_bits(
 
 @pytest.mark.long
 @pytest.mark.promise("bakeoff")
-def test_a_run_trains_to_the_same_bits_after_a_bakeoff(
-    run_dir: Path, command: Command, reference: Path
-):
+def test_a_run_trains_to_the_same_bits_after_a_bakeoff(run_dir, command, reference):
     """It was killed in its fifth update, so the stage that is compared is only half trained on."""
     assert command("bakeoff", run_dir, "--stage", 1, *BOTH).status == 0
     assert final_weights(home(run_dir, 1) / OWN) == final_weights(reference)

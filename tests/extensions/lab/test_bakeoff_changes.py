@@ -84,9 +84,7 @@ def test_the_checkpoint_that_the_stage_began_from_is_needed(run: Path, command: 
     assert not (run / "bakeoff").exists()
 
 
-def test_a_method_that_was_trained_on_other_scores_is_refused(
-    compared: Path, command: Command, method: Path, stricter: None
-):
+def test_a_method_that_was_trained_on_other_scores_is_refused(compared, command, method, stricter):
     assert command("score", compared, "--stage", 0, "--again").status == 0
     before = contents(compared)
     ended = command("bakeoff", compared, "--objectives", method)
@@ -99,9 +97,7 @@ def test_a_method_that_was_trained_on_other_scores_is_refused(
 # ---- regressions ----
 
 
-def test_scoring_again_with_the_same_judge_keeps_a_comparison_valid(
-    compared: Path, command: Command, method: Path
-):
+def test_scoring_again_with_the_same_judge_keeps_a_comparison_valid(compared, command, method):
     files = {p: p.read_bytes() for p in (compared / "stages/000/scores").glob("*.parquet")}
     assert command("score", compared, "--stage", 0, "--again").status == 0
     assert {p: p.read_bytes() for p in files} == files

@@ -72,10 +72,7 @@ def assert_same_bits(a: Any, b: Any) -> None:
 
 @pytest.mark.parametrize(
     "further",
-    [
-        {"num_iterations": 2},
-        pytest.param({"beta": 0.1, "epsilon": 0.1}, marks=pytest.mark.long),
-    ],
+    [{"num_iterations": 2}, pytest.param({"beta": 0.1, "epsilon": 0.1}, marks=pytest.mark.long)],
 )
 def test_without_new_options_it_is_trl_bit_for_bit(tmp_path: Path, further: dict[str, Any]):
     options = {"output_dir": str(tmp_path), "max_steps": 5, **TINY, **further}
@@ -114,9 +111,7 @@ def test_stages_of_trls_loss_are_trl_with_that_steps_per_generation(tmp_path: Pa
         ({"method": "mu-grpo", "steps_per_generation": 5}, 100, [5], 5),  # for ever
     ],
 )
-def test_the_arithmetic_of_stages(
-    options: dict, rows: int, lengths: list[int], steps: int, capsys: pytest.CaptureFixture[str]
-):
+def test_the_arithmetic_of_stages(options, rows, lengths, steps, capsys):
     """Updates of 8 prompts x 8 responses; a step is an update here."""
     batch = {"per_device_train_batch_size": 64, "num_generations": 8, "use_cpu": True}
     args = GRPOConfig(output_dir="unused", bf16=False, **batch, **options)
@@ -261,9 +256,7 @@ def test_a_resumed_run_trains_on_the_same_rollouts(tmp_path: Path, after: int):
         trained(GRPOConfig(**options), resume=checkpoint)
 
 
-def test_a_stage_waits_in_host_memory_and_comes_back_a_step_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_stage_waits_in_host_memory_and_comes_back_a_step_at_a_time(tmp_path, monkeypatch):
     """16 bytes for a prompt's token, 20 for a completion's, and 13 for a response.
 
     1,024 steps of 64 responses to 512 tokens with 2,048 are so 3.2 GB, which TRL would keep on the

@@ -174,12 +174,7 @@ def test_tools_alone():
         (games.Resetless, {}, False, "needs a method `reset`"),
         (games.Bare, {}, False, "a method that a model can call"),
         (games.Unmade, {"kwargs": {"size": 3}}, False, "cannot be made: ValueError: no size 3"),
-        (
-            games.higher,
-            {"tools": (f"{GAMES}:double",)},
-            False,
-            "is a function, so it has no",
-        ),
+        (games.higher, {"tools": (f"{GAMES}:double",)}, False, "is a function, so it has no"),
         (games.Seeded, {}, True, "has no `get_reward`, which the reward environment asks for"),
     ],
 )

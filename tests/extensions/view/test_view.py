@@ -179,9 +179,7 @@ def test_a_long_list_is_cut_and_that_is_said(tmp_path: Path, monkeypatch: pytest
     viewed(rolled_run(tmp_path / "run"), (80, 24), look)
 
 
-def test_without_textual_there_is_one_sentence_with_the_way_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_without_textual_there_is_one_sentence_with_the_way_out(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "textual.app", None)
     monkeypatch.delitem(sys.modules, "mugrpo.extensions.view.viewer")
     assert main(["view", str(tmp_path)]) == 2

@@ -125,9 +125,7 @@ def taken(engine: ServerEngine, requests: list[Request], **sampling: float) -> l
 
 
 @pytest.mark.parametrize("sampling", some(1, [{}, {"top_p": 0.6}]))
-def test_every_request_gets_its_own_answer(
-    server: Server, embedded_policy: Policy, requests, tmp_path: Path, sampling
-):
+def test_every_request_gets_its_own_answer(server, embedded_policy, requests, tmp_path, sampling):
     engine = engine_of(server, embedded_policy, tmp_path)
     engine.refresh(0, lambda: "not asked for")
     completions = taken(engine, requests, **sampling)

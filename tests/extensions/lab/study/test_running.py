@@ -89,9 +89,7 @@ def cells(studied: Studied) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("status", "fault"), [(0, None), (4, None), (3, "stopped")])
-def test_a_run_that_learned_nothing_is_a_result_and_no_fault(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, fault: str | None
-):
+def test_a_run_that_learned_nothing_is_a_result_and_no_fault(tmp_path, monkeypatch, status, fault):
     start = subprocess.Popen
     code = f"print('stopped'); raise SystemExit({status})"
     monkeypatch.setattr(
@@ -199,8 +197,5 @@ def test_a_study_that_is_stopped_saves_the_current_run(tmp_path: Path, monkeypat
 
 
 def test_two_studies_cannot_use_the_same_work_folder(studied: Studied):
-    with (
-        RunDir(studied.work).locked(),
-        pytest.raises(UsageError, match="is locked by"),
-    ):
+    with RunDir(studied.work).locked(), pytest.raises(UsageError, match="is locked by"):
         run_study(studied.file, studied.work, 1, keep=True, say=print, stop=StopFlag())
