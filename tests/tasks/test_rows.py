@@ -14,7 +14,7 @@ import pytest
 from mugrpo.disk.errors import UsageError
 from mugrpo.tasks.cells import answer_of
 from mugrpo.tasks.rows import read_rows
-from tests.cases import table
+from tests.cases import refusal, table
 
 
 @pytest.fixture
@@ -25,14 +25,6 @@ def file(tmp_path: Path):
         return str(path)
 
     return write
-
-
-def refusal(data: str, **options: str) -> str:
-    """Return the one line that refuses `data`."""
-    with pytest.raises(UsageError) as refused:
-        read_rows(data, **options)
-    assert "\n" not in str(refused.value)
-    return str(refused.value)
 
 
 # ---- JSONL ----
@@ -197,8 +189,10 @@ def test_narrow_floats_of_the_hub_are_as_short_as_they_were_written(monkeypatch)
     ],
 )
 def test_a_file_that_cannot_be_read_is_refused_with_the_place(file, name, content, part):
-    assert part in refusal(file(name, content))
+    assert part in refusal(read_rows, file(name, content))
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
-    assert f"there is no data file {tmp_path / 'p.jsonl'};" in refusal(str(tmp_path / "p.jsonl"))
+    assert f"there is no data file {tmp_path / 'p.jsonl'};" in refusal(
+        read_rows, str(tmp_path / "p.jsonl")
+    )

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
-from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Problem
 from mugrpo.extensions.evals.options import Suite, load_suites
 from mugrpo.extensions.evals.stand_in import with_data
@@ -22,13 +19,6 @@ def suite(name: str) -> Suite:
 
 def problems(name: str, file: str) -> list[Problem]:
     return make_task(with_data(suite(name), file).options.task).every_problem()
-
-
-def refusal(name: str, file: str) -> str:
-    with pytest.raises(UsageError) as refused:
-        problems(name, file)
-    assert "\n" not in str(refused.value)
-    return str(refused.value)
 
 
 # ---- prompts by hand ----

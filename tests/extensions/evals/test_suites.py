@@ -9,7 +9,7 @@ import pytest
 
 from mugrpo.disk.errors import UsageError
 from mugrpo.extensions.evals.options import load_suites, packaged
-from tests.cases import table
+from tests.cases import refusal, table
 
 BENCHMARKS = ("aime24", "aime25", "aime26", "amc23", "amc24", "gsm8k", "math500", "svamp")
 MINE = """
@@ -32,13 +32,6 @@ def file(tmp_path: Path):
         return str(path)
 
     return write
-
-
-def refusal(words: str) -> str:
-    with pytest.raises(UsageError) as refused:
-        load_suites(words)
-    assert "\n" not in str(refused.value)
-    return str(refused.value)
 
 
 def names(words: str) -> list[str]:
@@ -148,7 +141,7 @@ def test_groups_of_groups_and_files_beside_them_are_expanded_once(file):
 )
 def test_a_fault_in_a_file_is_named_with_the_way_out(file, text, fault):
     path = file(text)
-    sentence = refusal(path)
+    sentence = refusal(load_suites, path)
     assert sentence.startswith(f"{path}: ") and fault in sentence
 
 
