@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,13 @@ from trl import GRPOConfig as TRLConfig
 from trl import GRPOTrainer as TRLTrainer
 
 from mugrpo.config.run import PRESETS, ModelOptions
-from mugrpo.disk.records import FinishReason, Rollout
+from mugrpo.disk.records import FinishReason
+from mugrpo.engines.base import Completion
 from mugrpo.extensions.trl import GRPOConfig, GRPOTrainer, _planned
 from mugrpo.model.policy import load_policy
 from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.trainer import Trainer
-from tests.builders import verdict
+from tests.builders import rollout, verdict
 from tests.cases import some, table
 from tests.extensions.test_token_weights import REFUSED
 from tests.runs import MODEL, ROOT
@@ -206,22 +208,11 @@ def experience_of(step: dict[str, Any]) -> Experience:
     """Return a step of TRL's as rollouts of ours, group by group, scored by the same reward."""
     rollouts = []
     for b, mask in enumerate(step["completion_mask"].bool()):
-        prompt = step["prompt_ids"][b][step["prompt_mask"][b].bool()]
+        prompt = step["prompt_ids"][b][step["prompt_mask"][b].bool()].numpy().astype(np.int32)
         ids, logprobs = step["completion_ids"][b][mask], step["old_per_token_logps"][b][mask]
-        rollouts.append(
-            Rollout(
-                problem_id=str(prompt.tolist()),
-                occurrence=0,
-                sample=b,
-                seed=b,
-                prompt_ids=prompt.numpy().astype(np.int32),
-                response_ids=ids.numpy().astype(np.int32),
-                behavior_logprobs=logprobs.numpy(),
-                finish_reason=FinishReason.STOP,
-                temperature=1.5,
-                policy_step=0,
-            )
-        )
+        said = Completion(ids.numpy().astype(np.int32), logprobs.numpy(), FinishReason.STOP)
+        made = rollout(str(prompt.tolist()), b, prompt, said)
+        rollouts.append(replace(made, temperature=1.5))
     rollouts.sort(key=lambda rollout: rollout.problem_id)
     rewards = hashed([r.response_ids.tolist() for r in rollouts])
     return Experience(rollouts, [verdict(reward) for reward in rewards])

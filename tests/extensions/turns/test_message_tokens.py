@@ -171,11 +171,7 @@ OF_QWEN = "\n<|im_start|>user\nGo on.<|im_end|>\n<|im_start|>assistant\n"
     "name, stop, expected",
     [
         ("qwen2_5", "<|im_end|>", OF_QWEN),
-        (
-            "qwen2_5",
-            "<|endoftext|>",
-            "\n<|im_start|>user\nGo on.<|im_end|>\n<|im_start|>assistant\n",
-        ),
+        ("qwen2_5", "<|endoftext|>", OF_QWEN),
         ("glm4moe", "<|user|>", "\nGo on.<|assistant|>"),
         ("glm4moe", "<|observation|>", "\nGo on.<|assistant|>"),
         ("glm4moe", "<|endoftext|>", "<|user|>\nGo on.<|assistant|>"),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from mugrpo.config.load import load_config
 from mugrpo.disk.errors import BrokenReward, UsageError
 from mugrpo.extensions.turns import EnvironmentOptions, worker
 from mugrpo.extensions.turns.base import Reply
@@ -181,3 +182,19 @@ def test_tools_alone():
 def test_what_does_not_fit_together_is_refused(code, options, own_reward, sentence):
     with pytest.raises(UsageError, match=sentence):
         held(code, own_reward=own_reward, **options)
+
+
+@table(
+    ("words", "sentence"),
+    [
+        ('environment.tools=["calc:add"]', "environment.tools needs prompt.form = 'chat'"),
+        ("environment.name=game", 'write "module:name" or "path/to/file.py:name"'),
+        (
+            'task.name=dataset task.data=x.jsonl task.rewards=["environment"]',
+            "the reward 'environment' comes from an environment",
+        ),
+    ],
+)
+def test_options_of_an_environment_that_do_not_work_are_refused(words, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        load_config(None, [f"--{word}" for word in words.split()])

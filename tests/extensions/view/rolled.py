@@ -12,7 +12,9 @@ import numpy as np
 from mugrpo.disk.records import FinishReason, Rollout, Score, Status
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.shards import ShardSet, write_rollouts, write_scores
+from mugrpo.engines.base import Completion
 from mugrpo.model.pretrained import EMBEDDED
+from tests import builders
 from tests.report.synthetic import sample, write_config, write_samples
 
 VOCABULARY = json.loads((EMBEDDED["chain"] / "tokenizer.json").read_text())["model"]["vocab"]
@@ -28,19 +30,10 @@ def ids(text: str) -> list[int]:
 
 def rollout(problem: str, number: int, response: str) -> Rollout:
     """Return a rollout whose tokens had probability 1/2."""
-    tokens = ids(response)
-    return Rollout(
-        problem_id=problem,
-        occurrence=0,
-        sample=number,
-        seed=number,
-        prompt_ids=np.array(ids(problem)[:-1], np.int32),
-        response_ids=np.array(tokens, np.int32),
-        behavior_logprobs=np.full(len(tokens), math.log(0.5), np.float32),
-        finish_reason=FinishReason.STOP,
-        temperature=1.0,
-        policy_step=0,
-    )
+    tokens = np.array(ids(response), np.int32)
+    logprobs = np.full(len(tokens), math.log(0.5), np.float32)
+    said = Completion(tokens, logprobs, FinishReason.STOP)
+    return builders.rollout(problem, number, np.array(ids(problem)[:-1], np.int32), said)
 
 
 def write_shard(
