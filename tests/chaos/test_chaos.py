@@ -25,7 +25,6 @@ def chaos(tmp_path_factory: pytest.TempPathFactory) -> Chaos:
     return Chaos(tmp_path_factory.mktemp("chaos"), pause=2.0)
 
 
-@pytest.mark.long
 @pytest.mark.promise("chaos")
 @pytest.mark.parametrize("number", some(1, A_FEW))
 def test_a_trial_ends_in_the_bits_of_an_uninterrupted_run_and_leaves_nothing(chaos, number):
@@ -35,7 +34,6 @@ def test_a_trial_ends_in_the_bits_of_an_uninterrupted_run_and_leaves_nothing(cha
 
 
 @pytest.mark.promise("chaos")
-@pytest.mark.long
 def test_a_hundred_kills(chaos: Chaos):
     """All kinds of run and all faults. `make chaos` goes on to a thousand."""
     outcomes: list[Outcome] = []

@@ -15,6 +15,7 @@ from tests.faults.harm import resume_words, stopped
 from tests.ports import LOOPBACK, listening
 from tests.runs import (
     ENVIRONMENT,
+    Ended,
     Started,
     checkpoints,
     differences,
@@ -98,6 +99,13 @@ def start_on_ray(run_dir: Path, on_ray: tuple[str, ...]) -> Started:
     return start_train(run_dir, *TWO, *on_ray)
 
 
+def succeeded(started: Started) -> Ended:
+    """Wait for the end of a run, and check that it is a good one."""
+    ended = started.end(600)
+    assert (ended.status, ended.err) == (0, ""), ended
+    return ended
+
+
 @pytest.mark.promise("ray")
 def test_a_run_has_the_shards_and_weights_of_the_local_backend(on_ray, local, tmp_path):
     ended = finished(tmp_path / "run", *TWO, *on_ray)
@@ -141,8 +149,7 @@ def test_an_actor_that_is_killed_is_started_again(on_ray, local, tmp_path):
     manifest = run_dir / "stages" / "000" / "rollouts" / "manifest.json"
     until(manifest.exists)
     os.kill(actor, signal.SIGKILL)
-    ended = started.end(600)
-    assert (ended.status, ended.err) == (0, ""), ended
+    ended = succeeded(started)
     assert "the engine ended with its actor" in ended.out
     assert "Restarting it (1/2)" in ended.out
     assert not Path(f"/proc/{worker[0]}").exists()
@@ -157,8 +164,7 @@ def test_updates_whose_worker_is_killed_go_on(on_ray, local, tmp_path, victim):
     until(lambda: last_update(run_dir) >= 3, 400)
     first = ranks(run_dir)
     os.kill(first[-1] if victim == "rank" else parent(first[-1]), signal.SIGKILL)
-    ended = started.end(600)
-    assert (ended.status, ended.err) == (0, ""), ended
+    succeeded(started)
     assert not differences(run_dir, local, LAST)
     assert not any(Path(f"/proc/{pid}").exists() for pid in first)
 
@@ -229,8 +235,7 @@ def test_ranks_stay_for_the_run_where_the_cluster_has_room_for_engines_beside_th
     early, actor = ranks(run_dir), processes("ray::Relay")
     until(lambda: last_update(run_dir) >= 9, 300)
     assert len(early) == 2 and ranks(run_dir) == early and processes("ray::Relay") == actor
-    ended = started.end(600)
-    assert (ended.status, ended.err) == (0, ""), ended
+    succeeded(started)
     assert not differences(run_dir, several, 12)
 
 
@@ -242,8 +247,7 @@ def test_ranks_and_engines_take_turns_where_there_is_no_room_for_both(on_ray, se
     early = ranks(run_dir)
     until(lambda: last_update(run_dir) >= 9, 300)
     assert not set(early) & set(ranks(run_dir))
-    ended = started.end(600)
-    assert (ended.status, ended.err) == (0, ""), ended
+    succeeded(started)
     assert final_weights(run_dir, 12) == final_weights(several, 12)
 
 
@@ -252,8 +256,7 @@ def test_a_rank_that_is_killed_between_orders_is_started_again(on_ray, several, 
     started = start_train(run_dir, *SEVERAL, *on_ray)
     until(lambda: 4 in checkpoints(run_dir), 300)
     os.kill(ranks(run_dir)[0], signal.SIGKILL)
-    ended = started.end(600)
-    assert (ended.status, ended.err) == (0, ""), ended
+    succeeded(started)
     assert not differences(run_dir, several, 12)
 
 
