@@ -61,12 +61,10 @@ def test_every_option_is_listed_once_for_each_choice_that_has_it(required):
 
 def test_a_default_that_differs_between_choices_is_shown_for_each():
     defaults = {option.name: option.default for option in describe()}
-    assert defaults["advantage.zero_variance_mask"] == (
-        "true for group, file; false for shifted, asymre"
-    )
-    assert defaults["objective.ratio_clip"] == (
-        "[0.8, 1.2] for grpo, decoupled_ppo, minpro; [0.0, 5.0] for cispo"
-    )
+    found = defaults["advantage.zero_variance_mask"]
+    assert found == "true for group, file; false for shifted, asymre"
+    given = defaults["objective.ratio_clip"]
+    assert given == "[0.8, 1.2] for grpo, decoupled_ppo, minpro; [0.0, 5.0] for cispo"
 
 
 def test_defaults_are_those_of_a_config_without_a_preset():

@@ -27,17 +27,11 @@ def test_a_source_is_a_table_of_a_task_with_a_name_and_a_weight(toml):
         """
         [task]
         name = "mixture"
-        [[task.sources]]
-        source = "short"
-        name = "chain"
-        weight = [3, 1]
-        [[task.sources]]
-        source = "mine"
-        data = "none.jsonl"
-        [[task.sources]]
-        source = "other"
-        data = "none.jsonl"
-        rewards = ["numeric"]
+        sources = [
+            { source = "short", name = "chain", weight = [3, 1] },
+            { source = "mine", data = "none.jsonl" },
+            { source = "other", data = "none.jsonl", rewards = ["numeric"] },
+        ]
         """
     )
     task = load_config(file).task

@@ -224,11 +224,8 @@ def test_what_would_change_the_distribution_of_vllm_is_refused(words, fault):
 
 def test_a_table_without_a_name_has_its_groups_default():
     config = RunConfig.model_validate({"engine": {"slots": 3}, "correction": {}, "task": {}})
-    assert (config.engine.name, config.correction.name, config.task.name) == (
-        "continuous",
-        "off",
-        "chain",
-    )
+    found = (config.engine.name, config.correction.name, config.task.name)
+    assert found == ("continuous", "off", "chain")
 
 
 @table(

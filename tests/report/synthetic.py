@@ -22,25 +22,15 @@ HOSTILE = (
 def write_config(root: Path, *, document: dict[str, Any] | None = None, **schedule: int) -> None:
     """Write a run's config.json: 2 stages of 4 updates unless `schedule` says otherwise."""
     root.mkdir(parents=True, exist_ok=True)
+    stages = {"stages": 2, "batches_per_stage": 4, "passes_per_batch": 1}
+    stages |= {"problems_per_update": 16, "group_size": 8, **schedule}
     options = {
-        "seed": 7,
-        "model": {"path": "chain"},
-        "task": {"name": "chain"},
-        "preset": "mu-grpo",
-        "advantage": {"name": "group"},
+        **{"seed": 7, "preset": "mu-grpo", "reduction": "token_mean", "schedule": stages},
+        **{"model": {"path": "chain"}, "task": {"name": "chain"}, "advantage": {"name": "group"}},
         "objective": {"name": "grpo", "ratio_clip": [0.0, 5.0]},
         "veto": {"name": "negative_advantage", "threshold": 0.01},
-        "reduction": "token_mean",
         "optimizer": {"lr": 2e-4, "lr_schedule": "linear"},
         "rollouts": {"temperature": 1.0, "max_new_tokens": 48},
-        "schedule": {
-            "stages": 2,
-            "batches_per_stage": 4,
-            "passes_per_batch": 1,
-            "problems_per_update": 16,
-            "group_size": 8,
-            **schedule,
-        },
     }
     provenance = {"mugrpo": "0.1.0", "torch": "2.13.0"}
     stored = {"format": FORMAT, "config": options, "provenance": provenance, **(document or {})}
@@ -82,16 +72,9 @@ def sample(tokens: Sequence[str], ratios: Sequence[float], **values: Any) -> dic
     """Return a sample whose tokens had probability 1/2 under the behavior policy."""
     behavior = [math.log(0.5)] * len(tokens)
     return {
-        "problem_id": "train-12",
-        "occurrence": 0,
-        "sample": 3,
-        "prompt": "3+2-1=",
-        "status": "right",
-        "reward": 1.0,
-        "advantage": 0.7,
-        "finish_reason": "stop",
-        "tokens": list(tokens),
-        "behavior_logprobs": behavior,
+        **{"problem_id": "train-12", "occurrence": 0, "sample": 3, "prompt": "3+2-1="},
+        **{"status": "right", "reward": 1.0, "advantage": 0.7, "finish_reason": "stop"},
+        **{"tokens": list(tokens), "behavior_logprobs": behavior},
         "logprobs": [old + math.log(r) for old, r in zip(behavior, ratios, strict=True)],
         "entropies": [0.5] * len(tokens),
         "marks": {},

@@ -41,31 +41,16 @@ def test_the_numbers_are_those_worked_out_by_hand(tmp_path):
     page = report(tmp_path / "run")
     rows = page.rows()
     expected = {
-        "accuracy before": "0.250",
-        "accuracy after": "0.750",
-        "updates made": "8",
-        "updates planned": "8",
-        "updates skipped": "1",
-        "refreshes made": "2",
-        "rollouts": "1,024",
-        "response tokens": "40,960",
+        **{"accuracy before": "0.250", "accuracy after": "0.750", "refreshes made": "2"},
+        **{"updates made": "8", "updates planned": "8", "updates skipped": "1"},
+        **{"rollouts": "1,024", "response tokens": "40,960"},
         "training time": "50.0 s",  # 2 x (2 + 10 + 1) + 8 x 3
-        "refresh": "4.0 s",
-        "generate": "20.0 s",
-        "score": "2.0 s",
-        "optimize": "24.0 s",
-        "checkpoint": "0 s",
-        "evaluate": "10.0 s",
-        "model.path": "chain",
-        "preset": "mu-grpo",
-        "objective.name": "grpo",
-        "objective.ratio_clip": "[0.0, 5.0]",
-        "veto.name": "negative_advantage",
-        "veto.threshold": "0.01",
-        "reduction": "token_mean",
-        "schedule.stages": "2",
-        "seed": "7",
-        "torch": "2.13.0",
+        **{"refresh": "4.0 s", "generate": "20.0 s", "score": "2.0 s"},
+        **{"optimize": "24.0 s", "checkpoint": "0 s", "evaluate": "10.0 s"},
+        **{"model.path": "chain", "preset": "mu-grpo", "reduction": "token_mean", "seed": "7"},
+        **{"objective.name": "grpo", "objective.ratio_clip": "[0.0, 5.0]"},
+        **{"veto.name": "negative_advantage", "veto.threshold": "0.01"},
+        **{"schedule.stages": "2", "torch": "2.13.0"},
     }
     assert {name: rows[name] for name in expected} == {k: [v] for k, v in expected.items()}
     assert page.of("h1") == ["run"] and "before and after update 8, 512" in page.text

@@ -111,6 +111,12 @@ def test_what_cannot_be_loaded_is_refused():
 
 
 CONFIG = f"""
+prompt = {{ form = "chat", chat_template = "plain.jinja" }}
+environment = {{ name = "verifiers:sums", python = "{PYTHON}" }}
+workers = {{ count = 1 }}
+rollouts = {{ max_new_tokens = 32 }}
+evaluation = {{ every = 0 }}
+
 [task]
 name = "dataset"
 data = "sums.jsonl"
@@ -118,29 +124,12 @@ id_column = "id"
 rewards = "environment"
 eval_problems = 4
 
-[prompt]
-form = "chat"
-chat_template = "plain.jinja"
-
-[environment]
-name = "verifiers:sums"
-python = "{PYTHON}"
-
-[workers]
-count = 1
-
 [schedule]
 stages = 1
 batches_per_stage = 2
 growth = 1
 problems_per_update = 4
 group_size = 4
-
-[rollouts]
-max_new_tokens = 32
-
-[evaluation]
-every = 0
 """
 
 

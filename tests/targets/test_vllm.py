@@ -37,9 +37,9 @@ PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
 CONFIG = f"""
 seed = 3
-
-[task]
-train_problems = 64
+task = {{ train_problems = 64 }}
+rollouts = {{ shard_rollouts = 16, temperature = 1.3 }}
+evaluation = {{ every = 0 }}
 
 [schedule]
 stages = 2
@@ -47,13 +47,6 @@ batches_per_stage = 3
 growth = 1
 problems_per_update = 4
 group_size = 8
-
-[rollouts]
-shard_rollouts = 16
-temperature = 1.3
-
-[evaluation]
-every = 0
 
 [engine]
 name = "vllm"

@@ -265,9 +265,8 @@ def test_dotted_paths_lead_into_tables_and_text_that_writes_one(jsonl):
 def test_a_reference_is_what_follows_the_last_mark_of_gsm8k_or_the_cell(
     jsonl, answer, rewards, reference
 ):
-    assert [p.reference for p in all_problems(jsonl(row("1", answer)), rewards=rewards)] == [
-        reference
-    ]
+    found = [p.reference for p in all_problems(jsonl(row("1", answer)), rewards=rewards)]
+    assert found == [reference]
 
 
 @table(

@@ -168,10 +168,8 @@ def test_narrow_floats_of_the_hub_are_as_short_as_they_were_written(monkeypatch)
     kind = datasets.Features({"answer": datasets.Value("float32"), "n": datasets.Value("int64")})
     table = datasets.Dataset.from_dict({"answer": [5.1, None], "n": [1, 2]}, features=kind)
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: table)
-    assert [row for _, row in read_rows("a/b")] == [
-        {"answer": 5.1, "n": 1},
-        {"answer": None, "n": 2},
-    ]
+    found = [row for _, row in read_rows("a/b")]
+    assert found == [{"answer": 5.1, "n": 1}, {"answer": None, "n": 2}]
 
 
 @table(

@@ -37,9 +37,8 @@ def test_the_share_is_within_three_standard_deviations_and_the_lowest_hashes_are
     train, held_out = sides(data, eval_share=0.1, eval_problems=1000)
     # of 2000: 200 expected, standard deviation sqrt(2000 x 0.1 x 0.9) = 13.4
     assert abs(len(held_out) - 200) <= 3 * math.sqrt(2000 * 0.1 * 0.9)
-    assert [p.prompt for p in held_out] == sorted(
-        (p for p in prompts if place[p] < 0.1), key=place.get
-    )
+    found = [p.prompt for p in held_out]
+    assert found == sorted((p for p in prompts if place[p] < 0.1), key=place.get)
     assert [p.prompt for p in train] == [p for p in prompts if place[p] >= 0.1]
     assert sides(data, eval_share=0.1, eval_problems=7)[1] == held_out[:7]
 

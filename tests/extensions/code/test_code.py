@@ -259,9 +259,8 @@ def test_a_sandbox_that_fails_on_a_small_program_is_none(monkeypatch: pytest.Mon
             yield Outcome(0, "")
 
     monkeypatch.setattr(judging, "Bubblewrap", lambda _: Broken())
-    assert judging.check()[0] == (
-        "none (a program that prints a line ended with Outcome(status=0, output=''))"
-    )
+    found = judging.check()[0]
+    assert found == "none (a program that prints a line ended with Outcome(status=0, output=''))"
 
 
 ADD = "```\ndef add(a, b): return a + b\nif __name__ == '__main__': print(add(*eval(input())))\n```"

@@ -16,16 +16,9 @@ SUITE = """
 title = "Short chains"
 samples = 4
 max_new_tokens = 48
-
-[task]
-data = "{data}"
-rewards = [{{ name = "regex", pattern = "=(\\\\d)$" }}]
-
-[prompt]
-form = "plain"
-
-[conventions]
-samples = "chosen for this test"
+task = {{ data = "{data}", rewards = [{{ name = "regex", pattern = "=(\\\\d)$" }}] }}
+prompt = {{ form = "plain" }}
+conventions = {{ samples = "chosen for this test" }}
 """
 
 

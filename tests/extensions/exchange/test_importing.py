@@ -57,11 +57,8 @@ pytestmark = pytest.mark.usefixtures("no_report")
 
 def test_ids_logprobs_and_rewards_of_a_table_are_used_as_given(take: Any, tmp_path: Path):
     checked(take(table(**GIVEN)))
-    assert {key: notes(tmp_path / "run")[key] for key in ("format", "ids", "logprobs")} == {
-        "format": "table",
-        "ids": "given",
-        "logprobs": "given",
-    }
+    found = {key: notes(tmp_path / "run")[key] for key in ("format", "ids", "logprobs")}
+    assert found == {"format": "table", "ids": "given", "logprobs": "given"}
     for row, rollout, score in given_rows(tmp_path / "run", **GIVEN):
         assert rollout.finish_reason is FinishReason.STOP
         assert score.reward == row["reward"]
@@ -95,21 +92,12 @@ def test_a_column_can_be_left_out(take: Any, tmp_path: Path):
 def test_no_end_is_invented(take: Any, tmp_path: Path):
     """Texts of five tokens: with an end where the row says so, as they are where it does not."""
     reasons = ({"type": "stop"}, "length", None, "eos")
-    ended = checked(
-        take(
-            [
-                {**row, "finish_reason": reason}
-                for row, reason in zip(table(), reasons, strict=True)
-            ],
-            *("--policy", "chain"),
-        )
-    )
+    ended = checked(take(table(finish_reason=reasons), "--policy", "chain"))
     assert "warning: whether 1 responses had ended is not known" in ended.out
     found = {text: r for (_, text), (r, _) in by_text(tmp_path / "run", TOKENIZER).items()}
     texts = [row["response"] for row in table()]
-    assert [found[text].response_ids.tolist() for text in texts] == [
-        ids_of(text) + [EOS] * (n in (0, 3)) for n, text in enumerate(texts)
-    ]
+    given = [found[text].response_ids.tolist() for text in texts]
+    assert given == [ids_of(text) + [EOS] * (n in (0, 3)) for n, text in enumerate(texts)]
     stop, cut = FinishReason.STOP, FinishReason.LENGTH
     assert [found[text].finish_reason for text in texts] == [stop, cut, cut, stop]
 
@@ -117,20 +105,17 @@ def test_no_end_is_invented(take: Any, tmp_path: Path):
 @pytest.mark.parametrize("kind", ["parquet", "csv"])
 def test_files_of_each_kind_give_the_same_run(take: Any, tmp_path: Path, kind: str):
     rows = table(**GIVEN)
-    if kind == "csv":
-        rows = [
-            {k: json.dumps(v) if isinstance(v, list) else v for k, v in r.items()} for r in rows
-        ]
     file = tmp_path / f"rows.{kind}"
     if kind == "parquet":
         pq.write_table(pa.Table.from_pylist(rows), file)
     else:
+        for row in rows:
+            row |= {name: json.dumps(row[name]) for name in GIVEN}
         pyarrow.csv.write_csv(pa.Table.from_pylist(rows), file)
     checked(take(file))
     rollouts = [rollout for rollout, _ in imported(tmp_path / "run").values()]
-    assert sorted(r.behavior_logprobs.tolist() for r in rollouts) == sorted(
-        np.float32(values).tolist() for values in GIVEN["logprobs"]
-    )
+    found = sorted(r.behavior_logprobs.tolist() for r in rollouts)
+    assert found == sorted(np.float32(values).tolist() for values in GIVEN["logprobs"])
 
 
 def test_other_columns_can_be_named_and_rewards_summed_with_weights(take: Any, tmp_path: Path):
@@ -255,9 +240,8 @@ def test_completions_of_trl(take: Any, tmp_path: Path, monkeypatch: pytest.Monke
     refused(ended, "no column 'reward'", "'right'", "--columns reward=")
     checked(take(folder, *options, "--columns", "reward=right,answer=solution"))
     found = by_text(tmp_path / "run", TOKENIZER)
-    assert {key: score.reward for key, (_, score) in found.items()} == {
-        (row["prompt"], row["response"]): row["reward"] for row in table()
-    }
+    given = {key: score.reward for key, (_, score) in found.items()}
+    assert given == {(row["prompt"], row["response"]): row["reward"] for row in table()}
     assert notes(tmp_path / "run")["format"] == "trl"
 
 
@@ -282,14 +266,12 @@ def test_conversations_of_trl(take, tmp_path, command, monkeypatch):
     own = 'rewards = { name = "regex", pattern = "=([0-9])$" }'
     config = config.replace(own, f'rewards = ["{tmp_path / "rewards.py"}:right"]')
     checked(take(folder, *options, config=config))
-    assert set(by_text(tmp_path / "run", TOKENIZER)) == {
-        (prompt, text) for prompt, texts in RESPONSES.items() for text in texts
-    }
+    found = set(by_text(tmp_path / "run", TOKENIZER))
+    assert found == {(prompt, text) for prompt, texts in RESPONSES.items() for text in texts}
     checked(command("export", tmp_path / "run", tmp_path / "set"))
     [file] = (tmp_path / "set" / "data").iterdir()
-    assert set(pq.read_table(file)["prompt"].to_pylist()) == {
-        json.dumps([{"role": "user", "content": prompt}]) for prompt in RESPONSES
-    }
+    given = set(pq.read_table(file)["prompt"].to_pylist())
+    assert given == {json.dumps([{"role": "user", "content": prompt}]) for prompt in RESPONSES}
 
 
 def test_a_batch_that_trl_logs_at_two_steps_is_one(take, tmp_path, monkeypatch):
@@ -306,15 +288,12 @@ def test_a_batch_that_trl_logs_at_two_steps_is_one(take, tmp_path, monkeypatch):
 
 def verl_rows(prompts: dict[str, str] | None = None) -> list[Row]:
     """Return the lines of 7.jsonl: `input` is what the chat template wrote, decoded."""
+    theirs = {"response": "output", "answer": "gts", "reward": "score"}
     return [
         {
             "input": (prompts or {}).get(row["prompt"], row["prompt"]),
-            "output": row["response"],
-            "gts": row["answer"],
-            "score": row["reward"],
-            "step": 7,
-            "acc": bool(row["reward"]),
-            "request_id": str(number),
+            **{other: row[ours] for ours, other in theirs.items()},
+            **{"step": 7, "acc": bool(row["reward"]), "request_id": str(number)},
         }
         for number, row in enumerate(table())
     ]
@@ -326,9 +305,8 @@ def test_rollouts_of_verl(take: Any, tmp_path: Path):
     (folder / "7.jsonl").write_text(lines(verl_rows()))
     checked(take(folder, "--format", "verl", "--policy", "chain"))
     found = by_text(tmp_path / "run", TOKENIZER)
-    assert {key: score.reward for key, (_, score) in found.items()} == {
-        (row["prompt"], row["response"]): row["reward"] for row in table()
-    }
+    given = {key: score.reward for key, (_, score) in found.items()}
+    assert given == {(row["prompt"], row["response"]): row["reward"] for row in table()}
 
 
 def test_prompts_of_verl_are_found_among_the_configs_problems(take: Any, tmp_path: Path):
@@ -353,17 +331,17 @@ def test_prompts_of_verl_are_found_among_the_configs_problems(take: Any, tmp_pat
 
 def test_rollouts_of_open_instruct(take: Any, tmp_path: Path):
     """Ids and logprobs without text, and a right response counts as 10."""
+    known = {"step": 3, "finish_reason": "stop", "ground_truth": [1, 2]}
     rows = [
         {
-            "step": 3,
-            "sample_idx": number,
-            "prompt_idx": number // 2,
-            "prompt_tokens": ids_of(row["prompt"]),
-            "response_tokens": row["response_ids"],
+            **{
+                **known,
+                "sample_idx": number,
+                "prompt_idx": number // 2,
+                "logprobs": row["logprobs"],
+            },
+            **{"prompt_tokens": ids_of(row["prompt"]), "response_tokens": row["response_ids"]},
             "reward": 10 * row["reward"],
-            "finish_reason": "stop",
-            "ground_truth": [1, 2],
-            "logprobs": row["logprobs"],
         }
         for number, row in enumerate(table(**GIVEN))
     ]

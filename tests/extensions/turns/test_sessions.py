@@ -158,9 +158,8 @@ def test_tools_alone():
     found = Here(code={"a:halve": halve}, tools=(f"{GAMES}:double", "a:halve"))
     tools = found.host.schemas()
     assert [tool["function"]["name"] for tool in tools] == ["double", "halve"]
-    assert tools[0]["function"]["parameters"]["properties"] == {
-        "number": {"type": "integer", "description": "The number."}
-    }
+    given = tools[0]["function"]["parameters"]["properties"]
+    assert given == {"number": {"type": "integer", "description": "The number."}}
     found.begin(0, 7, {"prompt": "x"})
     found.replies(0)
     calls = [call("double", number=4), call("halve", number=3)]

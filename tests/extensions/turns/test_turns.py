@@ -76,12 +76,8 @@ def encoded(policy: Policy, text: str) -> list[int]:
 def assert_same(ours: Sequence[Rollout], theirs: Sequence[Rollout], tokens_only: bool = False):
     assert len(ours) == len(theirs)
     for a, b in zip(ours, theirs, strict=True):
-        assert (a.group, a.sample, a.seed, a.environment) == (
-            b.group,
-            b.sample,
-            b.seed,
-            b.environment,
-        )
+        found = (a.group, a.sample, a.seed, a.environment)
+        assert found == (b.group, b.sample, b.seed, b.environment)
         for name in ("prompt_ids", "response_ids", "loss_mask", "turns"):
             np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
         if not tokens_only:

@@ -65,17 +65,9 @@ def rolled_run(root: Path) -> Path:
     write_shard(run.evaluation(0), 0, [rollout("3-1=", 0, "3-1=1")], [WRONG])
     write_shard(run.evaluation(4), 0, [rollout("3-1=", 0, "3-1=2")], [RIGHT])
     write_shard(run.evaluation(4), 1, [rollout("3-1=", 0, "3-1=2")], [RIGHT])
-    kept = sample(
-        [*"3+2=6", "<eos>"],
-        [1.0, 1.0, 1.0, 2.0, 0.01, 1.0],
-        problem_id="3+2=",
-        sample=1,
-        status="wrong",
-        reward=0.0,
-        advantage=-0.5,
-        reference="5",
-        entropies=[0.0, 0.0, 0.0, 0.3, 2.0, 0.0],
-        marks={"clipped": [3], "vetoed": [4]},
-    )
+    about = {"problem_id": "3+2=", "sample": 1, "status": "wrong", "reward": 0.0}
+    about |= {"advantage": -0.5, "reference": "5", "marks": {"clipped": [3], "vetoed": [4]}}
+    about |= {"entropies": [0.0, 0.0, 0.0, 0.3, 2.0, 0.0]}
+    kept = sample([*"3+2=6", "<eos>"], [1.0, 1.0, 1.0, 2.0, 0.01, 1.0], **about)
     write_samples(root, 4, [kept], stage=0, staleness=3)
     return root

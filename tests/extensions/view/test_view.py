@@ -137,9 +137,8 @@ def test_control_characters_are_shown_and_not_obeyed(tmp_path: Path):
         for lines in ([*seen(app)], [line.plain for line in contents(app)]):
             assert all(c.isprintable() for line in lines for c in line.replace("\n", ""))
         prompt, response = contents(app)
-        assert response.plain == with_signs(
-            f"{texts[0]} {texts[1]} {texts[2]}".replace("\n", "↵\n")
-        )
+        found = response.plain
+        assert found == with_signs(f"{texts[0]} {texts[1]} {texts[2]}".replace("\n", "↵\n"))
         assert "␛[2J␛]0;owned␇" in response.plain and "⟨U+202E⟩" in response.plain
         assert "[bold red]x[/]" in prompt.plain
         await settled(app, pilot, "escape")

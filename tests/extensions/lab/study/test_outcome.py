@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from mugrpo.disk.errors import UsageError
@@ -17,14 +15,8 @@ from tests.extensions.lab.study.builders import (
     evaluation,
     refresh,
     run_data,
-    study_file,
     update,
 )
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return study_file(tmp_path)
 
 
 @pytest.fixture
@@ -44,11 +36,8 @@ def test_a_runs_numbers_by_hand(run):
     assert row["worst_fall"] == pytest.approx(0.3)
     # 2 refreshes of 1 + 3 + 1 seconds and 4 updates of 2.5
     assert row["training_seconds"] == 20.0
-    assert (row["seconds/refresh"], row["seconds/optimize"], row["seconds/evaluate"]) == (
-        2,
-        10,
-        300,
-    )
+    found = (row["seconds/refresh"], row["seconds/optimize"], row["seconds/evaluate"])
+    assert found == (2, 10, 300)
     assert (row["updates"], row["stages"], row["rollouts"], row["skipped"]) == (4, 2, 64, 0)
     assert row["vetoed_fraction"] == pytest.approx(0.025)
     assert row["kl_behavior"] == pytest.approx(0.4) and row["ratio/negative/max"] == 50.0
