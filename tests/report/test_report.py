@@ -103,13 +103,10 @@ def hostile_run(root) -> None:
         evaluation(2, 0.5, **{f"status/{HOSTILE}": 4}),
     ]
     write_metrics(root, lines)
+    names = ("problem_id", "prompt", "status", "finish_reason", "reference")
     texts = {
-        "problem_id": HOSTILE,
-        "prompt": HOSTILE,
-        "status": HOSTILE,
-        "finish_reason": HOSTILE,
+        **dict.fromkeys(names, HOSTILE),
         "marks": {HOSTILE: [0], "vetoed": [1]},
-        "reference": HOSTILE,
         "group": [answered(HOSTILE, parts={HOSTILE: HOSTILE})],
     }
     write_samples(root, 1, [sample([HOSTILE, "x" * 100_000, "\n"], [0.5, 2.0, 1.0], **texts)])

@@ -54,15 +54,8 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 # Ways to write a suite's file, with code in it, that no other way of reading names may miss.
 SUITES = ["s.toml", "s.toml ", "s.TOML", "./s", "s.suite", "sub/s.toml", "./s.toml,", "group.toml"]
-COMMANDS = {
-    "train": (),
-    "generate": (),
-    "score": (),
-    "optimize": (),
-    "evaluate": (),
-    "bakeoff": ("--objectives", "mu-grpo"),
-    "alignment": (),
-}
+COMMANDS = dict.fromkeys(["train", "generate", "score", "optimize", "evaluate", "alignment"], ())
+COMMANDS["bakeoff"] = ("--objectives", "mu-grpo")
 
 
 @pytest.fixture(autouse=True)
@@ -285,18 +278,11 @@ def test_every_option_that_runs_or_connects_to_something_is_named():
 
     data = ["--task.name=dataset", "--task.data=none.jsonl"]
     assert names() == names(*data) == names("--engine.name=vllm") == []
-    assert names(
-        "--objective.name=file",
-        "--objective.path=/mine.py",
-        *data,
-        "--task.rewards=['exact', 'judge.py:f', 'module:h']",
-        "--prompt.form=chat",
-        "--prompt.chat_template=/chat.jinja",
-        "--engine.name=vllm_server",
-        "--environment.name=/game.py:Game",
-        "--environment.kwargs={server = 'http://games'}",
-        "--sinks.wandb=team/project",
-    ) == [
+    words = ["--objective.name=file", "--objective.path=/mine.py", "--sinks.wandb=team/project"]
+    words += [*data, "--task.rewards=['exact', 'judge.py:f', 'module:h']"]
+    words += ["--prompt.form=chat", "--prompt.chat_template=/chat.jinja"]
+    words += ["--environment.name=/game.py:Game", "--environment.kwargs={server = 'http://games'}"]
+    assert names(*words, "--engine.name=vllm_server") == [
         "objective.path = /mine.py",
         "prompt.chat_template = /chat.jinja",
         "environment = /game.py:Game",

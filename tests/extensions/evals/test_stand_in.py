@@ -32,14 +32,9 @@ def test_a_problem_of_gsm8k_as_the_model_reads_it(jsonl):
 
 def test_a_problem_of_math500_as_the_model_reads_it(jsonl):
     file = jsonl({"problem": "Find $x$ in {1}.", "answer": r"\frac{1}{2}", "unique_id": "a/1.json"})
-    assert problems("math500", file) == [
-        Problem(
-            "a/1.json",
-            "Find $x$ in {1}." + BOXED,
-            r"\frac{1}{2}",
-            {"answer": r"\frac{1}{2}", "unique_id": "a/1.json"},
-        )
-    ]
+    columns = {"answer": r"\frac{1}{2}", "unique_id": "a/1.json"}
+    expected = Problem("a/1.json", "Find $x$ in {1}." + BOXED, r"\frac{1}{2}", columns)
+    assert problems("math500", file) == [expected]
 
 
 # ---- columns ----

@@ -207,11 +207,9 @@ def written_by_trl(folder: Path, monkeypatch: pytest.MonkeyPatch, step: int, **l
     trainer = object.__new__(GRPOTrainer)
     (folder / "completions").mkdir(exist_ok=True)
     trainer.__dict__ |= {
-        "model": SimpleNamespace(training=True),
-        "_metrics": {"train": {}},
+        **{"model": SimpleNamespace(training=True), "_metrics": {"train": {}}},
+        **{"log_completions": True, "log_unique_prompts": False},
         "accelerator": SimpleNamespace(is_main_process=True),
-        "log_completions": True,
-        "log_unique_prompts": False,
         "args": SimpleNamespace(report_to=[], output_dir=str(folder)),
         "state": SimpleNamespace(global_step=step),
         "_logs": {"extra": {}, "images": [], **logs},
@@ -332,19 +330,12 @@ def test_prompts_of_verl_are_found_among_the_configs_problems(take: Any, tmp_pat
 def test_rollouts_of_open_instruct(take: Any, tmp_path: Path):
     """Ids and logprobs without text, and a right response counts as 10."""
     known = {"step": 3, "finish_reason": "stop", "ground_truth": [1, 2]}
-    rows = [
-        {
-            **{
-                **known,
-                "sample_idx": number,
-                "prompt_idx": number // 2,
-                "logprobs": row["logprobs"],
-            },
-            **{"prompt_tokens": ids_of(row["prompt"]), "response_tokens": row["response_ids"]},
-            "reward": 10 * row["reward"],
-        }
-        for number, row in enumerate(table(**GIVEN))
-    ]
+    rows = []
+    for number, row in enumerate(table(**GIVEN)):
+        ids = {"prompt_tokens": ids_of(row["prompt"]), "response_tokens": row["response_ids"]}
+        group = {"sample_idx": number, "prompt_idx": number // 2}
+        rewards = {"reward": 10 * row["reward"], "logprobs": row["logprobs"]}
+        rows.append({**known, **group, **ids, **rewards})
     folder = tmp_path / "rollouts"
     folder.mkdir()
     (folder / "mine_rollouts_000000.jsonl").write_text(lines(rows))

@@ -79,16 +79,9 @@ def test_a_conversation_with_trls_contract():
 def test_bad_calls_are_told_to_the_model_in_trls_words():
     found = begun(games.Misbehaving)
     assert found.replies(0)[0][1].messages == ()
-    calls = [
-        call("undo"),
-        call("do"),
-        call("do", what="raise no such thing"),
-        call("reset"),
-        call("_hidden"),
-        {"type": "function"},
-        call("do", what="surrogate"),
-        call("do", what="last"),
-    ]
+    calls = [call("undo"), call("do"), call("do", what="raise no such thing"), call("reset")]
+    calls += [call("_hidden"), {"type": "function"}]
+    calls += [call("do", what="surrogate"), call("do", what="last")]
     reply = told(found, 0, {**say(""), "tool_calls": calls})
     missing = "Misbehaving.do() missing 1 required positional argument: 'what'"
     assert [(m["name"], m["content"]) for m in reply.messages] == [

@@ -41,25 +41,16 @@ def policy() -> Policy:
 def sampler_of(
     policy: Policy,
     games: Games,
-    *,
     engine: Any = None,
     max_turns: int = 16,
     max_new_tokens: int = MOST,
-    limit: int | None = None,
 ):
-    encode = PromptEncoder(policy.tokenizer, policy.vocab_size, PromptOptions(), limit)
+    encode = PromptEncoder(policy.tokenizer, policy.vocab_size, PromptOptions())
     engine = engine or ContinuousEngine(policy, ContinuousOptions(slots=6))
-    return Sampler(
-        engine,
-        encode,
-        dialogue=EnvironmentDialogue(games, MessageEncoder(encode), max_turns),
-        seed=7,
-        stage="0",
-        group_size=3,
-        temperature=1.0,
-        max_new_tokens=max_new_tokens,
-        policy_step=0,
-    )
+    dialogue = EnvironmentDialogue(games, MessageEncoder(encode), max_turns)
+    sampling = {"temperature": 1.0, "max_new_tokens": max_new_tokens}
+    about = {"seed": 7, "stage": "0", "group_size": 3, "policy_step": 0}
+    return Sampler(engine, encode, dialogue=dialogue, **sampling, **about)
 
 
 def sampled(policy: Policy, answer: Response = counting, late: int | None = None, **options: Any):

@@ -15,7 +15,7 @@ from mugrpo.config.engines import ContinuousOptions
 from mugrpo.config.load import build_config, load_config
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.engines import make_engines, reserved_gpus
-from mugrpo.engines.base import Completion, Request
+from mugrpo.engines.base import Completion, Engine, Request
 from mugrpo.engines.continuous import ContinuousEngine
 from mugrpo.extensions.vllm_server import VLLMServerOptions
 from mugrpo.extensions.vllm_server import engine as engine_module
@@ -25,6 +25,13 @@ from tests.builders import PROMPTS, encoded
 from tests.cases import some, table
 
 LIMIT = 24
+
+
+def one_of(engine: Engine, request: Request, limit: int, **sampling: float) -> Completion:
+    """Return what an engine of our own says to a single request."""
+    every = engine.generate([request], max_new_tokens=limit, **sampling)
+    ((_, completion),) = (one for decoded in every for one in decoded.completions)
+    return completion
 
 
 class Server:
@@ -57,16 +64,8 @@ class Server:
                         self.close_connection = True
                         return
                     request = Request(np.array(body["prompt"], np.int32), body["seed"])
-                    (response,) = (
-                        completion
-                        for decoded in engine.generate(
-                            [request],
-                            temperature=body["temperature"],
-                            max_new_tokens=body["max_tokens"],
-                            top_p=body["top_p"],
-                        )
-                        for _, completion in decoded.completions
-                    )
+                    sampling = {name: body[name] for name in ("temperature", "top_p")}
+                    response = one_of(engine, request, body["max_tokens"], **sampling)
                 choice = {
                     "token_ids": response.ids.tolist(),
                     "logprobs": {"token_logprobs": response.logprobs.tolist()},
@@ -132,11 +131,7 @@ def test_every_request_gets_its_own_answer(server, engine, embedded_policy, requ
     assert {body["top_p"] for body in server.asked} == set(sampling.values() or [1.0])
     alone = ContinuousEngine(embedded_policy, ContinuousOptions(slots=1))
     for request, completion in zip(requests, completions, strict=True):
-        (expected,) = (
-            c
-            for d in alone.generate([request], temperature=1.1, max_new_tokens=LIMIT, **sampling)
-            for _, c in d.completions
-        )
+        expected = one_of(alone, request, LIMIT, temperature=1.1, **sampling)
         np.testing.assert_array_equal(completion.ids, expected.ids)
         np.testing.assert_array_equal(completion.logprobs, expected.logprobs)
         assert completion.finish_reason is expected.finish_reason
