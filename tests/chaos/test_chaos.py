@@ -35,7 +35,6 @@ def test_a_trial_ends_in_the_bits_of_an_uninterrupted_run_and_leaves_nothing(cha
 
 @pytest.mark.promise("chaos")
 def test_a_hundred_kills(chaos: Chaos):
-    """All kinds of run and all faults. `make chaos` goes on to a thousand."""
     outcomes: list[Outcome] = []
     while sum(len(outcome.struck) for outcome in outcomes) < 100:
         outcomes.append(chaos.run(1, len(outcomes)))

@@ -19,6 +19,7 @@ from mugrpo.extensions.turns import EnvironmentOptions
 from mugrpo.extensions.turns.base import Reply
 from mugrpo.extensions.turns.verifiers.pool import VerifiersEnvironments
 from tests.builders import chain_tokenizer
+from tests.extensions.turns.verifiers.test_verifiers_environments import SAY, reply
 
 pytestmark = pytest.mark.verifiers
 
@@ -26,7 +27,6 @@ ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-verifiers" / "bin" / "python"
 TASKSETS = Path(__file__).with_name("tasksets")
 ONE = WorkerOptions(count=1)
-SAY = {"role": "assistant", "content": "7"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -48,12 +48,6 @@ def environments() -> Iterator[VerifiersEnvironments]:
     found = made(taskset={"tool": True})
     yield found
     found.close()
-
-
-def reply(environments: VerifiersEnvironments, rollout: int) -> Reply:
-    ((number, found),) = environments.replies(60)
-    assert number == rollout
-    return found
 
 
 def test_an_episode_in_turns_with_a_call_of_a_tool(environments):

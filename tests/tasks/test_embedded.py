@@ -166,9 +166,6 @@ def test_no_problem_is_held_out_with_one_seed_and_trained_on_with_another(task, 
     assert not (trained[0] | trained[1]) & (evaluated[0] | evaluated[1])
 
 
-# --- The shipped weights --------------------------------------------------------------------------
-
-
 def said(model: str, task: EmbeddedTask, temperature: float = 1.0) -> tuple[list[str], list[Score]]:
     """Return what a model says to the held-out problems, and the scores of what it ended."""
     policy, problems = load_policy(ModelOptions(path=model)), task.eval_problems()

@@ -27,9 +27,6 @@ def file(tmp_path: Path):
     return write
 
 
-# ---- JSONL ----
-
-
 def test_every_line_is_a_row_with_its_place_and_blank_lines_are_counted_and_skipped(file):
     data = file("p.jsonl", b'{"a": 1}\n\n  \t\r\n{"a": [2], "b": null}\r\n{"a": "\xc3\xa9"}')
     assert read_rows(data) == [
@@ -51,9 +48,6 @@ def test_a_line_separator_within_a_text_does_not_end_the_row(file):
     assert [row for _, row in rows] == [{"a": "x\u2028y\u0085z"}, {"a": 2}]
 
 
-# ---- CSV ----
-
-
 def test_columns_are_the_headers_and_values_are_text(file):
     data = file("p.csv", b'\xef\xbb\xbfprompt,answer\n3+2=,5\n"say ""hi"", now",\n')
     assert read_rows(data) == [
@@ -69,9 +63,6 @@ def test_a_quoted_newline_is_kept_and_lines_after_it_are_counted_with_it(file, e
     (_, first), second = read_rows(data)
     assert first == {"a": "1", "b": "x" + end.decode() + "y"}
     assert second == (f"{data}, line 5", {"a": "4", "b": "5"})
-
-
-# ---- parquet ----
 
 
 def test_parquet_rows_are_numbered_from_one_across_row_groups(tmp_path):
@@ -144,9 +135,6 @@ def test_an_integer_above_64_bits_in_parquet_is_refused_and_in_lines_kept(tmp_pa
 )
 def test_a_float_that_keeps_its_digits_is_a_reference(number, text):
     assert answer_of(number, "row 1", "answer") == text
-
-
-# ---- the hub ----
 
 
 def test_split_subset_and_revision_reach_the_hub(monkeypatch):

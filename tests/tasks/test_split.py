@@ -85,9 +85,6 @@ def test_of_a_small_data_set_at_least_the_lowest_hash_is_held_out(jsonl):
     assert [p.prompt for p in train] == ["1+1=", "1+2=", "2+3="]
 
 
-# ---- held-out problems from another file or split ----
-
-
 def test_held_out_problems_from_another_file_leave_every_problem_to_train_on(jsonl):
     data = jsonl(*(row(f"{n}=") for n in range(40)))
     eval_data = jsonl(*(row(f"{n}+1=") for n in range(10)), name="e.jsonl")

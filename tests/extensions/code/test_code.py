@@ -326,7 +326,6 @@ def test_scores(sandboxed: CodeOptions):
 
 
 def test_no_test_sees_what_another_has_left(sandboxed: CodeOptions):
-    """The program makes a folder in each of three tests, and finds none of an earlier test."""
     request = Request(REMEMBERING, [{"stdin": ""}] * 3)
     told = [outcome.output.split() for outcome in Code(sandboxed).sandbox.run(request, 60.0)]
     assert [before for _, before in told] == ["[]"] * 3

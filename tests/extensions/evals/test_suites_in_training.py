@@ -75,7 +75,6 @@ def test_ranks_hand_the_policy_over_whenever_something_is_measured():
 
 @pytest.mark.long
 def test_suites_change_nothing_but_what_is_measured(reference, measured, tmp_path):
-    """Every line of the run without suites is in the run with them, with the same numbers."""
     run = measured
     assert [*lines_of(run, "suite/short")] == [0, 2, 4, 6]
     assert [*lines_of(run, "suite/rare")] == [0, 6]

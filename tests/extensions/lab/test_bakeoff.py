@@ -168,9 +168,6 @@ def test_all_means_every_preset(run: Path, command: Command):
     assert all(checkpoints(home(run, 1) / name)[-1] == 6 for name in names)
 
 
-# ---- the table ----
-
-
 def update(number: int, kl: float, tv: float, ratio: float | None, seconds: float, **shares: float):
     values = {"kl_behavior": kl, "tv_token": tv, "ratio/negative/max": ratio, **shares}
     times = {"time/update": seconds - 0.5, "time/read": 0.5}
@@ -226,9 +223,6 @@ def test_trained_methods_are_not_trained_again_even_if_the_run_is_moved(compared
     assert ended.status == 0 and before
     assert {p: p.stat().st_mtime_ns for p in before} == before
     assert (home(copy) / "table.md").read_text() == (home(compared) / "table.md").read_text()
-
-
-# ---- what is refused, and changes after a comparison ----
 
 
 @pytest.mark.parametrize(

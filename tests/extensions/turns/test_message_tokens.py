@@ -65,7 +65,6 @@ def test_suffixes_of_tools_answers_are_trls(template: str, contents: list[str]):
 
 
 def test_a_conversation_is_what_the_template_writes_for_the_whole():
-    """The prompt, turns as they are sampled, and suffixes, end to end."""
     prompts = prompts_of(template_of("qwen2_5_training"), TOOL)
     encoder, eos = MessageEncoder(prompts), prompts.tokenizer.eos_token_id
     said = [

@@ -233,7 +233,6 @@ FORM, WRONG = "does not answer as vLLM does", "impossible completion"
 def test_an_answer_that_cannot_be_right_stops_the_run(
     server: Server, engine: ServerEngine, embedded_policy: Policy, requests, change, text
 ):
-    """In a sentence that names the server."""
     assert embedded_policy.stop_ids == [END]
     server.change = change
     with pytest.raises(RunStopped, match=text) as stopped:

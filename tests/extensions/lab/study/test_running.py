@@ -134,7 +134,6 @@ def test_a_stopped_study_says_how_to_go_on(monkeypatch, capsys):
 
 
 def test_a_cell_is_the_run_that_its_config_makes(studied: Studied, tmp_path: Path, monkeypatch):
-    """`mugrpo train` by hand gives the same accuracies."""
     study, all_ = load_study(studied.file)
     cell = next(c for c in all_ if str(c) == "high, seed 11")
     monkeypatch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
