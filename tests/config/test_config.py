@@ -243,7 +243,7 @@ def test_the_order_of_overrides_does_not_matter_to_a_choice(order):
     ("text", "override"),
     [
         (
-            '[veto]\nname = "negative_advantage"\nthreshold = 0.5\n',
+            '[veto]\nname = "negative_advantage"\nscope = "trigger"\n',
             "--veto.name=negative_advantage",
         ),
         ('[objective]\nname = "cispo"\nratio_clip = [0.5, 3.0]\n', "--objective.name=cispo"),
@@ -312,17 +312,11 @@ def test_every_committed_config_loads_and_differs_from_the_defaults(file):
         ("--schedule.stages=1001 --schedule.growth=1.1", "lower stages or growth"),
         ("--preset=mu-grpo --objective.ratio_clip=[0]", "objective.ratio_clip.1 must be given"),
         ("--preset=mu-grpo --objective.ratio_clip=[0,1,2]", "(0, 1, 2): tuple should have at most"),
-        (
-            "--preset=mu-grpo --objective.ratio_clip=[0,inf]",
-            "ratio_clip.1 = inf: input should be a f",
-        ),
+        ("--preset=mu-grpo --objective.ratio_clip=[0,inf]", "ratio_clip.1 = inf: input should be"),
         ("--preset=mu-grpo --objective.ratio_clip=5", "ratio_clip = 5: it should be a list"),
         ("--schedule.stages=true", "schedule.stages = True: input should be a valid integer"),
         ("--schedule.stages='3'", "schedule.stages = '3': input should be a valid integer"),
-        (
-            "--engine.name=[1]",
-            "engine.name: no such name (1,): choose among continuous, hf, vllm, ",
-        ),
+        ("--engine.name=[1]", "engine.name: no such name (1,): choose among continuous, hf, "),
     ],
 )
 def test_words_that_make_no_config_are_refused(refusal, words, part):

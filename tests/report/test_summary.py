@@ -32,7 +32,7 @@ SKIPPED = (math.nan, 0.25, 1)
         (stage(0, WRONG, WRONG), "nothing was learned: none of the 2 updates had a gradient."),
         (
             stage(0, WRONG, SKIPPED),
-            "nothing was learned: 1 of 2 updates were not applied, and the others had no gradient.",
+            "1 of 2 updates were not applied, and the others had no gradient",
         ),
     ],
 )

@@ -322,10 +322,7 @@ def test_a_reward_that_fails_has_no_reward_and_one_that_cannot_finish_has_0(text
 @table(
     ("text", "sentence"),
     [
-        (
-            "[float('nan')]",
-            "`returns` returned nan as reward 0 of 1 (problem p1); a reward must be",
-        ),
+        ("[float('nan')]", "`returns` returned nan as reward 0 of 1 (problem p1); a reward must"),
         ("['1']", "`returns` returned '1' as reward 0 of 1 (problem p1)"),
         ("[1e308]", "`returns` returned 1e+308 as reward 0 of 1 (problem p1); a reward must be a"),
         ("[]", "`returns` returned [], not a list of 1 rewards"),
@@ -357,11 +354,7 @@ def nothing_taken():
     [
         ("f = 3", "f", "rewards.py has no function f"),
         ("def f(:", "f", "rewards.py cannot be imported: SyntaxError: invalid syntax"),
-        (
-            "import os; os._exit(4)",
-            "f",
-            "a worker of the reward died while it was loading (status 4)",
-        ),
+        ("import os; os._exit(4)", "f", "the reward died while it was loading (status 4)"),
     ],
 )
 def test_a_function_that_cannot_be_loaded_is_refused_before_any_answer(

@@ -16,6 +16,7 @@ import pytest
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Problem
 from mugrpo.extensions.code.cases import read_tests
+from tests import cases
 from tests.cases import table
 from tests.tasks.builders import all_problems, chat, refusal, row, task
 
@@ -124,14 +125,9 @@ def test_references_that_math_cannot_use_are_named_before_any_work(jsonl, tmp_pa
     good = [r"\$36", r"\$32,\!348", r"\text{(C)}", "[1,2)", r"\boxed{1} or \boxed{2}", "2^{2^{99}}"]
     data = jsonl(*(row(str(n), answer) for n, answer in enumerate([*good, "$", "$ $"])))
     loaded = task(data, rewards=["math"], eval_share=0.0)
-    with pytest.raises(UsageError) as refused:
-        loaded.prepare(tmp_path / "rewards.log")
+    found = cases.refusal(loaded.prepare, tmp_path / "rewards.log")
     loaded.close()
-    assert str(refused.value) == (
-        f'the rewards cannot use 2 of 8 reference answers; the first: "$" ({data}, line 7): '
-        "math: ValueError: no verifier can read the reference answer '$': it is empty, or has more "
-        "than 1000 characters; fix the data, or choose another reward"
-    )
+    assert f'cannot use 2 of 8 reference answers; the first: "$" ({data}, line 7): math: ' in found
 
 
 def test_no_answer_column_leaves_the_reference_empty(jsonl):
