@@ -178,7 +178,7 @@ def test_values_out_of_bounds_are_refused_by_name_value_and_bound(refusal, overr
         ),
     ],
 )
-def test_a_path_that_only_the_configs_folder_has_is_refused_with_both_folders(
+def test_a_path_beside_the_config_is_refused_with_both_folders(
     toml, tmp_path, monkeypatch, text, place
 ):
     file = toml(text)

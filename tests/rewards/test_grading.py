@@ -281,9 +281,7 @@ def test_functions_get_the_messages_of_all_turns(tmp_path):
     assert score.reward == 1.0
 
 
-def test_a_file_can_import_its_neighbors_and_a_module_is_found_in_the_current_directory(
-    tmp_path, monkeypatch
-):
+def test_a_file_imports_its_neighbors_and_a_module_is_found_here(tmp_path, monkeypatch):
     (tmp_path / "neighbor.py").write_text("VALUE = 0.125\n")
     (tmp_path / "mine.py").write_text(
         "from neighbor import VALUE\ndef value(completions, **_): return [VALUE]\n"
@@ -357,9 +355,7 @@ def nothing_taken():
         ("import os; os._exit(4)", "f", "the reward died while it was loading (status 4)"),
     ],
 )
-def test_a_function_that_cannot_be_loaded_is_refused_before_any_answer(
-    content, name, sentence, tmp_path
-):
+def test_what_cannot_be_loaded_is_refused_before_any_answer(content, name, sentence, tmp_path):
     (tmp_path / "rewards.py").write_text(content)
     grader = Grader((function(name, file=tmp_path / "rewards.py"),), ONE)
     with pytest.raises((UsageError, RunStopped)) as refused:
@@ -435,9 +431,7 @@ def test_hostile_answers_all_get_a_verdict_and_none_is_right():
         assert verdicts[name].status is Status.NO_ANSWER
 
 
-def test_a_file_does_not_bring_others_in_the_place_of_the_modules_that_are_named(
-    tmp_path, monkeypatch
-):
+def test_a_file_brings_no_others_in_the_place_of_named_modules(tmp_path, monkeypatch):
     """Nor does it later, when something else imports a module for the first time."""
     monkeypatch.chdir(tmp_path)
     other = "raise SystemExit('not the one that is named')\n"

@@ -80,7 +80,7 @@ def test_a_sink_that_fails_is_reported_once_and_dropped(recorder, tmp_path, monk
 
 
 @table(("package", "option"), [("wandb", "p"), ("torch.utils.tensorboard", True)])
-def test_a_missing_package_is_one_sentence_with_the_way_to_install_it(
+def test_a_missing_package_is_named_with_the_way_to_install_it(
     package, option, tmp_path, monkeypatch
 ):
     monkeypatch.setitem(sys.modules, package, None)

@@ -206,7 +206,7 @@ def test_ones_own_run_never_asks(folder: Path, command: Command, state: Path):
     assert stat.S_IMODE(state.stat().st_mode) == 0o700 and len(list(state.iterdir())) == 1
 
 
-def test_a_copy_at_another_users_and_a_run_that_claims_the_id_of_ones_own_ask(
+def test_a_copy_elsewhere_and_a_run_that_claims_the_id_of_ones_own_ask(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     run_dir = received(folder, "task.rewards")
@@ -223,9 +223,7 @@ def test_a_copy_at_another_users_and_a_run_that_claims_the_id_of_ones_own_ask(
 
 
 @pytest.mark.long
-def test_the_arms_of_a_bakeoff_are_runs_like_others(
-    folder: Path, command: Command, scored_run: Path, no_report: None, tmp_path: Path
-):
+def test_arms_of_a_bakeoff_are_runs_like_others(folder, command, scored_run, no_report, tmp_path):
     """Those that it begins are its user's own. One in a received folder may name any code."""
     run_dir = Path(shutil.copytree(scored_run, tmp_path / "run"))
     words = ["bakeoff", run_dir, "--trust", "--objectives"]  # for the run's template

@@ -113,9 +113,7 @@ def test_a_run_has_the_shards_and_weights_of_the_local_backend(on_ray, local, tm
     assert "optimize  24/24 updates" in ended.out  # what the first rank says is shown
 
 
-def test_a_ray_that_a_run_starts_runs_nothing_of_the_working_directory_and_listens_on_loopback(
-    traps: Path, tmp_path: Path
-):
+def test_a_ray_of_our_own_imports_nothing_from_here_and_listens_on_loopback(traps, tmp_path):
     run_dir, config = tmp_path / "run", write_config(tmp_path)
     words = [sys.executable, "-P", "-m", "mugrpo", "train", str(config), "--run-dir", str(run_dir)]
     words += [*TWO, "--backend.name", "ray", "--engine.processes", "1"]
@@ -225,9 +223,7 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_dir
 
 
-def test_ranks_stay_for_the_run_where_the_cluster_has_room_for_engines_beside_them(
-    on_ray: tuple[str, ...], several: Path, tmp_path: Path
-):
+def test_ranks_stay_where_there_is_room_for_engines_beside_them(on_ray, several, tmp_path):
     """Two ranks and an engine, on three CPUs: the same processes from beginning to end."""
     run_dir = tmp_path / "run"
     started = start_train(run_dir, *SEVERAL, *on_ray)

@@ -224,9 +224,7 @@ class TakesWeights:
 
 
 @pytest.mark.parametrize("ours", [True, False])
-def test_a_tied_head_gets_new_weights_and_the_canary_would_see_if_it_did_not(
-    tmp_path, monkeypatch, ours
-):
+def test_a_tied_head_gets_new_weights_or_the_canary_sees_it(tmp_path, monkeypatch, ours):
     """If this fails with vLLM's own method alone, vLLM has fixed it: remove ours."""
     if not ours:
         (tmp_path / "mugrpo_vllm.py").write_text(VLLMS_OWN)

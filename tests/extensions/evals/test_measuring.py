@@ -91,13 +91,7 @@ def test_what_is_published_is_not_sampled_again(again, tmp_path, command, monkey
     assert result_in(folder)["measures"] == measures
 
 
-def test_stored_responses_are_graded_again_without_an_engine(
-    again: tuple[Any, ...],
-    suite: Path,
-    tmp_path: Path,
-    command: Command,
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_stored_responses_are_graded_again(again, suite, tmp_path, command, monkeypatch):
     """Another pattern reads the second sum: other verdicts on the very same rollouts."""
     folder = tmp_path / "out" / "short" / "update-000000"
     rollouts, before = rows_in(folder, "rollouts"), result_in(folder)["measures"]["avg@4"]

@@ -15,7 +15,7 @@ from mugrpo.report import write_report
 from mugrpo.run.suites import measuring_due, suites_due
 from tests.extensions.evals.conftest import suite_in
 from tests.faults.harm import flip_bit, refused, stopped
-from tests.runs import CONFIG, Command, finished, killed, write_config
+from tests.runs import CONFIG, finished, killed, write_config
 
 pytest_plugins = ["tests.run_fixtures"]
 
@@ -122,9 +122,7 @@ def test_a_suites_line_and_its_result_must_agree_and_are_made_again(measured, tm
         ("suite without metrics line", 2),
     ],
 )
-def test_a_run_that_is_killed_while_it_measures_ends_the_same(
-    suites: tuple[str, ...], measured: Path, tmp_path: Path, place: str, nth: int
-):
+def test_a_run_killed_while_it_measures_ends_the_same(suites, measured, tmp_path, place, nth):
     run = tmp_path / "run"
     killed(run, place, nth, *suites)
     finished(run, *suites)
@@ -161,9 +159,7 @@ def test_a_suite_that_changed_in_the_middle_of_a_run_is_named(name, suites, tmp_
         ('{name="gsm8k", data="missing.jsonl"}', "missing.jsonl"),
     ],
 )
-def test_a_suite_that_cannot_be_read_stops_the_run_before_its_first_rollout(
-    use: str, sentence: str, tmp_path: Path, command: Command
-):
+def test_a_suite_that_cannot_be_read_stops_the_run_at_once(use, sentence, tmp_path, command):
     words = ("train", write_config(tmp_path), "--run-dir", tmp_path / "run")
     ended = command(*words, "--evaluation.suites", f"[{use}]")
     assert ended.status == 2 and sentence in ended.err

@@ -136,7 +136,7 @@ def test_a_run_trains_to_the_same_bits_after_a_bakeoff(run_dir, command, referen
     ],
 )
 def test_a_bakeoff_that_is_killed_and_run_again_gives_the_same_table(
-    compared: Path, run: Path, command: Command, place: str, nth: int, act: str
+    compared, run, command, place, nth, act
 ):
     ended = mugrpo("bakeoff", run, *BOTH, at=place, nth=nth, act=act)
     words = ["bakeoff", str(run), *BOTH]
@@ -236,9 +236,7 @@ def test_trained_methods_are_not_trained_again_even_if_the_run_is_moved(compared
         (["--objectives", "grpo", "--stage", "-1"], "--stage -1: the run has stages 0 to 1"),
     ],
 )
-def test_an_unknown_method_or_stage_is_refused_before_anything_is_written(
-    run: Path, command: Command, words: list[str], sentence: str
-):
+def test_an_unknown_method_or_stage_is_refused_at_once(run, command, words, sentence):
     before = contents(run)
     refused(command("bakeoff", run, *words), sentence)
     assert contents(run) == before

@@ -158,9 +158,7 @@ def test_a_server_with_room_gets_the_next_requests_before_the_last_ones_are_done
         np.testing.assert_array_equal(completion.ids, expected[index].ids)
 
 
-def test_the_server_is_told_to_draw_from_the_softmax_alone(
-    server: Server, engine: ServerEngine, embedded_policy: Policy, requests: list[Request]
-):
+def test_the_server_draws_from_the_softmax_alone(server, engine, embedded_policy, requests):
     taken(engine, requests[:1])
     (body,) = server.asked
     assert body["model"] == "the-model" and body["temperature"] == 1.1
@@ -230,7 +228,7 @@ FORM, WRONG = "does not answer as vLLM does", "impossible completion"
         (logprob(float("-inf")), WRONG),  # in JSON, -1e400 is the same
     ],
 )
-def test_an_answer_that_cannot_be_right_stops_the_run(
+def test_an_impossible_answer_stops_the_run(
     server: Server, engine: ServerEngine, embedded_policy: Policy, requests, change, text
 ):
     assert embedded_policy.stop_ids == [END]

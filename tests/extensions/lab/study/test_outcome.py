@@ -91,7 +91,7 @@ def test_results_are_kept_by_cell_and_other_options_are_refused(file, tmp_path, 
         again.of(load_study(file)[1][0])
 
 
-def test_another_clone_finds_the_same_runs_if_they_were_evaluated_the_same_way(
+def test_another_clone_finds_runs_that_were_evaluated_the_same_way(
     file, tmp_path, monkeypatch, run
 ):
     """A config's absolute paths do not matter, but the number of evaluation samples does."""
