@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -38,13 +38,13 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return run
 
 
-def found(path: str | None) -> Callable[[str], str | None]:
-    return lambda name: path if name == "nvidia-smi" else None
-
-
 @pytest.mark.parametrize("gpu", [True, False])
 def test_a_gpu_gets_vllms_own_wheel_and_a_cpu_its_build(tmp_path, commands, monkeypatch, gpu):
-    monkeypatch.setattr(vllm_env.shutil, "which", found("/bin/nvidia-smi" if gpu else None))
+    monkeypatch.setattr(
+        vllm_env.shutil,
+        "which",
+        lambda name: gpu and "/bin/nvidia-smi" if name == "nvidia-smi" else None,
+    )
     folder = tmp_path / "env"
     said: list[str] = []
     make_environment(folder, said.append)
@@ -73,7 +73,7 @@ def test_what_a_failed_step_leaves_is_made_again_with_its_own_python(
 ):
     folder = tmp_path / "env"
     monkeypatch.setattr(vllm_env, "_TORCH", "torch-that-fails")
-    monkeypatch.setattr(vllm_env.shutil, "which", found(None))
+    monkeypatch.setattr(vllm_env.shutil, "which", lambda _: None)
     with pytest.raises(UsageError, match=f" failed; .*`mugrpo vllm-env {folder}` again"):
         make_environment(folder, lambda _: None)
     assert len(commands) == 2 and not (folder / "installed").exists()
