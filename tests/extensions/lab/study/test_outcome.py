@@ -20,6 +20,11 @@ from tests.extensions.lab.study.builders import (
 
 
 @pytest.fixture
+def results(file):
+    return Results(folder_of(file) / RESULTS)
+
+
+@pytest.fixture
 def run() -> RunData:
     """Two stages of two updates, evaluated every two: .2, .8, .5; the second update exploded."""
     ratios = {1: 2.0, 2: 50.0, 3: None, 4: 3.0}
@@ -69,9 +74,10 @@ def test_a_run_without_evaluations_has_no_accuracy():
     assert failed["accuracy"] is None and failed["curve"][0]["accuracy"] is None
 
 
-def test_results_are_kept_by_cell_and_other_options_are_refused(file, tmp_path, monkeypatch, run):
+def test_results_are_kept_by_cell_and_other_options_are_refused(
+    file, results, tmp_path, monkeypatch, run
+):
     _, cells = load_study(file)
-    results = Results(folder_of(file) / RESULTS)
     monkeypatch.setattr(outcome_module, "read_runs", lambda _: [run])
     assert results.of(cells[0]) is None
     results.add(cells[0], tmp_path)
@@ -92,7 +98,7 @@ def test_results_are_kept_by_cell_and_other_options_are_refused(file, tmp_path, 
 
 
 def test_another_clone_finds_runs_that_were_evaluated_the_same_way(
-    file, tmp_path, monkeypatch, run
+    file, results, tmp_path, monkeypatch, run
 ):
     """A config's absolute paths do not matter, but the number of evaluation samples does."""
     monkeypatch.setattr(outcome_module, "read_runs", lambda _: [run])
@@ -108,7 +114,6 @@ def test_another_clone_finds_runs_that_were_evaluated_the_same_way(
         file.write_text(text)
         found[place] = load_study(file)[1][0]
     assert found["here"].config != found["there"].config
-    results = Results(folder_of(file) / RESULTS)
     monkeypatch.chdir(tmp_path / "here")
     assert str(tmp_path) not in results.add(found["here"], tmp_path)["config"]
     monkeypatch.chdir(tmp_path / "there")
@@ -118,9 +123,8 @@ def test_another_clone_finds_runs_that_were_evaluated_the_same_way(
         results.of(load_study(file)[1][0])
 
 
-def test_a_column_that_the_first_row_lacks_is_kept(file, tmp_path, monkeypatch, run):
+def test_a_column_that_the_first_row_lacks_is_kept(file, results, tmp_path, monkeypatch, run):
     _, cells = load_study(file)
-    results = Results(folder_of(file) / RESULTS)
     bare = run_data(updates=[{k: v for k, v in update(1).items() if k != "vetoed_fraction"}])
     for cell, made in zip(cells, (bare, run), strict=False):
         monkeypatch.setattr(outcome_module, "read_runs", lambda _, made=made: [made])

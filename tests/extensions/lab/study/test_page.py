@@ -78,12 +78,9 @@ def test_equivalence_has_a_column_of_p_values(study, finished):
 
 def test_p_values_are_adjusted_for_all_tables_of_the_page(file):
     """Two baselines make four comparisons with p, p, q, q where p < q: 4 p, 4 p, 2 q, 2 q."""
-    file.write_text(
-        file.read_text()
-        .replace("baseline = ", "baseline = [{ pool = 'a' }, ")
-        .replace('{ method = "plain" }', '{ method = "plain" }]')
-        .replace("[[figures]]", "[axes.pool]\na = {}\nb = { seed = 9 }\n[[figures]]", 1)
-    )
+    text = file.read_text().replace("baseline = ", "baseline = [{ pool = 'a' }, ")
+    text = text.replace('{ method = "plain" }', '{ method = "plain" }]')
+    file.write_text(f"{text}[axes.pool]\na = {{}}\nb = {{ seed = 9 }}\n")
     study, _ = load_study(file)
     made: list[Any] = []
     for pool, more in (("a", 0.0), ("b", 0.01)):
