@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from mugrpo.disk.errors import UsageError
+
 
 def some(number: int, cases: Iterable[Any]) -> list[Any]:
     """Return `cases`. All but the first `number` of them run in `make test-all` only.
@@ -96,3 +98,11 @@ def _own(fixtures: dict[str, Any], name: str) -> Iterator[dict[str, Any]]:
         if "capsys" in fixtures:
             fixtures["capsys"].readouterr()
         yield own
+
+
+def refusal(call: Callable[..., Any], *given: Any, **named: Any) -> str:
+    """Return the one line with which `call` refuses what it is given."""
+    with pytest.raises(UsageError) as refused:
+        call(*given, **named)
+    assert "\n" not in str(refused.value)
+    return str(refused.value)

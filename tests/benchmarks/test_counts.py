@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from counts import Group, Shape, Work, causal, decoded, forward_flop, passed, prefill
 
@@ -53,26 +51,14 @@ def test_prefill_and_decode_are_one_shared_forward_pass():
         assert getattr(whole, name) == sum(getattr(part, name) for part in parts)
 
 
-CONFIGS: dict[str, Any] = {
-    "llama": LlamaConfig,  # grouped queries, tied embeddings
-    "qwen2": Qwen2Config,  # biases
-}
-
-
-@pytest.mark.parametrize("form", CONFIGS)
+@pytest.mark.parametrize("form", [LlamaConfig, Qwen2Config])  # tied; with biases
 def test_counts_equal_pytorchs_counter(form):
-    config = CONFIGS[form](
-        hidden_size=48,
-        intermediate_size=80,
-        num_hidden_layers=3,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        vocab_size=96,
-        tie_word_embeddings=form == "llama",
-        attn_implementation="eager",  # its products are plain matmuls, which the counter knows
-    )
+    heads = {"num_attention_heads": 6, "num_key_value_heads": 2}
+    sizes = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "vocab_size": 96}
+    config = form(**heads, **sizes, tie_word_embeddings=form is LlamaConfig)
     torch.manual_seed(0)
-    model = LlamaForCausalLM(config) if form == "llama" else _model(config)
+    # The products of eager attention are plain matmuls, which the counter knows.
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     batch, length = 2, 17
     ids = torch.randint(0, 96, (batch, length))
     with FlopCounterMode(display=False) as forward:
@@ -86,9 +72,3 @@ def test_counts_equal_pytorchs_counter(form):
     assert backward.get_total_flops() == pytest.approx(2 * flop, rel=0.02)
     parameters = sum(p.numel() for p in model.parameters() if p.ndim == 2)
     assert shape.parameters == parameters
-
-
-def _model(config: Any) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_config(config, attn_implementation="eager")

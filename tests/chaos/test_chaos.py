@@ -25,21 +25,16 @@ def chaos(tmp_path_factory: pytest.TempPathFactory) -> Chaos:
     return Chaos(tmp_path_factory.mktemp("chaos"), pause=2.0)
 
 
-@pytest.mark.long
 @pytest.mark.promise("chaos")
 @pytest.mark.parametrize("number", some(1, A_FEW))
-def test_a_trial_ends_in_the_bits_of_an_uninterrupted_run_and_leaves_nothing(
-    chaos: Chaos, number: int
-):
+def test_a_trial_ends_in_the_bits_of_an_uninterrupted_run_and_leaves_nothing(chaos, number):
     outcome = chaos.run(0, number)
     assert outcome.good, outcome
     assert outcome.struck or outcome.skipped == ["full disk"]  # without root
 
 
 @pytest.mark.promise("chaos")
-@pytest.mark.long
 def test_a_hundred_kills(chaos: Chaos):
-    """All kinds of run and all faults. `make chaos` goes on to a thousand."""
     outcomes: list[Outcome] = []
     while sum(len(outcome.struck) for outcome in outcomes) < 100:
         outcomes.append(chaos.run(1, len(outcomes)))
@@ -56,9 +51,5 @@ def test_a_bit_a_line_and_a_file_that_differ_are_found(reference: Path, tmp_path
     (run / "metrics.jsonl").write_text("".join(lines[:-1]))
     (run / "checkpoints" / "update-000006" / "model.safetensors.tmp.7").touch()
     (run / "samples" / "update-000006.json").unlink()
-    assert [line.partition(":")[0] for line in sorted(differences(run, reference))] == [
-        "left over",
-        "missing",
-        "missing",
-        "other",
-    ]
+    found = [line.partition(":")[0] for line in sorted(differences(run, reference))]
+    assert found == ["left over", "missing", "missing", "other"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mugrpo.config.load import load_config
-from mugrpo.disk.errors import UsageError
+from tests import cases
 
 
 @pytest.fixture
@@ -26,13 +26,7 @@ def toml(tmp_path: Path):
 @pytest.fixture
 def refusal():
     """Return a function that returns the sentence that refuses a command line."""
-
-    def refuse(*overrides: str, file: Path | None = None) -> str:
-        with pytest.raises(UsageError) as refused:
-            load_config(file, overrides)
-        return str(refused.value)
-
-    return refuse
+    return lambda *overrides, file=None: cases.refusal(load_config, file, overrides)
 
 
 @pytest.fixture

@@ -9,8 +9,19 @@ import pytest
 
 from mugrpo.arguments import DEMO
 from mugrpo.config.describe import as_toml, describe
-from mugrpo.config.load import ELSEWHERE, load_config, parse_overrides, read_toml, require_places
-from mugrpo.config.run import RunConfig
+from mugrpo.config.load import (
+    ELSEWHERE,
+    build_config,
+    changes,
+    load_config,
+    on_resume,
+    parse_overrides,
+    read_toml,
+    require_places,
+    with_newer_options,
+)
+from mugrpo.config.run import PRESETS, RunConfig
+from mugrpo.config.training import SuiteUse
 from mugrpo.disk.errors import UsageError
 from tests.cases import table
 
@@ -46,11 +57,8 @@ def test_override_values_are_toml_or_else_text(text, value):
 
 
 def test_both_forms_of_an_override_are_the_same():
-    assert list(parse_overrides(["--a.b", "[1, 2]", "--c=x", "--d", "none"])) == [
-        ("a.b", [1, 2]),
-        ("c", "x"),
-        ("d", None),
-    ]
+    found = list(parse_overrides(["--a.b", "[1, 2]", "--c=x", "--d", "none"]))
+    assert found == [("a.b", [1, 2]), ("c", "x"), ("d", None)]
 
 
 def test_overrides_replace_the_file_and_the_file_the_defaults(toml):
@@ -128,18 +136,11 @@ def test_trls_names_are_answered_as_the_table_of_its_page_says():
         assert [*dict.fromkeys(answered)] == told[: len(set(answered))]
 
 
-def test_the_command_line_is_named_beside_the_file(tmp_path):
-    file = tmp_path / "mine.toml"
-    file.write_text("[optimizer]\nlearning_rate = 1\n")
-    with pytest.raises(UsageError) as refused:
-        load_config(file, ["--engine.name=zzz"])
-    assert str(refused.value).startswith(f"{file} --engine.name=zzz: ")
-    assert "optimizer.lr?" in str(refused.value) and "'zzz'" in str(refused.value)
-
-
-def test_an_unknown_option_far_from_all_others_points_to_the_help(refusal):
-    sentence = refusal("--zzz.qqq=1")
-    assert "there is no option zzz" in sentence and "--help" in sentence
+def test_the_command_line_is_named_beside_the_file(toml, refusal):
+    file = toml("[optimizer]\nlearning_rate = 1\n")
+    found = refusal("--engine.name=zzz", file=file)
+    assert found.startswith(f"{file} --engine.name=zzz: ")
+    assert "optimizer.lr?" in found and "'zzz'" in found
 
 
 @table(
@@ -167,32 +168,6 @@ def test_values_out_of_bounds_are_refused_by_name_value_and_bound(refusal, overr
     assert group in sentence and value in sentence and reason in sentence
 
 
-@pytest.mark.parametrize(
-    ("override", "sentence"),
-    [
-        ("objective.ratio_clip=[0]", "objective.ratio_clip.1 must be given"),
-        (
-            "objective.ratio_clip=[0, 1, 2]",
-            "objective.ratio_clip = (0, 1, 2): tuple should have at most 2 items",
-        ),
-        (
-            "objective.ratio_clip=[0, inf]",
-            "objective.ratio_clip.1 = inf: input should be a finite number",
-        ),
-        ("objective.ratio_clip=5", "objective.ratio_clip = 5: it should be a list"),
-        ("schedule.stages=true", "schedule.stages = True: input should be a valid integer"),
-        ("schedule.stages='3'", "schedule.stages = '3': input should be a valid integer"),
-        (
-            "engine.name=[1]",
-            "engine.name: no such name (1,): choose among continuous, hf, vllm, vllm_server",
-        ),
-    ],
-)
-def test_a_value_of_another_type_is_refused(refusal, override, sentence):
-    refused = refusal("--preset=mu-grpo", f"--{override}")
-    assert refused.startswith(f"on the command line: {sentence}")
-
-
 @table(
     ("text", "place"),
     [
@@ -203,7 +178,7 @@ def test_a_value_of_another_type_is_refused(refusal, override, sentence):
         ),
     ],
 )
-def test_a_path_that_only_the_configs_folder_has_is_refused_with_both_folders(
+def test_a_path_beside_the_config_is_refused_with_both_folders(
     toml, tmp_path, monkeypatch, text, place
 ):
     file = toml(text)
@@ -222,12 +197,6 @@ def test_a_path_that_only_the_configs_folder_has_is_refused_with_both_folders(
     )
     monkeypatch.chdir(file.parent)
     require_places(raw, file.parent)
-
-
-def test_temperature_0_is_answered_with_greedy_evaluation():
-    for option in ("rollouts", "evaluation"):
-        with pytest.raises(UsageError, match=r"evaluation\.greedy = true.*--temperature 0\.01"):
-            load_config(None, [f"--{option}.temperature", "0"])
 
 
 def test_unreadable_files_are_refused_by_name(refusal, toml, tmp_path):
@@ -263,32 +232,28 @@ def test_a_name_override_starts_its_group_from_the_defaults(toml):
     assert config.objective.knobs == {"ratio_clip": (0.8, 1.2)}
 
 
-def test_a_name_override_that_repeats_the_file_changes_nothing(toml):
-    file = toml('[veto]\nname = "negative_advantage"\nthreshold = 0.5\n')
-    assert load_config(file, ["--veto.name=negative_advantage"]) == load_config(file)
-    file = toml('[objective]\nname = "cispo"\nratio_clip = [0.5, 3.0]\n')
-    assert load_config(file, ["--objective.name=cispo"]) == load_config(file)
-
-
-def test_the_order_of_overrides_does_not_matter_to_a_choice():
-    for overrides in (
-        ["--objective.dual_clip=3", "--objective.name=grpo"],
-        ["--objective.name=grpo", "--objective.dual_clip=3"],
-    ):
-        objective = load_config(None, overrides).objective
-        assert (objective.name, objective.dual_clip) == ("grpo", 3.0)
+@table("order", [1, -1])
+def test_the_order_of_overrides_does_not_matter_to_a_choice(order):
+    words = ["--objective.dual_clip=3", "--objective.name=grpo"][::order]
+    objective = load_config(None, words).objective
+    assert (objective.name, objective.dual_clip) == ("grpo", 3.0)
 
 
 @table(
     ("text", "override"),
     [
+        (
+            '[veto]\nname = "negative_advantage"\nscope = "trigger"\n',
+            "--veto.name=negative_advantage",
+        ),
+        ('[objective]\nname = "cispo"\nratio_clip = [0.5, 3.0]\n', "--objective.name=cispo"),
         ('preset = "mu-grpo"\n[veto]\nthreshold = 0.5\n', "--veto.name=negative_advantage"),
         ('preset = "mu-grpo"\n[objective]\ndual_clip = 3.0\n', "--objective.name=grpo"),
         ('preset = "topr"\n[advantage]\nbaseline = 0.7\n', "--advantage.name=shifted"),
         ('preset = "cispo"\n[objective]\nratio_clip = [0.0, 3.0]\n', "--objective.name=cispo"),
     ],
 )
-def test_naming_the_presets_choice_keeps_what_the_file_says(toml, text, override):
+def test_naming_the_choice_that_is_there_keeps_what_the_file_says(toml, text, override):
     file = toml(text)
     assert load_config(file, [override]) == load_config(file)
 
@@ -321,19 +286,7 @@ def test_every_objective_but_file_is_the_module_of_its_name():
 
 @table("file", CONFIGS)
 def test_every_committed_config_loads_and_differs_from_the_defaults(file):
-    config = load_config(file)
-    assert config != RunConfig()
-
-
-@table(
-    ("words", "part"),
-    [
-        ("--schedule.stages=100000 --schedule.batches_per_stage=11", "1,100,000 updates"),
-        ("--schedule.stages=1001 --schedule.growth=1.1", "lower stages or growth"),
-    ],
-)
-def test_a_schedule_without_end_is_refused(refusal, words: str, part: str):
-    assert part in refusal("--schedule.growth=1", *words.split())
+    assert load_config(file) != RunConfig()
 
 
 @table(
@@ -351,9 +304,70 @@ def test_a_schedule_without_end_is_refused(refusal, words: str, part: str):
         (f"--seed={'9' * 5000}", "seed"),
         ("--task.split=test", "an option if task.name = 'dataset'"),
         ("--task.name=dataset", "task.data must be given"),
+        ("--zzz.qqq=1", "there is no option zzz"),
+        ("--zzz.qqq=1", "--help"),
+        ("--rollouts.temperature=0", "evaluation.greedy = true"),
+        ("--evaluation.temperature=0", "--temperature 0.01"),
+        ("--schedule.growth=1 --schedule.stages=100000", "1,600,000 updates"),
+        ("--schedule.stages=1001 --schedule.growth=1.1", "lower stages or growth"),
+        ("--preset=mu-grpo --objective.ratio_clip=[0]", "objective.ratio_clip.1 must be given"),
+        ("--preset=mu-grpo --objective.ratio_clip=[0,1,2]", "(0, 1, 2): tuple should have at most"),
+        ("--preset=mu-grpo --objective.ratio_clip=[0,inf]", "ratio_clip.1 = inf: input should be"),
+        ("--preset=mu-grpo --objective.ratio_clip=5", "ratio_clip = 5: it should be a list"),
+        ("--schedule.stages=true", "schedule.stages = True: input should be a valid integer"),
+        ("--schedule.stages='3'", "schedule.stages = '3': input should be a valid integer"),
+        ("--engine.name=[1]", "engine.name: no such name (1,): choose among continuous, hf, "),
     ],
 )
-def test_words_that_make_no_config_are_refused(words: str, part: str):
-    with pytest.raises(UsageError) as refused:
-        load_config(None, words.split(" "))
-    assert part in str(refused.value)
+def test_words_that_make_no_config_are_refused(refusal, words, part):
+    assert part in refusal(*words.split(" "))
+
+
+# ---- what a run keeps ----
+
+
+def test_changes_lists_what_differs_by_dotted_name():
+    old = {"seed": 0, "schedule": {"stages": 4, "group_size": 8}, "gone": 1}
+    new = {"seed": 0, "schedule": {"stages": 2, "group_size": 8}, "engine": {"name": "hf"}}
+    found = changes(old, new)
+    assert found == [("engine.name", None, "hf"), ("gone", 1, None), ("schedule.stages", 4, 2)]
+    assert changes(old, old) == []
+
+
+@table("preset", PRESETS)
+def test_a_resolved_config_survives_json(preset):
+    """Resuming relies on this: stored as JSON and read again, a config has not changed.
+
+    That includes the values in which it differs from its preset.
+    """
+    others = ["--veto.name=off", "--reduction=constant"]
+    config = load_config(None, [f"--preset={preset}", "--task.terms=5", *others])
+    stored = config.model_dump(mode="json")
+    assert build_config(stored, "test") == config
+    assert changes(stored, build_config(stored, "test").model_dump(mode="json")) == []
+
+
+def test_a_stored_config_that_lacks_an_option_is_read_with_its_presets_value():
+    """And it stays as it is if it has an option that is gone."""
+    today = load_config(None, ["--preset=mu-grpo"]).model_dump(mode="json")
+    stored = today | {"veto": {"name": "negative_advantage", "scope": "suffix"}}
+    assert with_newer_options(stored) == today
+    assert with_newer_options(stored | {"gone": 1}) == stored | {"gone": 1}
+
+
+HARMLESS = """
+overlap backend.name checkpoint.every checkpoint.keep checkpoint.minutes
+evaluation.every evaluation.greedy evaluation.stop_on_collapse evaluation.end_samples
+evaluation.samples evaluation.suites evaluation.temperature
+rewards.failure_limit rewards.pays_for_nothing workers.count
+engine.processes engine.tensor_parallel engine.gpu_memory_utilization engine.rest
+distributed.processes sinks.tensorboard sinks.wandb
+model.path task.data task.eval_data
+"""  # processes affect only rounding; of paths and data, the contents are compared
+
+
+def test_only_what_changes_no_trained_number_is_harmless():
+    names = {o.name for o in describe() if on_resume(o.name) == "harmless"}
+    suites = {f"evaluation.suites[].{field}" for field in SuiteUse.model_fields}
+    assert names == {*HARMLESS.split()} | suites
+    assert on_resume("no.such.option") == "forced"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
+
+import pytest
 
 from mugrpo.config.base import members_of
 from mugrpo.config.describe import as_toml, describe, tables
@@ -58,12 +61,10 @@ def test_every_option_is_listed_once_for_each_choice_that_has_it(required):
 
 def test_a_default_that_differs_between_choices_is_shown_for_each():
     defaults = {option.name: option.default for option in describe()}
-    assert defaults["advantage.zero_variance_mask"] == (
-        "true for group, file; false for shifted, asymre"
-    )
-    assert defaults["objective.ratio_clip"] == (
-        "[0.8, 1.2] for grpo, decoupled_ppo, minpro; [0.0, 5.0] for cispo"
-    )
+    found = defaults["advantage.zero_variance_mask"]
+    assert found == "true for group, file; false for shifted, asymre"
+    given = defaults["objective.ratio_clip"]
+    assert given == "[0.8, 1.2] for grpo, decoupled_ppo, minpro; [0.0, 5.0] for cispo"
 
 
 def test_defaults_are_those_of_a_config_without_a_preset():
@@ -114,3 +115,8 @@ def test_types_bounds_and_defaults_are_spelled_for_users():
     assert described["engine.urls"] == ("[str, ...]", '["http://localhost:8000"]')
     assert described["engine.arguments"] == ("table", "{}")
     assert described["veto.name"] == ("name", "off")
+
+
+@pytest.mark.parametrize("text", ["\U0001f600 plain", 'a "b"\n\t\\', "\x7f and \x01", "é"])
+def test_any_text_is_valid_toml(text: str):
+    assert tomllib.loads(f"value = {as_toml(text)}") == {"value": text}

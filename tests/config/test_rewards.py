@@ -27,10 +27,8 @@ def test_rewards_are_chosen_by_table_name_or_place():
     assert chosen("math") == (MathOptions(),)
     assert chosen("my/rewards.py:f") == (FunctionOptions(function="my/rewards.py:f"),)
     assert chosen({"name": "math", "weight": 2}) == (MathOptions(weight=2.0),)
-    assert chosen(("exact", {"function": "a.b:f", "weight": 0.5})) == (
-        ExactOptions(),
-        FunctionOptions(function="a.b:f", weight=0.5),
-    )
+    found = chosen(("exact", {"function": "a.b:f", "weight": 0.5}))
+    assert found == (ExactOptions(), FunctionOptions(function="a.b:f", weight=0.5))
     dumped = Chosen(rewards=chosen(("numeric", "a:f"))).model_dump(mode="json")
     assert chosen(tuple(dumped["rewards"])) == (NumericOptions(), FunctionOptions(function="a:f"))
 

@@ -13,7 +13,7 @@ import pytest
 
 import mugrpo
 from mugrpo.config.base import installed
-from tests.runs import read_metrics, write_config
+from tests.runs import ENVIRONMENT, read_metrics, write_config
 
 SOURCE = Path(mugrpo.__file__).parent
 EXAMPLE = Path(__file__).parents[2] / "examples" / "extension"
@@ -93,3 +93,11 @@ def test_a_package_of_ones_own_adds_an_objective_and_a_reward(tmp_path: Path, tr
         return
     lines = [line for line in read_metrics(tmp_path / "run") if line["kind"] == "refresh"]
     assert [line["rewards/short/mean"] for line in lines] == [1.0]  # at most 8 tokens each
+
+
+@pytest.mark.long
+def test_the_local_backend_imports_no_ray():
+    words = "import sys, mugrpo.pipeline, mugrpo.hosts.ranks; assert 'ray' not in sys.modules"
+    environment = {"PYTHONPATH": ENVIRONMENT["PYTHONPATH"], "PATH": "/usr/bin"}
+    done = subprocess.run([sys.executable, "-c", words], env=environment, capture_output=True)
+    assert done.returncode == 0, done.stderr

@@ -27,9 +27,7 @@ from tests.runs import TEMPLATE, read_metrics
 pytest_plugins = ["tests.run_fixtures"]
 
 
-def test_a_card_has_the_runs_numbers_and_a_header_that_the_hub_reads(
-    reference: Path, tmp_path: Path
-):
+def test_a_card_has_the_runs_numbers_and_a_header_that_the_hub_reads(reference, tmp_path):
     assert main(["card", str(reference), "--out", str(tmp_path / "card.md")]) == 0
     _, header, text = (tmp_path / "card.md").read_text().split("---\n", 2)
     assert yaml.safe_load(header)["library_name"] == "transformers"
@@ -39,9 +37,7 @@ def test_a_card_has_the_runs_numbers_and_a_header_that_the_hub_reads(
     assert re.search(r"\| method \| \S+ \|", text) and "pipeline(" in text
 
 
-def test_its_example_runs_as_printed_and_stops_where_training_stopped(
-    reference: Path, tmp_path: Path
-):
+def test_its_example_runs_as_printed_and_stops_where_training_stopped(reference, tmp_path):
     """The template that prompts were written with is the run's own file, not the base model's."""
     main(["card", str(reference), "--out", str(tmp_path / "card.md")])
     code = (tmp_path / "card.md").read_text().split("```python\n")[1].split("```")[0]

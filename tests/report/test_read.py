@@ -118,11 +118,8 @@ def test_only_finite_numbers_count():
 
 
 def test_options_are_flattened_by_dotted_names():
-    assert flattened({"a": {"b": 1, "c": {"d": [2]}}, "e": None}) == {
-        "a.b": 1,
-        "a.c.d": [2],
-        "e": None,
-    }
+    found = flattened({"a": {"b": 1, "c": {"d": [2]}}, "e": None})
+    assert found == {"a.b": 1, "a.c.d": [2], "e": None}
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from tests.report.synthetic import (
     HOSTILE,
     answered,
     evaluation,
-    plausible_run,
+    long_run,
     refresh,
     sample,
     timed_run,
@@ -41,31 +41,16 @@ def test_the_numbers_are_those_worked_out_by_hand(tmp_path):
     page = report(tmp_path / "run")
     rows = page.rows()
     expected = {
-        "accuracy before": "0.250",
-        "accuracy after": "0.750",
-        "updates made": "8",
-        "updates planned": "8",
-        "updates skipped": "1",
-        "refreshes made": "2",
-        "rollouts": "1,024",
-        "response tokens": "40,960",
+        **{"accuracy before": "0.250", "accuracy after": "0.750", "refreshes made": "2"},
+        **{"updates made": "8", "updates planned": "8", "updates skipped": "1"},
+        **{"rollouts": "1,024", "response tokens": "40,960"},
         "training time": "50.0 s",  # 2 x (2 + 10 + 1) + 8 x 3
-        "refresh": "4.0 s",
-        "generate": "20.0 s",
-        "score": "2.0 s",
-        "optimize": "24.0 s",
-        "checkpoint": "0 s",
-        "evaluate": "10.0 s",
-        "model.path": "chain",
-        "preset": "mu-grpo",
-        "objective.name": "grpo",
-        "objective.ratio_clip": "[0.0, 5.0]",
-        "veto.name": "negative_advantage",
-        "veto.threshold": "0.01",
-        "reduction": "token_mean",
-        "schedule.stages": "2",
-        "seed": "7",
-        "torch": "2.13.0",
+        **{"refresh": "4.0 s", "generate": "20.0 s", "score": "2.0 s"},
+        **{"optimize": "24.0 s", "checkpoint": "0 s", "evaluate": "10.0 s"},
+        **{"model.path": "chain", "preset": "mu-grpo", "reduction": "token_mean", "seed": "7"},
+        **{"objective.name": "grpo", "objective.ratio_clip": "[0.0, 5.0]"},
+        **{"veto.name": "negative_advantage", "veto.threshold": "0.01"},
+        **{"schedule.stages": "2", "torch": "2.13.0"},
     }
     assert {name: rows[name] for name in expected} == {k: [v] for k, v in expected.items()}
     assert page.of("h1") == ["run"] and "before and after update 8, 512" in page.text
@@ -118,13 +103,10 @@ def hostile_run(root) -> None:
         evaluation(2, 0.5, **{f"status/{HOSTILE}": 4}),
     ]
     write_metrics(root, lines)
+    names = ("problem_id", "prompt", "status", "finish_reason", "reference")
     texts = {
-        "problem_id": HOSTILE,
-        "prompt": HOSTILE,
-        "status": HOSTILE,
-        "finish_reason": HOSTILE,
+        **dict.fromkeys(names, HOSTILE),
         "marks": {HOSTILE: [0], "vetoed": [1]},
-        "reference": HOSTILE,
         "group": [answered(HOSTILE, parts={HOSTILE: HOSTILE})],
     }
     write_samples(root, 1, [sample([HOSTILE, "x" * 100_000, "\n"], [0.5, 2.0, 1.0], **texts)])
@@ -177,7 +159,7 @@ def test_a_report_is_written_into_its_run_or_for_several_runs_here(tmp_path, mon
 
 
 def test_the_same_run_gives_the_same_bytes(tmp_path):
-    plausible_run(tmp_path / "run", stages=2, per_stage=8)
+    long_run(tmp_path / "run", stages=2, per_stage=8)
     first = write_report([tmp_path / "run"], tmp_path / "1.html").read_bytes()
     assert write_report([tmp_path / "run"], tmp_path / "2.html").read_bytes() == first
 
@@ -185,7 +167,7 @@ def test_the_same_run_gives_the_same_bytes(tmp_path):
 @table("written", [lambda run: write_report([run]), lambda run: write_card(run, None)])
 def test_where_nothing_can_be_written_another_place_is_asked_for(tmp_path, monkeypatch, written):
     """As beside a run on a file system that is mounted for reading."""
-    plausible_run(tmp_path / "run", stages=1, per_stage=2)
+    long_run(tmp_path / "run", stages=1, per_stage=2)
     before = contents(tmp_path / "run")
 
     def refuse(*_: object) -> None:
@@ -197,16 +179,10 @@ def test_where_nothing_can_be_written_another_place_is_asked_for(tmp_path, monke
     assert contents(tmp_path / "run") == before
 
 
-def test_a_path_that_is_not_a_run_leaves_nothing(tmp_path):
-    with pytest.raises(UsageError, match="is not a run"):
-        write_report([tmp_path / "none"], tmp_path / "out.html")
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(("stages", "per_stage"), [(4, 1024), (1024, 4)])
 def test_4096_updates_make_a_file_of_reasonable_size(tmp_path, stages, per_stage):
-    plausible_run(tmp_path / "run", stages=stages, per_stage=per_stage)
+    long_run(tmp_path / "run", stages=stages, per_stage=per_stage)
     page = report(tmp_path / "run")
     assert len(page.source.encode()) < 3_000_000
     assert len(page.source.encode()) - len(page.script.encode()) < 1_500_000
@@ -226,9 +202,8 @@ def test_an_updates_numbers_are_those_of_its_line_and_gaps_stay_gaps(tmp_path):
     assert layer(charts["Entropy"], "refreshes_0") == [{"x": 0}]
 
 
-@pytest.mark.long
 def test_without_a_script_every_chart_is_a_picture(tmp_path):
-    plausible_run(tmp_path / "run", stages=2, per_stage=8)
+    long_run(tmp_path / "run", stages=2, per_stage=8)
     page = report(tmp_path / "run")
     tags = [tag for tag, _ in page.elements]
     assert tags.count("svg") == len(page.data) > 10
@@ -305,3 +280,9 @@ def test_the_config_is_folded_but_open_in_print(tmp_path: Path):
     assert "open" not in fold and "beforeprint" in page.script
     printed = page.style.partition("@media print")[2]
     assert ".fold::details-content { content-visibility: visible" in printed
+
+
+def test_a_path_that_is_not_a_run_leaves_nothing(tmp_path):
+    with pytest.raises(UsageError, match="is not a run"):
+        write_report([tmp_path / "none"], tmp_path / "out.html")
+    assert list(tmp_path.iterdir()) == []

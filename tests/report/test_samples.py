@@ -51,10 +51,10 @@ def test_a_token_has_its_ratio_and_its_marks():
 def test_facts_are_said_in_order_and_what_is_not_known_is_a_dash():
     entry = sample(["a", "b"], [0.5, 2.0])
     assert facts(entry, tokens_of(entry)) == [
-        *("advantage +0.7", "right", "reward 1", "finished by stop", "ratios 0.5 to 2"),
+        *("advantage +0.7", "right", "reward 1", "finished by stop", "ratios 0.5 to 2")
     ]
     assert facts(sample([], [], advantage=None, status="no_answer", reward=None), []) == [
-        *("advantage \u2013", "no answer", "reward \u2013", "finished by stop", "no ratios"),
+        *("advantage \u2013", "no answer", "reward \u2013", "finished by stop", "no ratios")
     ]
 
 

@@ -29,7 +29,11 @@ SKIPPED = (math.nan, 0.25, 1)
         ([], None),
         ([{"kind": "refresh", "stage": 0}], None),
         ([*stage(0, WRONG), *stage(1, WRONG, LEARNS)], None),
-        (stage(0, WRONG, SKIPPED), "1 of 2 updates were not applied"),
+        (stage(0, WRONG, WRONG), "nothing was learned: none of the 2 updates had a gradient."),
+        (
+            stage(0, WRONG, SKIPPED),
+            "1 of 2 updates were not applied, and the others had no gradient",
+        ),
     ],
 )
 def test_a_run_without_any_gradient_learned_nothing(lines: list[dict[str, Any]], says: str | None):
@@ -85,10 +89,7 @@ def test_refreshes_are_compared_with_those_of_grpo_if_it_makes_more():
     assert "GRPO" not in summarize([*refreshes, *lines])
 
 
-@table(
-    ("share", "blamed"),
-    [(0.5, True), (0.499, False), (None, False)],
-)
+@table(("share", "blamed"), [(0.5, True), (0.499, False), (None, False)])
 def test_truncated_responses_are_blamed_on_their_limit(share: float | None, blamed: bool):
     line = {"kind": "refresh", "stage": 1, "rollouts": 16, "truncated_share": share}
     sentence = standstill([line, *stage(1, WRONG)], 48) or ""
@@ -101,41 +102,17 @@ def test_truncated_responses_are_blamed_on_their_limit(share: float | None, blam
 
 
 def test_an_evaluation_by_itself_is_told_in_a_few_lines():
-    line = {
-        "accuracy": 0.5,
-        "accuracy_low": 0.3,
-        "accuracy_high": 0.7,
-        "problems": 8,
-        "reward": 0.4,
-    }
-    more = {
-        "pass@4": 0.75,
-        "greedy/accuracy": 0.625,
-        "greedy/accuracy_low": 0.1,
-        "time/evaluate": 3,
-    }
-    assert measured({**line, **more, "status/right": 16, "status/error": 0}, 4).splitlines() == [
+    line = {"accuracy": 0.5, "accuracy_low": 0.3, "accuracy_high": 0.7, "problems": 8}
+    line |= {"reward": 0.4, "pass@4": 0.75, "time/evaluate": 3}
+    line |= {"greedy/accuracy": 0.625, "greedy/accuracy_low": 0.1}
+    line |= {"status/right": 16, "status/error": 0}
+    assert measured(line, 4).splitlines() == [
         "accuracy    0.500 (0.300 to 0.700) after update 4 (8 held-out problems)",
         "reward      0.400",
         "pass@4      0.750",
         "greedy      0.625",
         "responses   16 right",
     ]
-
-
-@table(
-    ("skipped", "said"),
-    [
-        (0, "none of the 2 updates had a gradient."),
-        (1, "1 of 2 updates were not applied, and the others had no gradient."),
-    ],
-)
-def test_a_standstill_says_what_was_not_applied_only_if_something_was(skipped: int, said: str):
-    lines = [
-        {"kind": "update", "update": n, "grad_norm": 0.0, "skipped": int(n <= skipped)}
-        for n in (1, 2)
-    ]
-    assert f"nothing was learned: {said}" in (standstill(lines, 48) or "")
 
 
 def test_without_a_verdict_closing_lines_have_rewards_each_by_itself_and_no_accuracy():

@@ -32,8 +32,8 @@ from mugrpo.disk.records import (
 )
 from mugrpo.extensions.turns import EnvironmentReward
 from mugrpo.rewards.grading import Grader
+from mugrpo.rewards.math.response import LONGEST_ANSWER, LONGEST_TEXT
 from tests.cases import table
-from tests.rewards.hostile import HOSTILE
 
 FILE = Path(__file__).parent / "misbehaving.py"
 ONE = WorkerOptions(count=1)
@@ -88,9 +88,7 @@ def _closed() -> Iterator[None]:
 
 
 def scores(
-    rewards: tuple[RewardOption, ...],
-    *texts: str,
-    workers: WorkerOptions = ONE,
+    rewards: tuple[RewardOption, ...], *texts: str, workers: WorkerOptions = ONE
 ) -> list[Score]:
     return list(kept(rewards, workers).scores(map(answer, texts)))
 
@@ -172,8 +170,7 @@ def shortest(completions, prompts, log_metric, **_):
 
 
 @table(
-    ("batch_size", "calls"),
-    [(1, [4, 4, 2]), (3, [4, 4, 2]), (7, [4, 6]), (8, [8, 2]), (64, [10])],
+    ("batch_size", "calls"), [(1, [4, 4, 2]), (3, [4, 4, 2]), (7, [4, 6]), (8, [8, 2]), (64, [10])]
 )
 def test_functions_get_whole_groups_in_order(batch_size, calls, tmp_path):
     """Two draws of a problem and one of another, with four, four and two responses.
@@ -195,11 +192,8 @@ def test_functions_get_whole_groups_in_order(batch_size, calls, tmp_path):
     assert [int(some[0]) for some in logged if some] == calls
     if calls == [4, 4, 2]:
         # of 1 2 1 3 it is 1, of 4 5 5 4 the first, 4; of 7 8, 7; shortest and longest by hand
-        assert [score.reward for score in found] == [
-            *(1.5, 0.0, 1.5, -0.5),
-            *(1.5, 0.5, -0.5, 1.5),
-            *(1.5, -0.5),
-        ]
+        given = [score.reward for score in found]
+        assert given == [*(1.5, 0.0, 1.5, -0.5), *(1.5, 0.5, -0.5, 1.5), *(1.5, -0.5)]
 
 
 def test_built_in_rewards_get_single_responses_whatever_the_group():
@@ -214,11 +208,8 @@ def test_built_in_rewards_get_single_responses_whatever_the_group():
 
 def test_a_function_that_is_named_decides_before_a_built_in_judge():
     rewards = (ExactOptions(), function("length", weight=0.0, verdict=True))
-    assert [(s.status, s.reward) for s in scores(rewards, "12", "13", "")] == [
-        (Status.RIGHT, 1.0),
-        (Status.RIGHT, 0.0),
-        (Status.WRONG, 0.0),
-    ]
+    found = [(s.status, s.reward) for s in scores(rewards, "12", "13", "")]
+    assert found == [(Status.RIGHT, 1.0), (Status.RIGHT, 0.0), (Status.WRONG, 0.0)]
 
 
 @table(
@@ -271,10 +262,8 @@ def test_functions_are_called_as_trl_calls_them(prompt, prompts, completions, tm
     ]
     pairs = WorkerOptions(count=1, batch_size=2)
     with closing(Grader((function("what", file=file),), pairs)) as grader:
-        assert [(s.reward, s.parts) for s in grader.scores(answers)] == [
-            (1.0, {"what": 1.0}),
-            (2.5, {"what": 2.5}),
-        ]
+        found = [(s.reward, s.parts) for s in grader.scores(answers)]
+        assert found == [(1.0, {"what": 1.0}), (2.5, {"what": 2.5})]
 
 
 def test_functions_get_the_messages_of_all_turns(tmp_path):
@@ -292,9 +281,7 @@ def test_functions_get_the_messages_of_all_turns(tmp_path):
     assert score.reward == 1.0
 
 
-def test_a_file_can_import_its_neighbors_and_a_module_is_found_in_the_current_directory(
-    tmp_path, monkeypatch
-):
+def test_a_file_imports_its_neighbors_and_a_module_is_found_here(tmp_path, monkeypatch):
     (tmp_path / "neighbor.py").write_text("VALUE = 0.125\n")
     (tmp_path / "mine.py").write_text(
         "from neighbor import VALUE\ndef value(completions, **_): return [VALUE]\n"
@@ -333,10 +320,7 @@ def test_a_reward_that_fails_has_no_reward_and_one_that_cannot_finish_has_0(text
 @table(
     ("text", "sentence"),
     [
-        (
-            "[float('nan')]",
-            "`returns` returned nan as reward 0 of 1 (problem p1); a reward must be",
-        ),
+        ("[float('nan')]", "`returns` returned nan as reward 0 of 1 (problem p1); a reward must"),
         ("['1']", "`returns` returned '1' as reward 0 of 1 (problem p1)"),
         ("[1e308]", "`returns` returned 1e+308 as reward 0 of 1 (problem p1); a reward must be a"),
         ("[]", "`returns` returned [], not a list of 1 rewards"),
@@ -368,16 +352,10 @@ def nothing_taken():
     [
         ("f = 3", "f", "rewards.py has no function f"),
         ("def f(:", "f", "rewards.py cannot be imported: SyntaxError: invalid syntax"),
-        (
-            "import os; os._exit(4)",
-            "f",
-            "a worker of the reward died while it was loading (status 4)",
-        ),
+        ("import os; os._exit(4)", "f", "the reward died while it was loading (status 4)"),
     ],
 )
-def test_a_function_that_cannot_be_loaded_is_refused_before_any_answer(
-    content, name, sentence, tmp_path
-):
+def test_what_cannot_be_loaded_is_refused_before_any_answer(content, name, sentence, tmp_path):
     (tmp_path / "rewards.py").write_text(content)
     grader = Grader((function(name, file=tmp_path / "rewards.py"),), ONE)
     with pytest.raises((UsageError, RunStopped)) as refused:
@@ -386,6 +364,59 @@ def test_a_function_that_cannot_be_loaded_is_refused_before_any_answer(
     with pytest.raises((UsageError, RunStopped)):
         grader.start()
     assert not grader._pool._workers
+
+
+def boxed(content: str) -> str:
+    return rf"The answer is \boxed{{{content}}}."
+
+
+# Odd answers, on which a verifier could be fooled or fail. None of them is 12, and none is heavy:
+# stand-ins of judges that hang or fill the memory say so (misbehaving.py).
+HOSTILE: dict[str, str] = {
+    # Larger and longer than what is computed and read, by one
+    "a large power": boxed("2^{10001}"),
+    "a large factorial": boxed("10001!"),
+    "a long number": boxed("7" * (LONGEST_ANSWER + 1)),
+    "a long text": " " * (LONGEST_TEXT + 1),
+    "many boxes": r"\boxed{1}" * (LONGEST_TEXT // 9 + 1),
+    "many dollars": "$" * (LONGEST_ANSWER + 1),
+    "many answers": "answer is " * (LONGEST_ANSWER // 10 + 1),
+    "digits and commas": "1,234," * (LONGEST_ANSWER // 6 + 1),
+    "operators": "3" + "+-*/^" * 10 + "3",
+    "unclosed braces": r"\boxed{" + "{" * 20,
+    "boxes in boxes": boxed(r"\boxed{\boxed{13}}"),
+    # Characters
+    "control characters": "".join(map(chr, range(32))) + boxed("\x00\x1b[2J13"),
+    "lone surrogates": boxed("\ud800\udfff13") + "\udc00",
+    "a lone surrogate for a sign": "The answer is \ud83d13",
+    "right to left": "The answer is \u202e21\u202c.",
+    "no characters to see": "\u200b" * 30 + "\ufeff",
+    "combining marks": boxed("1" + "\u0301" * LONGEST_ANSWER + "3"),
+    "digits of another script": boxed("१३"),
+    "full-width digits": boxed("１３"),  # noqa: RUF001
+    "nothing": "",
+    "an empty box": boxed(""),
+    "a box of blanks": boxed("   "),
+    # Python and LaTeX that would do something
+    "import": boxed('__import__("os").getcwd()'),
+    "expression of Python": "The answer is 1.__class__",
+    "input of a file": boxed(r"\input{/etc/passwd}"),
+    "a definition": r"\def\x{12}" + boxed(r"\x"),
+    "a format": "{0.__class__}%s%n%x",
+    "json": '{"$mugrpo": ["bytes", "MTI="]}',
+    # Loose matches for 12
+    "chain": boxed("x=7=12"),
+    "equation": boxed("7=12"),
+    "another base": boxed("12_8"),
+    "minus": "The answer is \N{MINUS SIGN}12",
+    "minus apart": "The answer is - 12",
+    "a last number": boxed("@ 12"),
+    "an empty box after it": r"12 \boxed{}",
+    "both": boxed("12, 13"),
+    "not it": boxed(r"\text{not } 12"),
+    "infinite": boxed(r"\frac{12}{0}"),
+    "nan": boxed(r"\infty - \infty"),
+}
 
 
 def test_hostile_answers_all_get_a_verdict_and_none_is_right():
@@ -400,9 +431,7 @@ def test_hostile_answers_all_get_a_verdict_and_none_is_right():
         assert verdicts[name].status is Status.NO_ANSWER
 
 
-def test_a_file_does_not_bring_others_in_the_place_of_the_modules_that_are_named(
-    tmp_path, monkeypatch
-):
+def test_a_file_brings_no_others_in_the_place_of_named_modules(tmp_path, monkeypatch):
     """Nor does it later, when something else imports a module for the first time."""
     monkeypatch.chdir(tmp_path)
     other = "raise SystemExit('not the one that is named')\n"

@@ -95,16 +95,8 @@ def options(tmp_path: Path) -> tuple[object, ...]:
     write_config(tmp_path / "config", CONFIG.replace("DATA", str(tmp_path / "p.jsonl")))
     mine = f'["{tmp_path}/mine.py:logs", "{tmp_path}/mine.py:ones"]'
     return (
-        *(
-            "--task.rewards",
-            mine,
-            "--rewards.truncated",
-            "scored",
-            "--schedule.stages",
-            2,
-            "--schedule.growth",
-            1,
-        ),
+        *("--task.rewards", mine, "--rewards.truncated", "scored"),
+        *("--schedule.stages", 2, "--schedule.growth", 1),
         *("--evaluation.every", 3, "--rollouts.shard_rollouts", 8, "--workers.batch_size", 4),
     )
 

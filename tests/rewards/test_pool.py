@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -27,27 +28,29 @@ HERE = Path(__file__).parent
 OBEYS = FunctionOptions(function=f"{HERE / 'misbehaving.py'}:obeys")
 
 
+MADE: list[Pool] = []
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    yield
+    while MADE:
+        MADE.pop().close()
+
+
 def pool(
     count: int = 1, timeout: float = 5.0, patience: float = 60.0, memory_mb: int = 512
 ) -> Pool:
-    """Return a pool whose two deadlines are apart by another factor than 12."""
+    """Return a pool whose two deadlines are apart by another factor than 12. It is closed later."""
     made = Pool([OBEYS], WorkerOptions(count=count, timeout=timeout, memory_mb=memory_mb))
     made._limits = Limits(patience, timeout, memory_mb)
+    MADE.append(made)
     return made
 
 
 def item(text: str) -> str:
-    return to_json(
-        {
-            "text": text,
-            "answer": "",
-            "id": "p",
-            "prompt": "",
-            "columns": {},
-            "ids": [],
-            "state": None,
-        }
-    )
+    about = {"answer": "", "id": "p", "prompt": "", "columns": {}, "ids": [], "state": None}
+    return to_json({"text": text, **about})
 
 
 def outcomes(workers: Pool, *texts: str) -> list[object]:
@@ -67,7 +70,6 @@ def processes(workers: Pool) -> list[int]:
 def test_answers_come_in_order_whichever_is_done_first():
     workers = pool(count=2)
     assert outcomes(workers, "sleep 0.5 1", "2", "sleep 0.1 3", "4", "5") == [1, 2, 3, 4, 5]
-    workers.close()
 
 
 def test_a_hang_is_killed_at_its_deadline_and_the_others_are_judged():
@@ -75,7 +77,6 @@ def test_a_hang_is_killed_at_its_deadline_and_the_others_are_judged():
     results = outcomes(workers, "loop", "1", "2", "sleep 300 0", "3")
     computing = "not finished after 0.5 seconds of computing"
     assert results == [computing, 1, 2, "not finished within 5 seconds", 3]
-    workers.close()
 
 
 def test_only_computing_counts_as_time_so_a_busy_machine_changes_no_score():
@@ -94,7 +95,6 @@ def test_only_computing_counts_as_time_so_a_busy_machine_changes_no_score():
         assert value_of(judged.result()[0][0]) == 4
     assert outcomes(workers, "sleep 1.5 5") == [5]
     assert outcomes(workers, "compute 0.7 6") == ["not finished after 0.5 seconds of computing"]
-    workers.close()
 
 
 def test_rewards_that_do_not_wait_have_no_deadline_but_of_computing():
@@ -107,7 +107,6 @@ def test_after_a_memory_error_a_fresh_process_judges():
     workers = pool()
     assert len(set(outcomes(workers, "where", "raise x", "where"))) == 2
     assert len(set(outcomes(workers, "where", "bomb", "where"))) == 3
-    workers.close()
 
 
 def test_if_a_batch_fails_only_the_culprit_gets_no_reward():
@@ -116,7 +115,6 @@ def test_if_a_batch_fails_only_the_culprit_gets_no_reward():
     results = [[value_of(outcome) for outcome in call] for call in workers.run(calls)]
     late = "not finished after 0.8 seconds of computing"  # alone; the three had 2.4
     assert results == [[1, late, 3], ["obeys: ValueError: boom", 5]]
-    workers.close()
 
 
 def test_those_that_do_not_fail_alone_are_compared_without_those_that_do(tmp_path):
@@ -129,12 +127,12 @@ def test_those_that_do_not_fail_alone_are_compared_without_those_that_do(tmp_pat
     )
     sizes = FunctionOptions(function=f"{file}:obeys")
     workers = Pool([sizes], WorkerOptions(count=2), together=True)
+    MADE.append(workers)
     texts = (["x", "bad", "y", "z"], ["a", "b"], ["x", "y"], ["bad", "x"])
     calls = [[item(text) for text in call] for call in texts]
     results = [[value_of(outcome) for outcome in call] for call in workers.run(calls)]
     boom = "obeys: ValueError: boom"
     assert results == [[3, boom, 3, 3], [boom, boom], [2, 2], [boom, 1]]
-    workers.close()
 
 
 def test_workers_stay_warm_and_close_ends_them():
@@ -147,7 +145,6 @@ def test_workers_stay_warm_and_close_ends_them():
     assert not any(map(alive, known))
     workers.close()
     assert outcomes(workers, "4") == [4]
-    workers.close()
 
 
 def test_a_reader_that_stops_early_leaves_no_call_behind():
@@ -158,7 +155,6 @@ def test_a_reader_that_stops_early_leaves_no_call_behind():
     reading.close()
     assert busy and not any(map(alive, busy))
     assert outcomes(workers, "3") == [3]
-    workers.close()
 
 
 def taken_for(workers: Pool, texts: list[str], answers: int) -> int:
@@ -168,7 +164,6 @@ def taken_for(workers: Pool, texts: list[str], answers: int) -> int:
     for _ in range(answers):
         next(reading)
     reading.close()
-    workers.close()
     return len(taken)
 
 
@@ -188,7 +183,6 @@ def test_a_worker_that_died_between_calls_is_replaced():
     os.kill(worker, signal.SIGKILL)
     assert soon(lambda: not alive(worker))
     assert outcomes(workers, "2", "3") == [2, 3]
-    workers.close()
 
 
 @pytest.mark.promise("dead judge")
@@ -199,7 +193,6 @@ def test_an_answer_whose_worker_something_else_kills_is_judged_by_the_next_one(t
     texts = ("1", f"killed {tmp_path / 'again'}", "exit 3")
     [call] = workers.run([[item(text) for text in texts]])
     assert [value_of(outcome) for outcome in call] == [1, 1, "the worker died (status 3)"]
-    workers.close()
 
 
 def test_a_worker_that_is_killed_while_it_loads_stops_the_run_and_refuses_nothing():
@@ -215,7 +208,6 @@ def test_what_a_reward_started_dies_with_it(tmp_path):
     file = tmp_path / "numbers"
     assert outcomes(workers, f"child {file}") == ["not finished after 2 seconds of computing"]
     assert soon(lambda: not any(alive(int(number)) for number in file.read_text().split()))
-    workers.close()
 
 
 def script(text: str, *arguments: object) -> subprocess.Popen[str]:

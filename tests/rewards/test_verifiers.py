@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import tomllib
+from pathlib import Path
+
 import pytest
+import sympy
 from math_verify import grader as math_verify_grader
 from math_verify import parser as math_verify_parser
+from sympy.abc import C, x, y
 
 from mugrpo.config.rewards import ExactOptions, NumericOptions, RegexOptions
 from mugrpo.disk.records import Status
-from mugrpo.rewards.math.mathematics import Mathematics, _read_whole
+from mugrpo.rewards.math.mathematics import Mathematics, _read_whole, apart
+from mugrpo.rewards.math.notation import RULES, normal
 from mugrpo.rewards.math.response import LONGEST_TEXT
 from mugrpo.rewards.verifiers import exact, numeric, regex
 from tests.cases import table
@@ -134,3 +140,70 @@ def test_numeric_needs_a_number_as_reference():
 def test_regex(pattern, text, status, answer):
     verdict = regex(RegexOptions(pattern=pattern))(text, "12")
     assert (verdict.status, verdict.answer) == (status, answer)
+
+
+MATH = Mathematics()
+SECTIONS = tomllib.loads((Path(__file__).parent / "verification.toml").read_text())["section"]
+CASES = [
+    (row["reference"], answer if section.get("texts") else rf"\boxed{{{answer}}}", right)
+    for section in SECTIONS
+    for row in section["rows"]
+    for key, right in (("right", True), ("wrong", False))
+    for answer in row.get(key, [])
+]
+
+
+@table(("reference", "text", "right"), CASES)
+def test_verdicts(reference, text, right):
+    assert MATH(text, reference).right is right
+
+
+@table("reference", sorted({reference for reference, _, _ in CASES}))
+def test_each_reference_is_an_answer_to_itself(reference):
+    text = reference if r"\boxed" in reference else rf"\boxed{{{reference}}}"
+    assert MATH(text, reference).right
+
+
+@table("rule", RULES)
+def test_each_rule_rewrites_its_example_and_no_other_rule_does(rule, monkeypatch):
+    assert normal(rule.written) == rule.becomes
+    others = [other for other in RULES if other is not rule]
+    monkeypatch.setattr("mugrpo.rewards.math.notation.RULES", others)
+    assert normal(rule.written) != rule.becomes
+
+
+@table("rule", RULES)
+def test_what_is_in_the_one_notation_stays_as_it_is(rule):
+    assert normal(rule.becomes) == rule.becomes
+
+
+Y = sympy.Function("y")(x)
+ALIKE = [
+    (x**2 - 1, (x - 1) * (x + 1)),
+    (sympy.Eq(y, 2 * x), sympy.Eq(3 * y - 6 * x, 0)),
+    (sympy.Eq(y, C * sympy.exp(x)), C * sympy.exp(x)),  # the right side stands for an equation
+    (sympy.Eq(x * (x - 1), 0), sympy.Eq(x, 0)),  # each solution of x=0 solves it: no proof
+    (sympy.log(x - 2) - sympy.log(x - 3), sympy.log((x - 2) / (x - 3))),  # not real at the points
+    (sympy.Rational(1, 3), sympy.Float("0.333333")),  # as much as math-verify rounds away
+    (sympy.Sum(1 / x**2, (x, 1, sympy.oo)), sympy.pi**2 / 6),
+    (1 / sympy.Symbol("z", zero=True), x),  # no number at all
+]
+APART = [
+    (x**2 + 1, x**2 + 2),
+    (sympy.Eq(y, 2 * x), sympy.Eq(y, 2 * x + 1)),
+    (sympy.Eq(y, C * sympy.exp(x)), sympy.Eq(sympy.sin(y), C * sympy.cos(x))),
+    (sympy.Eq(Y, C * x), sympy.Eq(Y, C * x**2)),
+    (sympy.Eq(y, 3 * x), 2 * x),
+    (sympy.sqrt(2 + sympy.sqrt(3)), sympy.sqrt(2 + sympy.sqrt(5))),
+    (2 + 3 * sympy.I, 2 - 3 * sympy.I),
+]
+
+
+@table(("one", "other"), ALIKE)
+def test_equal_values_are_nowhere_apart(one, other):
+    assert not apart(one, other) and not apart(other, one)
+
+
+@table(("one", "other"), APART)
+def test_values_that_differ_are_apart_at_some_point(one, other):
+    assert apart(one, other) and apart(other, one)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
 from shutil import disk_usage
 
 import pytest
@@ -17,9 +16,7 @@ HALF_A_BILLION = {
 }
 
 
-def test_weights_gradients_and_moments_that_do_not_fit_are_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+def test_weights_gradients_and_moments_that_do_not_fit_are_refused(monkeypatch, tmp_path):
     """494 million parameters take 16 bytes each: 7.4 GiB. Under an adapter they take 4."""
 
     def room(**options: object) -> str:
@@ -44,9 +41,7 @@ def test_weights_gradients_and_moments_that_do_not_fit_are_refused(
         ({"every": 3}, "warning: 8 checkpoints take 39 GiB more"),
     ],
 )
-def test_checkpoints_that_the_disk_has_no_room_for_are_told_beforehand(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, checkpoint: dict, warned: str
-):
+def test_checkpoints_without_room_are_told_beforehand(monkeypatch, tmp_path, checkpoint, warned):
     """Each takes 12 bytes for each of 494 million parameters: 5.5 GiB. One is there already."""
     monkeypatch.setattr("mugrpo.run.memory.host_memory", lambda: 8 * GIB)
     usage = disk_usage(tmp_path)._replace(free=24 * GIB)

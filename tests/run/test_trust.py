@@ -53,25 +53,9 @@ KINDS: dict[str, dict[str, Any]] = {
     },
 }
 # Ways to write a suite's file, with code in it, that no other way of reading names may miss.
-SUITES = [
-    "s.toml",
-    "s.toml ",
-    "s.TOML",
-    "./s",
-    "s.suite",
-    "sub/s.toml",
-    "./s.toml,",
-    "group.toml",
-]
-COMMANDS = {
-    "train": (),
-    "generate": (),
-    "score": (),
-    "optimize": (),
-    "evaluate": (),
-    "bakeoff": ("--objectives", "mu-grpo"),
-    "alignment": (),
-}
+SUITES = ["s.toml", "s.toml ", "s.TOML", "./s", "s.suite", "sub/s.toml", "./s.toml,", "group.toml"]
+COMMANDS = dict.fromkeys(["train", "generate", "score", "optimize", "evaluate", "alignment"], ())
+COMMANDS["bakeoff"] = ("--objectives", "mu-grpo")
 
 
 @pytest.fixture(autouse=True)
@@ -169,9 +153,7 @@ rewards = [{{function = "their_code:judge", verdict = true}}]
     )
 
 
-def test_what_an_own_run_runs_may_not_change_without_a_yes(
-    folder: Path, command: Command, tmp_path: Path
-):
+def test_what_an_own_run_runs_may_not_change_without_a_yes(folder, command, tmp_path):
     """Neither by another module behind the name, nor in a suite, nor with sums that fit."""
     (folder / "rr.py").write_text((folder / "their_code.py").read_text())
     (folder / "mine.toml").write_text(
@@ -224,7 +206,7 @@ def test_ones_own_run_never_asks(folder: Path, command: Command, state: Path):
     assert stat.S_IMODE(state.stat().st_mode) == 0o700 and len(list(state.iterdir())) == 1
 
 
-def test_a_copy_at_another_users_and_a_run_that_claims_the_id_of_ones_own_ask(
+def test_a_copy_elsewhere_and_a_run_that_claims_the_id_of_ones_own_ask(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     run_dir = received(folder, "task.rewards")
@@ -241,9 +223,7 @@ def test_a_copy_at_another_users_and_a_run_that_claims_the_id_of_ones_own_ask(
 
 
 @pytest.mark.long
-def test_the_arms_of_a_bakeoff_are_runs_like_others(
-    folder: Path, command: Command, scored_run: Path, no_report: None, tmp_path: Path
-):
+def test_arms_of_a_bakeoff_are_runs_like_others(folder, command, scored_run, no_report, tmp_path):
     """Those that it begins are its user's own. One in a received folder may name any code."""
     run_dir = Path(shutil.copytree(scored_run, tmp_path / "run"))
     words = ["bakeoff", run_dir, "--trust", "--objectives"]  # for the run's template
@@ -267,9 +247,7 @@ def test_ranks_and_processes_of_ones_own_run_do_not_ask(tmp_path: Path):
 
 
 @pytest.mark.parametrize("case", ["a file in its place", "no home"])
-def test_without_a_folder_for_approvals_every_command_needs_a_yes(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, case: str
-):
+def test_without_a_folder_for_approvals_every_command_needs_a_yes(folder, monkeypatch, case):
     run_dir = received(folder, "task.rewards")
     if case == "no home":
         for name in ("XDG_STATE_HOME", "HOME"):
@@ -298,18 +276,11 @@ def test_every_option_that_runs_or_connects_to_something_is_named():
 
     data = ["--task.name=dataset", "--task.data=none.jsonl"]
     assert names() == names(*data) == names("--engine.name=vllm") == []
-    assert names(
-        "--objective.name=file",
-        "--objective.path=/mine.py",
-        *data,
-        "--task.rewards=['exact', 'judge.py:f', 'module:h']",
-        "--prompt.form=chat",
-        "--prompt.chat_template=/chat.jinja",
-        "--engine.name=vllm_server",
-        "--environment.name=/game.py:Game",
-        "--environment.kwargs={server = 'http://games'}",
-        "--sinks.wandb=team/project",
-    ) == [
+    words = ["--objective.name=file", "--objective.path=/mine.py", "--sinks.wandb=team/project"]
+    words += [*data, "--task.rewards=['exact', 'judge.py:f', 'module:h']"]
+    words += ["--prompt.form=chat", "--prompt.chat_template=/chat.jinja"]
+    words += ["--environment.name=/game.py:Game", "--environment.kwargs={server = 'http://games'}"]
+    assert names(*words, "--engine.name=vllm_server") == [
         "objective.path = /mine.py",
         "prompt.chat_template = /chat.jinja",
         "environment = /game.py:Game",

@@ -19,6 +19,7 @@ from mugrpo.extensions.turns import EnvironmentOptions
 from mugrpo.extensions.turns.base import Reply
 from mugrpo.extensions.turns.verifiers.pool import VerifiersEnvironments
 from tests.builders import chain_tokenizer
+from tests.extensions.turns.verifiers.test_verifiers_environments import SAY, reply
 
 pytestmark = pytest.mark.verifiers
 
@@ -26,7 +27,6 @@ ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-verifiers" / "bin" / "python"
 TASKSETS = Path(__file__).with_name("tasksets")
 ONE = WorkerOptions(count=1)
-SAY = {"role": "assistant", "content": "7"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -48,12 +48,6 @@ def environments() -> Iterator[VerifiersEnvironments]:
     found = made(taskset={"tool": True})
     yield found
     found.close()
-
-
-def reply(environments: VerifiersEnvironments, rollout: int) -> Reply:
-    ((number, found),) = environments.replies(60)
-    assert number == rollout
-    return found
 
 
 def test_an_episode_in_turns_with_a_call_of_a_tool(environments):
@@ -111,6 +105,12 @@ def test_what_cannot_be_loaded_is_refused():
 
 
 CONFIG = f"""
+prompt = {{ form = "chat", chat_template = "plain.jinja" }}
+environment = {{ name = "verifiers:sums", python = "{PYTHON}" }}
+workers = {{ count = 1 }}
+rollouts = {{ max_new_tokens = 32 }}
+evaluation = {{ every = 0 }}
+
 [task]
 name = "dataset"
 data = "sums.jsonl"
@@ -118,29 +118,12 @@ id_column = "id"
 rewards = "environment"
 eval_problems = 4
 
-[prompt]
-form = "chat"
-chat_template = "plain.jinja"
-
-[environment]
-name = "verifiers:sums"
-python = "{PYTHON}"
-
-[workers]
-count = 1
-
 [schedule]
 stages = 1
 batches_per_stage = 2
 growth = 1
 problems_per_update = 4
 group_size = 4
-
-[rollouts]
-max_new_tokens = 32
-
-[evaluation]
-every = 0
 """
 
 

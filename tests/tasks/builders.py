@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from mugrpo.config.base import WorkerOptions
 from mugrpo.config.tasks import DatasetOptions
-from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Problem
 from mugrpo.tasks.dataset import Dataset
+from tests import cases
 
 Row = dict[str, Any]
 Sides = tuple[list[Problem], list[Problem]]
@@ -35,10 +33,7 @@ def all_problems(data: str, **options: Any) -> list[Problem]:
 
 def refusal(data: str, **options: Any) -> str:
     """Return the one line that refuses `data`."""
-    with pytest.raises(UsageError) as refused:
-        sides(data, **{"eval_share": 0.0, **options})
-    assert "\n" not in str(refused.value)
-    return str(refused.value)
+    return cases.refusal(sides, data, **{"eval_share": 0.0, **options})
 
 
 def row(prompt: Any, answer: Any = "1", **more: Any) -> Row:

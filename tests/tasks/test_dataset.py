@@ -16,6 +16,7 @@ import pytest
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Problem
 from mugrpo.extensions.code.cases import read_tests
+from tests import cases
 from tests.cases import table
 from tests.tasks.builders import all_problems, chat, refusal, row, task
 
@@ -124,14 +125,9 @@ def test_references_that_math_cannot_use_are_named_before_any_work(jsonl, tmp_pa
     good = [r"\$36", r"\$32,\!348", r"\text{(C)}", "[1,2)", r"\boxed{1} or \boxed{2}", "2^{2^{99}}"]
     data = jsonl(*(row(str(n), answer) for n, answer in enumerate([*good, "$", "$ $"])))
     loaded = task(data, rewards=["math"], eval_share=0.0)
-    with pytest.raises(UsageError) as refused:
-        loaded.prepare(tmp_path / "rewards.log")
+    found = cases.refusal(loaded.prepare, tmp_path / "rewards.log")
     loaded.close()
-    assert str(refused.value) == (
-        f'the rewards cannot use 2 of 8 reference answers; the first: "$" ({data}, line 7): '
-        "math: ValueError: no verifier can read the reference answer '$': it is empty, or has more "
-        "than 1000 characters; fix the data, or choose another reward"
-    )
+    assert f'cannot use 2 of 8 reference answers; the first: "$" ({data}, line 7): math: ' in found
 
 
 def test_no_answer_column_leaves_the_reference_empty(jsonl):
@@ -150,9 +146,7 @@ def test_no_answer_column_leaves_the_reference_empty(jsonl):
         (("prompt", "solution"), "answer_column", "name one of them"),
     ],
 )
-def test_a_missing_column_is_refused_with_those_there_are_and_the_nearest(
-    jsonl, columns, option, hint
-):
+def test_a_missing_column_is_refused_with_the_nearest(jsonl, columns, option, hint):
     first, second = columns
     data = jsonl({first: "3+2=", second: "5"})
     assert refusal(data) == (
@@ -262,12 +256,11 @@ def test_dotted_paths_lead_into_tables_and_text_that_writes_one(jsonl):
         ("[\"assert f() == '#### 1'\"]", "code", "[\"assert f() == '#### 1'\"]"),
     ],
 )
-def test_a_reference_is_what_follows_the_last_mark_of_gsm8k_or_the_cell(
+def test_a_reference_follows_the_last_mark_of_gsm8k_or_is_the_cell(
     jsonl, answer, rewards, reference
 ):
-    assert [p.reference for p in all_problems(jsonl(row("1", answer)), rewards=rewards)] == [
-        reference
-    ]
+    found = [p.reference for p in all_problems(jsonl(row("1", answer)), rewards=rewards)]
+    assert found == [reference]
 
 
 @table(
@@ -297,9 +290,7 @@ def test_a_system_prompt_makes_a_text_a_conversation(jsonl):
     )
 
 
-def test_in_a_conversation_the_template_is_the_last_users_and_a_system_prompt_of_its_own_stays(
-    jsonl,
-):
+def test_the_template_is_the_last_users_and_a_system_prompt_of_its_own_stays(jsonl):
     own = [{"role": "system", "content": "Think."}, *chat("1+1", "2", "3+2")]
     bare, with_own = all_problems(
         jsonl(row(own[1:]), row(own)), system_prompt="Be brief.", prompt_template="{prompt}="

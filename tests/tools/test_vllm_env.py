@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -38,15 +38,13 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return run
 
 
-def found(path: str | None) -> Callable[[str], str | None]:
-    return lambda name: path if name == "nvidia-smi" else None
-
-
 @pytest.mark.parametrize("gpu", [True, False])
-def test_a_gpu_gets_vllms_own_wheel_and_a_cpu_its_build(
-    tmp_path: Path, commands: list[str], monkeypatch: pytest.MonkeyPatch, gpu: bool
-):
-    monkeypatch.setattr(vllm_env.shutil, "which", found("/bin/nvidia-smi" if gpu else None))
+def test_a_gpu_gets_vllms_own_wheel_and_a_cpu_its_build(tmp_path, commands, monkeypatch, gpu):
+    monkeypatch.setattr(
+        vllm_env.shutil,
+        "which",
+        lambda name: gpu and "/bin/nvidia-smi" if name == "nvidia-smi" else None,
+    )
     folder = tmp_path / "env"
     said: list[str] = []
     make_environment(folder, said.append)
@@ -70,12 +68,12 @@ def test_the_documents_name_the_tested_version():
     assert f"{vllm_env._TESTED} is tested" in text
 
 
-def test_a_step_that_fails_leaves_an_environment_that_the_next_call_makes_with_its_own_python(
+def test_what_a_failed_step_leaves_is_made_again_with_its_own_python(
     tmp_path: Path, commands: list[str], monkeypatch: pytest.MonkeyPatch
 ):
     folder = tmp_path / "env"
     monkeypatch.setattr(vllm_env, "_TORCH", "torch-that-fails")
-    monkeypatch.setattr(vllm_env.shutil, "which", found(None))
+    monkeypatch.setattr(vllm_env.shutil, "which", lambda _: None)
     with pytest.raises(UsageError, match=f" failed; .*`mugrpo vllm-env {folder}` again"):
         make_environment(folder, lambda _: None)
     assert len(commands) == 2 and not (folder / "installed").exists()
@@ -99,18 +97,14 @@ def test_a_finished_environment_is_left_alone_and_named(tmp_path: Path, commands
 
 
 @pytest.mark.parametrize("file", ["notes.txt", "pyvenv.cfg", "installed"])
-def test_a_folder_that_is_no_environment_of_ours_is_left_alone(
-    tmp_path: Path, commands: list[str], file: str
-):
+def test_a_folder_that_is_no_environment_of_ours_is_left_alone(tmp_path, commands, file):
     (tmp_path / file).touch()
     with pytest.raises(UsageError, match="is not empty; name another folder, or remove this one"):
         make_environment(tmp_path, lambda _: None)
     assert commands == []
 
 
-def test_mugrpos_own_environment_is_refused(
-    tmp_path: Path, commands: list[str], monkeypatch: pytest.MonkeyPatch
-):
+def test_mugrpos_own_environment_is_refused(tmp_path, commands, monkeypatch):
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     with pytest.raises(UsageError, match="is the environment of mugrpo itself"):
         make_environment(tmp_path, lambda _: None)

@@ -23,7 +23,7 @@ from mugrpo.extensions.code.inside import LONGEST_INTEGER, encode
 from mugrpo.extensions.code.judging import LONGEST_PROGRAM, Code, read_program
 from mugrpo.extensions.code.sandbox import Outcome, Request, outcomes
 from mugrpo.rewards.grading import Grader
-from tests.cases import table
+from tests.cases import refusal, table
 
 MARKS = ("py", "python3", "Python", "PYTHON", "{.python}", "{.python .number}", "{python}", "py3")
 MARKS += ("python title=x", 'python {title="x"}', "python3.11", "python:a.py", " python")
@@ -191,11 +191,7 @@ def test_the_forms_of_tests():
             "bool(math.isclose(__given__[0], 2.0))",
         ),
         ("assert f(1) is None", "(f(1),)", "bool(__given__[0] is None)"),
-        (
-            "assert all(x > 0 for x in f(3))",
-            "(f(3),)",
-            "bool(all((x > 0 for x in __given__[0])))",
-        ),
+        ("assert all(x > 0 for x in f(3))", "(f(3),)", "bool(all((x > 0 for x in __given__[0])))"),
     ],
 )
 def test_an_assert_is_taken_apart(statement: str, asked: str, rest: Any):
@@ -215,10 +211,7 @@ def test_an_assert_is_taken_apart(statement: str, asked: str, rest: Any):
         ('{"fn_name": "f", "inputs": [1], "outputs": [1]}', "has '1' for a list of arguments"),
         ('{"fn_name": "f()", "inputs": [[]], "outputs": [1]}', "is not a function's name"),
         ('{"fn_name": "f", "inputs": ["[1"], "outputs": ["1"]}', "test 1 is not JSON: Expecting"),
-        (
-            '[{"input": "1", "output": "1", "testtype": "functional"}]',
-            "no metadata with a func_name",
-        ),
+        ('[{"input": "1", "output": "1", "testtype": "functional"}]', "metadata with a func_name"),
         ('{"asserts": ["assert f("]}', "assert 1 is not Python: "),
         ('["assert f(1)", "print(f(1))"]', "assert 2 is 'print(f(1))', not one assert"),
         ('["assert True"]', "assert 1 calls nothing of the program"),
@@ -247,12 +240,8 @@ def test_the_filter_is_a_program_for_its_machine(monkeypatch: pytest.MonkeyPatch
 
 def test_without_a_sandbox_the_reward_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(bubblewrap.shutil, "which", lambda _: None)
-    with pytest.raises(UsageError) as refused:
-        judging.choose(CodeOptions())
-    assert str(refused.value) == (
-        "the reward code runs programs in a sandbox only, and it does not work (bwrap is not "
-        f"installed); {judging.REMEDY}"
-    )
+    found = refusal(judging.choose, CodeOptions())
+    assert "does not work (bwrap is not installed)" in found and found.endswith(judging.REMEDY)
 
 
 def test_a_sandbox_that_fails_on_a_small_program_is_none(monkeypatch: pytest.MonkeyPatch):
@@ -263,9 +252,8 @@ def test_a_sandbox_that_fails_on_a_small_program_is_none(monkeypatch: pytest.Mon
             yield Outcome(0, "")
 
     monkeypatch.setattr(judging, "Bubblewrap", lambda _: Broken())
-    assert judging.check()[0] == (
-        "none (a program that prints a line ended with Outcome(status=0, output=''))"
-    )
+    found = judging.check()[0]
+    assert found == "none (a program that prints a line ended with Outcome(status=0, output=''))"
 
 
 ADD = "```\ndef add(a, b): return a + b\nif __name__ == '__main__': print(add(*eval(input())))\n```"
@@ -331,7 +319,6 @@ def test_scores(sandboxed: CodeOptions):
 
 
 def test_no_test_sees_what_another_has_left(sandboxed: CodeOptions):
-    """The program makes a folder in each of three tests, and finds none of an earlier test."""
     request = Request(REMEMBERING, [{"stdin": ""}] * 3)
     told = [outcome.output.split() for outcome in Code(sandboxed).sandbox.run(request, 60.0)]
     assert [before for _, before in told] == ["[]"] * 3

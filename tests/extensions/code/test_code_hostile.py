@@ -112,9 +112,7 @@ def test_honest_programs_are_right(options: CodeOptions):
 
 
 @pytest.mark.parametrize("used", [True, False], ids=["equal", "unequal"])
-def test_an_assert_that_tells_what_is_expected_is_not_left_to_the_program(
-    options: CodeOptions, used: bool
-):
+def test_an_assert_that_tells_what_is_expected_is_not_left_to_the_program(options, used):
     verifier = Code(options.model_copy(update={"partial": True}))
     tests = {"asserts": list(TELLING.values()), "setup": SETUP}
     lie = answer(LIAR.replace("USED", str(used)), tests)

@@ -16,22 +16,15 @@ SUITE = """
 title = "Short chains"
 samples = 4
 max_new_tokens = 48
-
-[task]
-data = "{data}"
-rewards = [{{ name = "regex", pattern = "=(\\\\d)$" }}]
-
-[prompt]
-form = "plain"
-
-[conventions]
-samples = "chosen for this test"
+task = {{ data = "{data}", rewards = [{{ name = "regex", pattern = "=(\\\\d)$" }}] }}
+prompt = {{ form = "plain" }}
+conventions = {{ samples = "chosen for this test" }}
 """
 
 
-def suite_in(folder: Path) -> Path:
-    """Write a suite with 12 problems and 4 samples into `folder`. Return its file."""
-    rows = [{"prompt": p, "answer": str(running_states(p)[-1])} for p in PROMPTS]
+def suite_in(folder: Path, problems: int = 12) -> Path:
+    """Write a suite with some problems and 4 samples into `folder`. Return its file."""
+    rows = [{"prompt": p, "answer": str(running_states(p)[-1])} for p in PROMPTS[:problems]]
     data = folder / "problems.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     file = folder / "short.toml"

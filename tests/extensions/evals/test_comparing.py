@@ -1,8 +1,9 @@
-"""Two measurements, paired by problem: numbers by hand."""
+"""Two measurements, paired by problem: numbers by hand, and their tables."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,13 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import publish_json, with_checksum
 from mugrpo.extensions.evals.command import _data
 from mugrpo.extensions.evals.comparing import Measurement, compare, stored
-from mugrpo.extensions.evals.tables import comparison_table
+from mugrpo.extensions.evals.tables import HEAD, comparison_table, row, write_table
 from mugrpo.rollouts.evaluation import interval
 from tests.cases import table
+from tests.report.synthetic import HOSTILE
+from tests.runs import Command
+
+pytest_plugins = ["tests.run_fixtures"]
 
 
 def result(name: str, rights: dict[str, int], samples: int = 4, **other: Any) -> dict[str, Any]:
@@ -23,15 +28,23 @@ def result(name: str, rights: dict[str, int], samples: int = 4, **other: Any) ->
         for id_, right in rights.items()
     ]
     return {
-        "suite": name,
-        "title": name.upper(),
-        "samples": samples,
-        "temperature": 1.0,
-        "top_p": 1.0,
-        "per_problem": problems,
-        "measures": {f"avg@{samples}": [0.0, 0.0, 1.0]},
+        **{"suite": name, "title": name.upper(), "samples": samples, "model": "chain", "update": 0},
+        **{"data": "sums.jsonl", "subset": None, "split": None, "revision": None},
+        **{"engine": "continuous", "precision": "fp32", "temperature": 1.0, "top_p": 1.0},
+        **{"max_new_tokens": 48, "seed": 7, "problems": 4, "responses": 4 * samples},
+        **{"measures": {f"avg@{samples}": [0.0, 0.0, 1.0]}, "per_problem": problems},
+        **{"conventions": {"samples": "chosen for this test"}, "mugrpo": "0.1.0"},
+        "ended": "2026-11-24T09:00:00+00:00",
         **other,
     }
+
+
+def write(root: Path, made: dict[str, Any], update: int = 0) -> Path:
+    """Write a result. Return its file."""
+    file = root / made["suite"] / f"update-{update:06d}" / "result.json"
+    file.parent.mkdir(parents=True)
+    publish_json(file, with_checksum({**made, "update": update}))
+    return file
 
 
 def measurement(name: str, *results: dict[str, Any]) -> Measurement:
@@ -121,9 +134,7 @@ def test_what_cannot_be_compared_is_refused(other: dict[str, Any], sentence: str
 def test_stored_results_are_named_by_folder_or_by_run_and_update(tmp_path: Path):
     run = tmp_path / "run"
     for update, right in ((0, 1), (64, 3)):
-        folder = run / "benchmarks" / "a" / f"update-{update:06d}"
-        folder.mkdir(parents=True)
-        publish_json(folder / "result.json", with_checksum(result("a", {"x": right})))
+        file = write(run / "benchmarks", result("a", {"x": right}), update)
     (run / "config.json").write_text(json.dumps({"provenance": {}}))
 
     def right(name: str) -> int:
@@ -134,7 +145,7 @@ def test_stored_results_are_named_by_folder_or_by_run_and_update(tmp_path: Path)
     assert right(str(run / "benchmarks")) == 3
     with pytest.raises(UsageError, match="has no results of these suites"):
         stored(str(run), ["b"])
-    (folder / "result.json").write_text("{")
+    file.write_text("{")
     with pytest.raises(UsageError, match="makes it again from the stored responses"):
         stored(str(run))
 
@@ -142,9 +153,7 @@ def test_stored_results_are_named_by_folder_or_by_run_and_update(tmp_path: Path)
 def test_a_folder_may_have_an_at_in_its_name(tmp_path: Path):
     folder = tmp_path / "me@home" / "results"
     for update in (0, 64):
-        file = folder / "a" / f"update-{update:06d}" / "result.json"
-        file.parent.mkdir(parents=True)
-        publish_json(file, with_checksum(result("a", {"x": 1}, update=update)))
+        write(folder, result("a", {"x": 1}), update)
     found = [stored(name).results["a"]["update"] for name in (f"{folder}", f"{folder}@0")]
     assert found == [64, 0]
     with pytest.raises(UsageError, match="has no results in"):
@@ -167,3 +176,78 @@ def test_data_is_a_path_unless_it_begins_with_a_suite(text: str, names: str, fil
 def test_data_of_an_unknown_suite_is_refused():
     with pytest.raises(UsageError, match=r"'c' is none of the suites; write .* among a, b"):
         _data("c=x", ["a", "b"])
+
+
+NUMBER = r"[+-]?\d[\d,]*\.?\d*"
+WITH_INTERVAL = re.compile(rf"{NUMBER} \({NUMBER} to {NUMBER}\)")
+
+MEASURES = {
+    "avg@2": [0.375, 0.0625, 0.75],
+    "pass@1": [0.375, 0.0625, 0.75],
+    "pass@2": [0.5, 0.125, 0.875],
+    "truncated": [0.25, 0.125, 0.5],
+    "no_answer": [0.125, 0.0, 0.25],
+    "mean_length": [88.5, 80.25, 1097.0],
+}
+
+
+def write_sums(
+    root: Path, update: int = 0, suite: str = "sums", rights: Any = (2, 1, 0, 0), **changes: Any
+) -> Path:
+    """Write a result of two samples on four problems. Return its file."""
+    by_id = dict(zip("wxyz", rights, strict=True))
+    return write(root, result(suite, by_id, 2, **{"measures": MEASURES, **changes}), update)
+
+
+def test_measures_that_are_missing_are_dashes(tmp_path: Path):
+    """One problem has no mean length with an interval, and no verdict means no avg@k."""
+    few = {"truncated": [0.25, 0.125, 0.5]}
+    file = write_sums(tmp_path, measures=few)
+    by_head = dict(zip(HEAD, row(json.loads(file.read_text())), strict=True))
+    missing = [name for name, cell in by_head.items() if cell == "\u2013"]
+    assert missing == ["avg@k", "pass@k", "no answer", "tokens"]
+
+
+def test_hostile_titles_are_text_and_every_number_is_beside_its_interval(tmp_path: Path):
+    title = f"{HOSTILE}|\n| [x](y) \\"
+    for update in (0, 64):
+        write_sums(tmp_path, update, title=title)
+    head, rule, *body = write_table(tmp_path).read_text().splitlines()
+    assert len(body) == 2 and rule.count("|") == head.count("|") == len(HEAD) + 1
+    for line in body:
+        assert line.count("0.375 (0.062 to 0.750)") == 1 and f"4 {chr(0xD7)} 2" in line
+        assert line.isprintable() and "<" not in line
+        escaped = re.findall(r"\\([\\|\[])", line)
+        assert escaped == [*"[||[\\"]  # the first is in HOSTILE, after the escape character
+        assert re.sub(r"\\.", "", line).count("|") == len(HEAD) + 1
+
+
+def test_a_damaged_result_is_one_sentence(tmp_path: Path):
+    write_sums(tmp_path).write_text("{")
+    with pytest.raises(UsageError, match="makes it again from the stored responses"):
+        write_table(tmp_path)
+
+
+def test_a_comparison_says_how_many_comparisons_there_are(tmp_path: Path, command: Command):
+    """Shares 1, 1/2, 0, 0 against 1, 1, 1/2, 0, and 0, 0, 0, 0 against 0, 0, 0, 1."""
+    a, b = tmp_path / "a", tmp_path / "b"
+    write_sums(a)
+    write_sums(b, rights=(2, 2, 1, 0), max_new_tokens=32)
+    write_sums(a, suite="chains", rights=(0, 0, 0, 0))
+    write_sums(b, suite="chains", rights=(0, 0, 0, 2))
+    ended = command("benchmark", "compare", a, b, "--out", tmp_path / "out.json")
+    assert ended.status == 0, ended
+    assert "2 comparisons, paired by problem" in ended.out
+    assert f"sums: a response has at most 48 tokens in {a}, 32 in {b}." in ended.out
+    lines = [line for line in ended.out.splitlines() if line.startswith("| ")]
+    table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    rows = {name: cells for name, *cells in table[2:]}
+    assert list(rows) == ["CHAINS", "SUMS", "mean over benchmarks"]
+    for _, first, second, difference, _, _ in list(rows.values())[:2]:
+        assert all(map(WITH_INTERVAL.fullmatch, (first, second, difference)))
+    assert rows["mean over benchmarks"][1:3] == ["\u2013", "\u2013"]
+    assert rows["SUMS"][3].startswith("+0.250 (")
+    made = json.loads((tmp_path / "out.json").read_text())
+    assert made["rows"][1]["first"][0] == 0.375
+    refused = command("benchmark", "compare", a, b, "--samples", "4")
+    assert refused.status == 2 and "it takes no samples" in refused.err

@@ -69,9 +69,7 @@ def test_a_result_says_what_its_shards_say(measured: Path):
     assert "Short chains" in table and f"{value:.3f} ({low:.3f} to {high:.3f})" in table
 
 
-def test_what_is_published_is_not_sampled_again(
-    again: tuple[Any, ...], tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-):
+def test_what_is_published_is_not_sampled_again(again, tmp_path, command, monkeypatch):
     """One of three shards is lost: its four problems are asked again, and answered the same."""
     folder = tmp_path / "out" / "short" / "update-000000"
     before, measures = rows_in(folder, "rollouts"), result_in(folder)["measures"]
@@ -93,13 +91,7 @@ def test_what_is_published_is_not_sampled_again(
     assert result_in(folder)["measures"] == measures
 
 
-def test_stored_responses_are_graded_again_without_an_engine(
-    again: tuple[Any, ...],
-    suite: Path,
-    tmp_path: Path,
-    command: Command,
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_stored_responses_are_graded_again(again, suite, tmp_path, command, monkeypatch):
     """Another pattern reads the second sum: other verdicts on the very same rollouts."""
     folder = tmp_path / "out" / "short" / "update-000000"
     rollouts, before = rows_in(folder, "rollouts"), result_in(folder)["measures"]["avg@4"]
@@ -111,9 +103,7 @@ def test_stored_responses_are_graded_again_without_an_engine(
 
 
 @pytest.mark.long
-def test_a_run_is_sampled_as_it_trains(
-    reference: Path, suite: Path, tmp_path: Path, command: Command
-):
+def test_a_run_is_sampled_as_it_trains(reference, suite, tmp_path, command):
     """The run trains at temperature 1.3. Updates 0 and 6 are measured, then 3 on demand."""
     run = Path(shutil.copytree(reference, tmp_path / "run"))
     ended = command("benchmark", run, "--suite", suite)
@@ -131,9 +121,7 @@ def test_a_run_is_sampled_as_it_trains(
 
 
 @pytest.mark.long
-def test_results_of_two_runs_are_not_taken_for_each_other(
-    reference: Path, suite: Path, tmp_path: Path, command: Command
-):
+def test_results_of_two_runs_are_not_taken_for_each_other(reference, suite, tmp_path, command):
     """Both start from the same model and make six updates, but their weights differ."""
     runs = [Path(shutil.copytree(reference, tmp_path / name)) for name in ("one", "other")]
     finished(tmp_path / "third", "--optimizer.lr", "2e-3")
@@ -172,9 +160,7 @@ def test_a_suites_file_is_a_config_so_it_never_asks(suite: Path, tmp_path: Path,
         (["compare", "a", "b"], "a has no results in a"),
     ],
 )
-def test_bad_input_is_one_sentence(
-    arguments: list[str], sentence: str, command: Command, tmp_path: Path, monkeypatch: Any
-):
+def test_bad_input_is_one_sentence(arguments, sentence, command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ended = command("benchmark", *arguments)
     assert ended.status == 2 and sentence in ended.err

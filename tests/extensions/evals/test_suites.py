@@ -1,4 +1,4 @@
-"""Suites: the packaged files, groups, and what is refused."""
+"""Suites: the packaged files, groups, what is refused, and a file in the place of their data."""
 
 from __future__ import annotations
 
@@ -8,8 +8,13 @@ from pathlib import Path
 import pytest
 
 from mugrpo.disk.errors import UsageError
-from mugrpo.extensions.evals.options import load_suites, packaged
-from tests.cases import table
+from mugrpo.disk.records import Problem
+from mugrpo.extensions.evals.options import Suite, load_suites, packaged
+from mugrpo.extensions.evals.stand_in import with_data
+from mugrpo.tasks import make_task
+from mugrpo.tasks.dataset import stable_hash
+from tests.cases import refusal, table
+from tests.tasks.builders import row, task
 
 BENCHMARKS = ("aime24", "aime25", "aime26", "amc23", "amc24", "gsm8k", "math500", "svamp")
 MINE = """
@@ -34,18 +39,8 @@ def file(tmp_path: Path):
     return write
 
 
-def refusal(words: str) -> str:
-    with pytest.raises(UsageError) as refused:
-        load_suites(words)
-    assert "\n" not in str(refused.value)
-    return str(refused.value)
-
-
 def names(words: str) -> list[str]:
     return [suite.name for suite in load_suites(words)]
-
-
-# ---- the packaged files ----
 
 
 def test_the_packaged_suites_are_the_benchmarks_and_two_groups():
@@ -92,9 +87,6 @@ def test_sampling_is_that_of_the_field(words, sampling):
         assert o.problems is None
 
 
-# ---- files and groups of one's own ----
-
-
 def test_a_file_is_a_suite_with_the_name_of_the_file(file):
     [suite] = load_suites(file(name="sums.toml"))
     options = suite.options
@@ -111,21 +103,15 @@ def test_groups_of_groups_and_files_beside_them_are_expanded_once(file):
     assert names(f"svamp,{group},{Path(group).parent / 'mine.toml'}") == expected
 
 
-# ---- what is refused ----
-
-
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
         (f"temperatur = 0.5\n{MINE}", "there is no option temperatur; did you mean temperature?"),
         (
-            MINE + "prompt_colum = 'q'\n",
-            "there is no option task.prompt_colum; did you mean task.prompt_column?",
+            f"{MINE}prompt_colum = 'q'\n",
+            "no option task.prompt_colum; did you mean task.prompt_column?",
         ),
-        (
-            MINE + "[prompt]\nforms = 'chat'\n",
-            "there is no option prompt.forms; did you mean prompt.form?",
-        ),
+        (f"{MINE}[prompt]\nforms = 'chat'\n", "no option prompt.forms; did you mean prompt.form?"),
         (f"samples = 0\n{MINE}", "samples = 0: input should be greater than or equal to 1"),
         (f"top_p = 0\n{MINE}", "top_p = 0: input should be greater than 0"),
         (f"top_p = 1.5\n{MINE}", "top_p = 1.5: input should be less than or equal to 1"),
@@ -134,25 +120,19 @@ def test_groups_of_groups_and_files_beside_them_are_expanded_once(file):
         ("task = 1\ntitle = 'T'\nmax_new_tokens = 1\n", "task = 1: it should be a table"),
         ("[task]\ndata = 'd.jsonl'\n", "title must be given; max_new_tokens must be given"),
         (
-            MINE + "eval_split = 'test'\n",
-            "task.eval_split divides the problems of a run, and a suite asks all of them",
+            f"{MINE}eval_split = 'test'\n",
+            "task.eval_split divides the problems of a run, and a suite",
         ),
         (MINE + "eval_problems = 3\n", "task.eval_problems divides the problems of a run"),
         ("title = 'T'\nsuites = []\n", "suites = (): it should not be empty"),
-        (
-            "title = 'T'\nsuites = ['gsm8k']\nsamples = 3\n",
-            "there is no option samples; choose among title, suites",
-        ),
+        ("title = 'T'\nsuites = ['gsm8k']\nsamples = 3\n", "samples; choose among title, suites"),
         ("title = ", "Invalid value"),
     ],
 )
 def test_a_fault_in_a_file_is_named_with_the_way_out(file, text, fault):
     path = file(text)
-    sentence = refusal(path)
+    sentence = refusal(load_suites, path)
     assert sentence.startswith(f"{path}: ") and fault in sentence
-
-
-# ---- flags ----
 
 
 def test_flags_replace_a_suites_own_values_and_nothing_else():
@@ -170,3 +150,73 @@ def test_flags_have_the_bounds_of_the_file(file):
     [suite] = load_suites(file())
     with pytest.raises(UsageError, match=r"^suite mine: samples = 0: input should be greater than"):
         suite.over({"samples": 0})
+
+
+BOXED = "\nPlease reason step by step, and put your final answer within \\boxed{}."
+
+
+def suite(name: str) -> Suite:
+    return load_suites(name)[0]
+
+
+def problems(name: str, file: str) -> list[Problem]:
+    return make_task(with_data(suite(name), file).options.task).every_problem()
+
+
+def test_a_problem_of_gsm8k_as_the_model_reads_it(jsonl):
+    file = jsonl({"question": "3 cats and 2 dogs?", "answer": "3+2=<<3+2=5>>5\n#### 5"})
+    [problem] = problems("gsm8k", file)
+    assert (problem.prompt, problem.reference) == ("3 cats and 2 dogs?" + BOXED, "5")
+
+
+def test_a_problem_of_math500_as_the_model_reads_it(jsonl):
+    file = jsonl({"problem": "Find $x$ in {1}.", "answer": r"\frac{1}{2}", "unique_id": "a/1.json"})
+    columns = {"answer": r"\frac{1}{2}", "unique_id": "a/1.json"}
+    expected = Problem("a/1.json", "Find $x$ in {1}." + BOXED, r"\frac{1}{2}", columns)
+    assert problems("math500", file) == [expected]
+
+
+@table(
+    ("name", "columns", "chosen"),
+    [  # prompt, answer and id column
+        ("svamp", ["ID", "Body", "question_concat", "Answer"], ("question_concat", "Answer", "ID")),
+        ("svamp", ["id", "problem", "answer"], ("problem", "answer", "id")),
+        ("aime26", ["problem_idx", "problem", "answer"], ("problem", "answer", "problem_idx")),
+        ("aime24", ["prompt", "answer", "source"], ("prompt", "answer", None)),
+        ("math500", ["question", "answer", "id"], ("question", "answer", "id")),
+        ("amc23", ["problem", "question", "answer"], ("question", "answer", None)),  # its own
+        ("aime25", ["prompt", "question", "answer"], ("prompt", "answer", None)),
+    ],
+)
+def test_a_column_is_the_suites_own_or_a_usual_name(jsonl, name, columns, chosen):
+    task = with_data(suite(name), jsonl(dict.fromkeys(columns, "1"))).options.task
+    assert (task.prompt_column, task.answer_column, task.id_column) == chosen
+
+
+def test_the_file_takes_the_place_of_data_set_subset_split_and_revision(jsonl):
+    before, file = suite("gsm8k"), jsonl({"problem": "1", "answer": "1"})
+    after = with_data(before, file)
+    task, own = after.options.task, before.options.task
+    assert task.data == file and (task.split, task.subset, task.revision) == (None, None, None)
+    assert (task.prompt_template, task.rewards) == (own.prompt_template, own.rewards)
+    kept = {"task", "problems", "conventions"}
+    assert after.options.model_dump(exclude=kept) == before.options.model_dump(exclude=kept)
+    gone = before.options.conventions.keys() - after.options.conventions.keys()
+    assert {"data", "revision"} <= gone and "prompt_template" not in gone
+
+
+def test_every_problem_is_in_the_order_of_the_data_and_none_is_held_out(jsonl):
+    file = jsonl(*({**row(f"{n}+1=", str(n + 1)), "id": f"p{n}"} for n in range(40)))
+    data_set = task(file, id_column="id")
+    assert [p.id for p in data_set.every_problem()] == [f"p{n}" for n in range(40)]
+    [single] = task(jsonl(row("1"), name="one.jsonl")).every_problem()
+    assert single.prompt == "1"  # where a split would leave nothing to train on
+
+
+def test_a_limit_keeps_the_lowest_hashes_in_the_order_of_the_data(jsonl):
+    prompts = [f"{n}+1=" for n in range(20)]
+    data_set = task(jsonl(*map(row, prompts)))
+    seven = sorted(prompts, key=stable_hash)[:7]
+    assert [p.prompt for p in data_set.every_problem(7)] == [p for p in prompts if p in seven]
+    assert {p.id for p in data_set.every_problem(3)} <= {p.id for p in data_set.every_problem(7)}
+    assert data_set.every_problem(99) == data_set.every_problem()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,36 +13,20 @@ from mugrpo.config.training import SuiteUse
 from mugrpo.disk.metrics import encoded, read_metrics
 from mugrpo.report import write_report
 from mugrpo.run.suites import measuring_due, suites_due
-from mugrpo.tasks.embedded import running_states
+from tests.extensions.evals.conftest import suite_in
 from tests.faults.harm import flip_bit, refused, stopped
-from tests.runs import CONFIG, Command, finished, killed, write_config
+from tests.runs import CONFIG, finished, killed, write_config
 
 pytest_plugins = ["tests.run_fixtures"]
-
-SUITE = """
-title = "Short chains"
-samples = 2
-max_new_tokens = 48
-[task]
-data = "{data}"
-rewards = [{{ name = "regex", pattern = "=(\\\\d)$" }}]
-
-[prompt]
-form = "plain"
-"""
 
 
 @pytest.fixture(scope="module")
 def suites(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     """Overrides that measure two suites: `short` every two updates, `rare` at both ends."""
     folder = tmp_path_factory.mktemp("suites")
-    rows = [
-        {"prompt": p, "answer": str(running_states(p)[-1])}
-        for p in (f"{a}+{b}-1+2+2-1+1-2=" for a in (1, 2, 3) for b in (1, 2))
-    ]
-    (folder / "six.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = suite_in(folder, 6).read_text().replace("samples = 4", "samples = 2")
     for name in ("short", "rare"):
-        (folder / f"{name}.toml").write_text(SUITE.format(data=folder / "six.jsonl"))
+        (folder / f"{name}.toml").write_text(text)
     uses = f'[{{name="{folder}/short.toml", every=2}}, {{name="{folder}/rare.toml"}}]'
     return ("--evaluation.suites", uses)
 
@@ -91,10 +74,7 @@ def test_ranks_hand_the_policy_over_whenever_something_is_measured():
 
 
 @pytest.mark.long
-def test_suites_change_nothing_but_what_is_measured(
-    reference: Path, measured: Path, tmp_path: Path
-):
-    """Every line of the run without suites is in the run with them, with the same numbers."""
+def test_suites_change_nothing_but_what_is_measured(reference, measured, tmp_path):
     run = measured
     assert [*lines_of(run, "suite/short")] == [0, 2, 4, 6]
     assert [*lines_of(run, "suite/rare")] == [0, 6]
@@ -110,9 +90,7 @@ def test_suites_change_nothing_but_what_is_measured(
 
 
 @pytest.mark.long
-def test_a_suites_line_and_its_result_must_agree_and_are_made_again(
-    measured: Path, tmp_path: Path, command: Command
-):
+def test_a_suites_line_and_its_result_must_agree_and_are_made_again(measured, tmp_path, command):
     """The last line has another accuracy and a fitting checksum; an earlier result is damaged."""
     run = Path(shutil.copytree(measured, tmp_path / "run"))
     lines = list(read_metrics(run / "metrics.jsonl"))
@@ -139,14 +117,12 @@ def test_a_suites_line_and_its_result_must_agree_and_are_made_again(
 @pytest.mark.parametrize(
     ("place", "nth"),
     [
-        pytest.param("evaluation sampled", 2, marks=pytest.mark.long),
+        ("evaluation sampled", 2),
         ("evaluation scored", 3),
-        pytest.param("suite without metrics line", 2, marks=pytest.mark.long),
+        ("suite without metrics line", 2),
     ],
 )
-def test_a_run_that_is_killed_while_it_measures_ends_the_same(
-    suites: tuple[str, ...], measured: Path, tmp_path: Path, place: str, nth: int
-):
+def test_a_run_killed_while_it_measures_ends_the_same(suites, measured, tmp_path, place, nth):
     run = tmp_path / "run"
     killed(run, place, nth, *suites)
     finished(run, *suites)
@@ -154,17 +130,15 @@ def test_a_run_that_is_killed_while_it_measures_ends_the_same(
         assert lines_of(run, kind) == lines_of(measured, kind)
 
 
-@pytest.mark.parametrize("name", ["six.jsonl", "short.toml", "judge.py"])
-def test_a_suite_that_changed_in_the_middle_of_a_run_is_named(
-    name: str, suites: tuple[str, ...], tmp_path: Path, command: Command
-):
+@pytest.mark.parametrize("name", ["problems.jsonl", "short.toml", "judge.py"])
+def test_a_suite_that_changed_in_the_middle_of_a_run_is_named(name, suites, tmp_path, command):
     """Accuracy would change at the same weights. Another suite may be measured from now on."""
     source = Path(suites[1].partition('"')[2].partition("/short.toml")[0])
     folder = Path(shutil.copytree(source, tmp_path / "suites"))
     (folder / "judge.py").write_text("def judge(completions, **_): return [0.0] * len(completions)")
-    (folder / "short.toml").write_text(
-        SUITE.format(data=folder / "six.jsonl").replace("[{", f"['{folder}/judge.py:judge', {{")
-    )
+    text = (folder / "short.toml").read_text().replace(str(source), str(folder))
+    judged = text.replace("[{", f"['{folder}/judge.py:judge', {{")
+    (folder / "short.toml").write_text(judged)
     uses = suites[1].replace(str(source), str(folder))
     config, run = write_config(tmp_path, CONFIG), tmp_path / "run"
     words = ["generate", config, "--run-dir", run, "--evaluation.suites"]
@@ -185,12 +159,8 @@ def test_a_suite_that_changed_in_the_middle_of_a_run_is_named(
         ('{name="gsm8k", data="missing.jsonl"}', "missing.jsonl"),
     ],
 )
-def test_a_suite_that_cannot_be_read_stops_the_run_before_its_first_rollout(
-    use: str, sentence: str, tmp_path: Path, command: Command
-):
-    config = write_config(tmp_path, CONFIG)
-    ended = command(
-        *("train", config, "--run-dir", tmp_path / "run"), "--evaluation.suites", f"[{use}]"
-    )
+def test_a_suite_that_cannot_be_read_stops_the_run_at_once(use, sentence, tmp_path, command):
+    words = ("train", write_config(tmp_path), "--run-dir", tmp_path / "run")
+    ended = command(*words, "--evaluation.suites", f"[{use}]")
     assert ended.status == 2 and sentence in ended.err
     assert not (tmp_path / "run" / "stages").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,16 +22,12 @@ from tests.runs import MODEL, Ended
 CONFIG = """
 seed = 10
 preset = "mu-grpo"
+workers = { count = 1 }
+schedule = { problems_per_update = 1 }
 
 [task]
 name = "dataset"
 rewards = { name = "regex", pattern = "=([0-9])$" }
-
-[workers]
-count = 1
-
-[schedule]
-problems_per_update = 1
 
 [rollouts]
 shard_rollouts = 4
@@ -52,14 +49,10 @@ def config_in(folder: Path, text: str = CONFIG) -> Path:
 def table(**columns: Sequence[Any]) -> list[Row]:
     """Return the four rows of RESPONSES with prompt, response, reward, answer and `columns`."""
     pairs = [(prompt, text) for prompt, texts in RESPONSES.items() for text in texts]
+    rewards = itertools.cycle((1.0, 0.0))
     rows = [
-        {
-            "prompt": prompt,
-            "response": text,
-            "reward": float(number % 2 == 0),
-            "answer": RESPONSES[prompt][0][-1],
-        }
-        for number, (prompt, text) in enumerate(pairs)
+        {"prompt": prompt, "response": text, "reward": reward, "answer": RESPONSES[prompt][0][-1]}
+        for (prompt, text), reward in zip(pairs, rewards, strict=False)
     ]
     return [
         row | {name: values[number] for name, values in columns.items()}

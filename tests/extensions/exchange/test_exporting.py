@@ -60,10 +60,7 @@ def test_the_data_set_is_read_by_datasets(exported: Path, reference: Path):
 
 
 @pytest.mark.parametrize("stages", [(1,), (0, 1)])
-def test_an_import_of_an_export_has_the_same_bits(
-    reference: Path, tmp_path: Path, command: Command, stages: tuple[int, ...]
-):
-    """Ids, logprobs and rewards, and what else is known of a rollout."""
+def test_an_import_of_an_export_has_the_same_bits(reference, tmp_path, command, stages):
     only = ("--stage", stages[0]) if len(stages) == 1 else ()
     assert command("export", reference, tmp_path / "set", *only).status == 0
     text = CONFIG + (reference.parent / "config" / "tiny.toml").read_text().partition("[prompt]")[2]

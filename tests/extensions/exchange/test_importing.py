@@ -46,7 +46,7 @@ from tests.extensions.exchange.imports import (
     table,
 )
 from tests.faults.harm import refused
-from tests.runs import MODEL, ROOT, Command, final_weights, read_metrics
+from tests.runs import MODEL, ROOT, final_weights, read_metrics
 
 pytest_plugins = ["tests.run_fixtures"]
 pytestmark = pytest.mark.usefixtures("no_report")
@@ -57,11 +57,8 @@ pytestmark = pytest.mark.usefixtures("no_report")
 
 def test_ids_logprobs_and_rewards_of_a_table_are_used_as_given(take: Any, tmp_path: Path):
     checked(take(table(**GIVEN)))
-    assert {key: notes(tmp_path / "run")[key] for key in ("format", "ids", "logprobs")} == {
-        "format": "table",
-        "ids": "given",
-        "logprobs": "given",
-    }
+    found = {key: notes(tmp_path / "run")[key] for key in ("format", "ids", "logprobs")}
+    assert found == {"format": "table", "ids": "given", "logprobs": "given"}
     for row, rollout, score in given_rows(tmp_path / "run", **GIVEN):
         assert rollout.finish_reason is FinishReason.STOP
         assert score.reward == row["reward"]
@@ -78,9 +75,7 @@ def test_ids_logprobs_and_rewards_of_a_table_are_used_as_given(take: Any, tmp_pa
         ("right", Status.RIGHT, 1.0),
     ],
 )
-def test_statuses_of_others_are_mapped(
-    take: Any, tmp_path: Path, word: str, status: Status, reward: float | None
-):
+def test_statuses_of_others_are_mapped(take, tmp_path, word, status, reward):
     rows = table(**GIVEN)
     checked(take([rows[0] | {"status": word}, *rows[1:]]))
     run = given_rows(tmp_path / "run", **GIVEN)
@@ -97,21 +92,12 @@ def test_a_column_can_be_left_out(take: Any, tmp_path: Path):
 def test_no_end_is_invented(take: Any, tmp_path: Path):
     """Texts of five tokens: with an end where the row says so, as they are where it does not."""
     reasons = ({"type": "stop"}, "length", None, "eos")
-    ended = checked(
-        take(
-            [
-                {**row, "finish_reason": reason}
-                for row, reason in zip(table(), reasons, strict=True)
-            ],
-            *("--policy", "chain"),
-        )
-    )
+    ended = checked(take(table(finish_reason=reasons), "--policy", "chain"))
     assert "warning: whether 1 responses had ended is not known" in ended.out
     found = {text: r for (_, text), (r, _) in by_text(tmp_path / "run", TOKENIZER).items()}
     texts = [row["response"] for row in table()]
-    assert [found[text].response_ids.tolist() for text in texts] == [
-        ids_of(text) + [EOS] * (n in (0, 3)) for n, text in enumerate(texts)
-    ]
+    given = [found[text].response_ids.tolist() for text in texts]
+    assert given == [ids_of(text) + [EOS] * (n in (0, 3)) for n, text in enumerate(texts)]
     stop, cut = FinishReason.STOP, FinishReason.LENGTH
     assert [found[text].finish_reason for text in texts] == [stop, cut, cut, stop]
 
@@ -119,20 +105,17 @@ def test_no_end_is_invented(take: Any, tmp_path: Path):
 @pytest.mark.parametrize("kind", ["parquet", "csv"])
 def test_files_of_each_kind_give_the_same_run(take: Any, tmp_path: Path, kind: str):
     rows = table(**GIVEN)
-    if kind == "csv":
-        rows = [
-            {k: json.dumps(v) if isinstance(v, list) else v for k, v in r.items()} for r in rows
-        ]
     file = tmp_path / f"rows.{kind}"
     if kind == "parquet":
         pq.write_table(pa.Table.from_pylist(rows), file)
     else:
+        for row in rows:
+            row |= {name: json.dumps(row[name]) for name in GIVEN}
         pyarrow.csv.write_csv(pa.Table.from_pylist(rows), file)
     checked(take(file))
     rollouts = [rollout for rollout, _ in imported(tmp_path / "run").values()]
-    assert sorted(r.behavior_logprobs.tolist() for r in rollouts) == sorted(
-        np.float32(values).tolist() for values in GIVEN["logprobs"]
-    )
+    found = sorted(r.behavior_logprobs.tolist() for r in rollouts)
+    assert found == sorted(np.float32(values).tolist() for values in GIVEN["logprobs"])
 
 
 def test_other_columns_can_be_named_and_rewards_summed_with_weights(take: Any, tmp_path: Path):
@@ -170,9 +153,7 @@ def test_a_named_policy_computes_the_logprobs_and_the_manifest_says_so(take: Any
 
 
 @pytest.mark.long
-def test_an_imported_run_is_scored_again_compared_and_trained_on(
-    take: Any, tmp_path: Path, command: Command
-):
+def test_an_imported_run_is_scored_again_compared_and_trained_on(take, tmp_path, command):
     """The logprobs are those of the model, so that every ratio of the first update is 1."""
     run_dir = tmp_path / "run"
     rows = [row | {"reward": 1 - row["reward"]} for row in table()]  # the wrong way round
@@ -194,9 +175,7 @@ def test_an_imported_run_is_scored_again_compared_and_trained_on(
     assert after == before
 
 
-def test_problems_of_the_configs_own_data_give_answers_and_are_held_out(
-    take: Any, tmp_path: Path, command: Command
-):
+def test_problems_of_the_configs_own_data_give_answers_and_are_held_out(take, tmp_path, command):
     """Rollouts without answers answer one of the problems to train on, and one held out."""
     own = {"data": {"2-1=": "1", "4+4=": "8"}, "eval_data": {"1+1=": "2", "3+2=": "5"}}
     options: list[object] = ["--policy", "chain"]
@@ -228,11 +207,9 @@ def written_by_trl(folder: Path, monkeypatch: pytest.MonkeyPatch, step: int, **l
     trainer = object.__new__(GRPOTrainer)
     (folder / "completions").mkdir(exist_ok=True)
     trainer.__dict__ |= {
-        "model": SimpleNamespace(training=True),
-        "_metrics": {"train": {}},
+        **{"model": SimpleNamespace(training=True), "_metrics": {"train": {}}},
+        **{"log_completions": True, "log_unique_prompts": False},
         "accelerator": SimpleNamespace(is_main_process=True),
-        "log_completions": True,
-        "log_unique_prompts": False,
         "args": SimpleNamespace(report_to=[], output_dir=str(folder)),
         "state": SimpleNamespace(global_step=step),
         "_logs": {"extra": {}, "images": [], **logs},
@@ -261,15 +238,12 @@ def test_completions_of_trl(take: Any, tmp_path: Path, monkeypatch: pytest.Monke
     refused(ended, "no column 'reward'", "'right'", "--columns reward=")
     checked(take(folder, *options, "--columns", "reward=right,answer=solution"))
     found = by_text(tmp_path / "run", TOKENIZER)
-    assert {key: score.reward for key, (_, score) in found.items()} == {
-        (row["prompt"], row["response"]): row["reward"] for row in table()
-    }
+    given = {key: score.reward for key, (_, score) in found.items()}
+    assert given == {(row["prompt"], row["response"]): row["reward"] for row in table()}
     assert notes(tmp_path / "run")["format"] == "trl"
 
 
-def test_conversations_of_trl(
-    take: Any, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-):
+def test_conversations_of_trl(take, tmp_path, command, monkeypatch):
     """They have no answers: those of data are used, or a function scores them.
 
     An export has conversations, too.
@@ -290,19 +264,15 @@ def test_conversations_of_trl(
     own = 'rewards = { name = "regex", pattern = "=([0-9])$" }'
     config = config.replace(own, f'rewards = ["{tmp_path / "rewards.py"}:right"]')
     checked(take(folder, *options, config=config))
-    assert set(by_text(tmp_path / "run", TOKENIZER)) == {
-        (prompt, text) for prompt, texts in RESPONSES.items() for text in texts
-    }
+    found = set(by_text(tmp_path / "run", TOKENIZER))
+    assert found == {(prompt, text) for prompt, texts in RESPONSES.items() for text in texts}
     checked(command("export", tmp_path / "run", tmp_path / "set"))
     [file] = (tmp_path / "set" / "data").iterdir()
-    assert set(pq.read_table(file)["prompt"].to_pylist()) == {
-        json.dumps([{"role": "user", "content": prompt}]) for prompt in RESPONSES
-    }
+    given = set(pq.read_table(file)["prompt"].to_pylist())
+    assert given == {json.dumps([{"role": "user", "content": prompt}]) for prompt in RESPONSES}
 
 
-def test_a_batch_that_trl_logs_at_two_steps_is_one(
-    take: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_batch_that_trl_logs_at_two_steps_is_one(take, tmp_path, monkeypatch):
     """TRL logs the last batch at every step, even if several steps train on it."""
     for step in (1, 2):
         folder = written_by_trl(tmp_path, monkeypatch, step, **trl_logs())
@@ -316,15 +286,12 @@ def test_a_batch_that_trl_logs_at_two_steps_is_one(
 
 def verl_rows(prompts: dict[str, str] | None = None) -> list[Row]:
     """Return the lines of 7.jsonl: `input` is what the chat template wrote, decoded."""
+    theirs = {"response": "output", "answer": "gts", "reward": "score"}
     return [
         {
             "input": (prompts or {}).get(row["prompt"], row["prompt"]),
-            "output": row["response"],
-            "gts": row["answer"],
-            "score": row["reward"],
-            "step": 7,
-            "acc": bool(row["reward"]),
-            "request_id": str(number),
+            **{other: row[ours] for ours, other in theirs.items()},
+            **{"step": 7, "acc": bool(row["reward"]), "request_id": str(number)},
         }
         for number, row in enumerate(table())
     ]
@@ -336,9 +303,8 @@ def test_rollouts_of_verl(take: Any, tmp_path: Path):
     (folder / "7.jsonl").write_text(lines(verl_rows()))
     checked(take(folder, "--format", "verl", "--policy", "chain"))
     found = by_text(tmp_path / "run", TOKENIZER)
-    assert {key: score.reward for key, (_, score) in found.items()} == {
-        (row["prompt"], row["response"]): row["reward"] for row in table()
-    }
+    given = {key: score.reward for key, (_, score) in found.items()}
+    assert given == {(row["prompt"], row["response"]): row["reward"] for row in table()}
 
 
 def test_prompts_of_verl_are_found_among_the_configs_problems(take: Any, tmp_path: Path):
@@ -363,20 +329,13 @@ def test_prompts_of_verl_are_found_among_the_configs_problems(take: Any, tmp_pat
 
 def test_rollouts_of_open_instruct(take: Any, tmp_path: Path):
     """Ids and logprobs without text, and a right response counts as 10."""
-    rows = [
-        {
-            "step": 3,
-            "sample_idx": number,
-            "prompt_idx": number // 2,
-            "prompt_tokens": ids_of(row["prompt"]),
-            "response_tokens": row["response_ids"],
-            "reward": 10 * row["reward"],
-            "finish_reason": "stop",
-            "ground_truth": [1, 2],
-            "logprobs": row["logprobs"],
-        }
-        for number, row in enumerate(table(**GIVEN))
-    ]
+    known = {"step": 3, "finish_reason": "stop", "ground_truth": [1, 2]}
+    rows = []
+    for number, row in enumerate(table(**GIVEN)):
+        ids = {"prompt_tokens": ids_of(row["prompt"]), "response_tokens": row["response_ids"]}
+        group = {"sample_idx": number, "prompt_idx": number // 2}
+        rewards = {"reward": 10 * row["reward"], "logprobs": row["logprobs"]}
+        rows.append({**known, **group, **ids, **rewards})
     folder = tmp_path / "rollouts"
     folder.mkdir()
     (folder / "mine_rollouts_000000.jsonl").write_text(lines(rows))
@@ -394,9 +353,7 @@ def test_rollouts_of_open_instruct(take: Any, tmp_path: Path):
 # ---- the page ----
 
 
-def test_the_commands_of_the_page_work(
-    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_commands_of_the_page_work(tmp_path, command, monkeypatch):
     *files, example = blocks("src/mugrpo/extensions/exchange/README.md")
     monkeypatch.chdir(tmp_path)
     assert [block.file for block in files] == ["rollouts.jsonl", "theirs.toml"]

@@ -25,9 +25,6 @@ pytest_plugins = ["tests.run_fixtures"]
 pytestmark = pytest.mark.usefixtures("no_report")
 
 
-# ---- bad input ----
-
-
 def changed(number: int, **values: Any) -> list[Row]:
     rows = table(**GIVEN)
     rows[number] |= values

@@ -92,13 +92,8 @@ class Running(Sums):
 
 
 KINDS = {
-    "running": Running,
-    "sums": Sums,
-    "loose": Loose,
-    "open": Open,
-    "shuffled": Shuffled,
-    "drifting": Drifting,
-    "failing": Failing,
+    kind.__name__.lower(): kind
+    for kind in (Sums, Running, Loose, Open, Shuffled, Drifting, Failing)
 }
 factory = types.SimpleNamespace(DATASETS={**dict.fromkeys(KINDS), "composite": None})
 

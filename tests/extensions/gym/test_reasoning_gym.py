@@ -30,9 +30,14 @@ def task(**options: Any) -> ReasoningGym:
     return ReasoningGym(ReasoningGymOptions(**raw), WorkerOptions(count=1))
 
 
-@pytest.fixture
-def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Put the stand-in in the place of reasoning_gym, here and in worker processes."""
+@pytest.fixture(autouse=True)
+def _stand_in(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Put the stand-in in the place of reasoning_gym, in workers too, where `gym` is not asked."""
+    if "gym" in request.fixturenames:
+        yield
+        return
     shutil.copy(STAND_IN, tmp_path / "reasoning_gym.py")
     paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
@@ -57,22 +62,16 @@ def scores(of: ReasoningGym, log: Path, *said: str) -> list[Score]:
         of.close()
 
 
-@pytest.mark.usefixtures("stand_in")
 def test_problems_are_distinct_and_split_by_a_hash():
-    first, again = task(), task()
-    assert first.train_problems() == again.train_problems()
-    for problems, side, count in (
-        (first.train_problems(), False, 20),
-        (first.eval_problems(), True, 3),
-    ):
+    first = task()
+    train, held = first.train_problems(), first.eval_problems()
+    assert train == task().train_problems()
+    for problems, side, count in ((train, False, 20), (held, True, 3)):
         assert len({problem.prompt for problem in problems}) == len(problems) == count
         assert all(held_out(str(problem.prompt)) == side for problem in problems)
-    problem = first.train_problems()[0]
-    a, b = map(int, str(problem.prompt).split("+"))
-    assert int(problem.reference) == a + b and problem.columns["entry"]["metadata"]["terms"] == [
-        a,
-        b,
-    ]
+    terms = [int(term) for term in str(train[0].prompt).split("+")]
+    assert int(train[0].reference) == sum(terms)
+    assert train[0].columns["entry"]["metadata"]["terms"] == terms
 
 
 PROMPTS = """
@@ -90,18 +89,14 @@ def generated_with_hashes(data: str, seed: int) -> str:
     """Return the problems of `data` that a process with this hash seed has."""
     environment = {**os.environ, "PYTHONHASHSEED": str(seed)}
     command = [sys.executable, "-c", PROMPTS.format(data=data)]
-    return subprocess.run(
-        command, env=environment, stdout=subprocess.PIPE, text=True, check=True
-    ).stdout
+    return subprocess.check_output(command, env=environment, text=True)
 
 
-@pytest.mark.usefixtures("stand_in")
 def test_problems_do_not_depend_on_the_order_of_a_set():
     first, second = (generated_with_hashes("shuffled", seed) for seed in (1, 2))
     assert first == second and first.count("word") == 2 * 3 * (8 + 2)
 
 
-@pytest.mark.usefixtures("stand_in")
 @table(
     ("data", "fault"),
     [
@@ -121,7 +116,6 @@ def gym_config(data: str, **options: Any) -> dict[str, Any]:
     return {"task": {"name": "reasoning-gym", "data": data, **few, **options}}
 
 
-@pytest.mark.usefixtures("stand_in")
 def test_check_pays_answers_in_the_form_that_is_judged():
     """Of `sums`, a number that is not the sum gets 0.25, and what is no number has no verdict."""
     said = tried(gym_config("sums"))
@@ -133,14 +127,12 @@ def test_check_pays_answers_in_the_form_that_is_judged():
     assert [line.split()[:3] for line in said[3:]] == 2 * [["warning:", "paid", "0.25"]]
 
 
-@pytest.mark.usefixtures("stand_in")
 @table("answer", ["tags", "all"])
 def test_a_data_set_that_pays_for_any_text_is_refused(answer):
     with pytest.raises(UsageError, match="pay as much for the question itself as for the right"):
         tried(gym_config("loose", answer=answer))
 
 
-@pytest.mark.usefixtures("stand_in")
 def test_a_data_set_without_answers_is_said_to_have_none():
     said = tried(gym_config("open"))
     assert "nothing is known of the right answer: the data name none" in said[0]
@@ -163,7 +155,6 @@ def test_the_real_packages_answers_that_are_none_are_said_to_be(gym):
     assert "the data name none" in tried(gym_config("rubiks_cube"))[0]
 
 
-@pytest.mark.usefixtures("stand_in")
 def test_prompts_get_template_and_system_message():
     asked = task(system_prompt="Be brief.", prompt_template="Add: {prompt}")
     plain = task().train_problems()[0]
@@ -172,18 +163,12 @@ def test_prompts_get_template_and_system_message():
     assert user == {"role": "user", "content": f"Add: {plain.prompt}"}
 
 
-@pytest.mark.usefixtures("stand_in")
 def test_a_worker_scores_with_the_data_sets_own_config(tmp_path):
     """0 without an answer, 0.25 + bonus for another number, 1 for the sum, an error for a word."""
     of = task(config={"bonus": 0.5})
     reference = of.train_problems()[0].reference
-    said = [
-        "no tags",
-        "<answer>-1</answer>",
-        f"<answer> {reference} </answer>",
-        "<answer>x</answer>",
-    ]
-    found = scores(of, tmp_path / "log", *said)
+    said = ("-1</answer>", f" {reference} </answer>", "x</answer>")
+    found = scores(of, tmp_path / "log", "no tags", *(f"<answer>{text}" for text in said))
     assert [(score.status, score.reward) for score in found] == [
         (Status.WRONG, 0),
         (Status.WRONG, 0.75),
@@ -193,7 +178,6 @@ def test_a_worker_scores_with_the_data_sets_own_config(tmp_path):
     assert "invalid literal for int()" in found[3].parts["reason"]
 
 
-@pytest.mark.usefixtures("stand_in")
 def test_what_of_a_response_is_the_answer():
     from mugrpo.extensions.gym.scores import extracted
 

@@ -14,24 +14,14 @@ from transformers import AutoModelForCausalLM
 from mugrpo.cli import main
 
 CONFIG = """
-    preset = "grpo"
-    reduction = "token_mean"
-    [task]
-    eval_problems = 4
-    [schedule]
-    stages = 1
-    batches_per_stage = 4
-    passes_per_batch = 1
-    problems_per_update = 4
-    group_size = 4
-    [objective]
-    ratio_clip = [0.0, 1e9]
-    [optimizer]
-    lr = 1e-3
-    [evaluation]
-    every = 0
-    [checkpoint]
-    every = 2
+preset = "grpo"
+reduction = "token_mean"
+task = { eval_problems = 4 }
+schedule = { stages = 1, batches_per_stage = 4, problems_per_update = 4, group_size = 4 }
+objective = { ratio_clip = [0.0, 1e9] }
+optimizer = { lr = 1e-3 }
+evaluation = { every = 0 }
+checkpoint = { every = 2 }
 """
 
 
@@ -88,10 +78,8 @@ def gradient(
 def test_the_cosines_are_those_of_gradients_by_autograd(run: Path):
     """Of the four batches two are unused at update 2: 8 groups, rows 32 to 63 of the shard."""
     rows = json.loads((run / "alignment/stage-000/alignment.json").read_text())
-    assert [(r["update"], r["staleness"], r["method"]) for r in rows] == [
-        (2, 2, "plain"),
-        (2, 2, "grpo"),
-    ]
+    found = [(r["update"], r["staleness"], r["method"]) for r in rows]
+    assert found == [(2, 2, "plain"), (2, 2, "grpo")]
     stale = table_of(run / "stages/000", 0)[32:]
     fresh = [table_of(run / "alignment/stage-000/update-000002", half) for half in (0, 1)]
     for half in fresh:
@@ -109,8 +97,8 @@ def test_the_cosines_are_those_of_gradients_by_autograd(run: Path):
 @pytest.mark.long
 def test_a_stage_without_a_checkpoint_between_its_updates_is_refused(tmp_path: Path, capsys):
     (tmp_path / "c.toml").write_text(CONFIG.replace("every = 2", "every = 0"))
-    arguments = [str(tmp_path / "c.toml"), "--run-dir", str(tmp_path / "run")]
-    assert main(["generate", *arguments, "--stage", "0"]) == 0
-    assert main(["score", str(tmp_path / "run"), "--stage", "0"]) == 0
-    assert main(["alignment", str(tmp_path / "run"), "--objectives", "grpo"]) == 2
+    run = str(tmp_path / "run")
+    assert main(["generate", str(tmp_path / "c.toml"), "--run-dir", run, "--stage", "0"]) == 0
+    assert main(["score", run, "--stage", "0"]) == 0
+    assert main(["alignment", run, "--objectives", "grpo"]) == 2
     assert "no checkpoint lies within stage 0; train with" in capsys.readouterr().err

@@ -17,7 +17,7 @@ from mugrpo.cli import main
 from mugrpo.config.run import PRESETS
 from mugrpo.extensions.lab import bakeoff
 from mugrpo.extensions.lab.bakeoff import table
-from tests.faults.harm import contents, resume_words
+from tests.faults.harm import contents, flip_bit, refused, resume_words, stopped
 from tests.runs import (
     Command,
     assert_same,
@@ -53,6 +53,11 @@ def compared(reference: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_dir
 
 
+@pytest.fixture
+def copy(compared: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(compared, tmp_path / "copy", symlinks=True))
+
+
 def home(run_dir: Path, stage: int = 0) -> Path:
     return run_dir / f"bakeoff/stage-{stage:03d}"
 
@@ -86,9 +91,7 @@ def test_methods_differ_only_through_their_updates(compared: Path):
 
 
 @pytest.mark.parametrize(("stage", "last"), [(0, 3), (1, 6)])
-def test_the_runs_own_method_ends_in_the_runs_own_bits(
-    run: Path, command: Command, stage: int, last: int
-):
+def test_the_runs_own_method_ends_in_the_runs_own_bits(run, command, stage, last):
     before = contents(run)
     ended = command("bakeoff", run, "--stage", stage, "--objectives", OWN)
     assert (ended.status, ended.err) == (0, "")
@@ -110,9 +113,7 @@ def test_the_runs_own_method_ends_in_the_runs_own_bits(
 
 @pytest.mark.long
 @pytest.mark.promise("bakeoff")
-def test_a_run_trains_to_the_same_bits_after_a_bakeoff(
-    run_dir: Path, command: Command, reference: Path
-):
+def test_a_run_trains_to_the_same_bits_after_a_bakeoff(run_dir, command, reference):
     """It was killed in its fifth update, so the stage that is compared is only half trained on."""
     assert command("bakeoff", run_dir, "--stage", 1, *BOTH).status == 0
     assert final_weights(home(run_dir, 1) / OWN) == final_weights(reference)
@@ -135,7 +136,7 @@ def test_a_run_trains_to_the_same_bits_after_a_bakeoff(
     ],
 )
 def test_a_bakeoff_that_is_killed_and_run_again_gives_the_same_table(
-    compared: Path, run: Path, command: Command, place: str, nth: int, act: str
+    compared, run, command, place, nth, act
 ):
     ended = mugrpo("bakeoff", run, *BOTH, at=place, nth=nth, act=act)
     words = ["bakeoff", str(run), *BOTH]
@@ -167,30 +168,15 @@ def test_all_means_every_preset(run: Path, command: Command):
     assert all(checkpoints(home(run, 1) / name)[-1] == 6 for name in names)
 
 
-# ---- the table ----
-
-
 def update(number: int, kl: float, tv: float, ratio: float | None, seconds: float, **shares: float):
-    return {
-        "kind": "update",
-        "update": number,
-        "kl_behavior": kl,
-        "tv_token": tv,
-        "ratio/negative/max": ratio,
-        "time/update": seconds - 0.5,
-        "time/read": 0.5,
-        **shares,
-    }
+    values = {"kl_behavior": kl, "tv_token": tv, "ratio/negative/max": ratio, **shares}
+    times = {"time/update": seconds - 0.5, "time/read": 0.5}
+    return {"kind": "update", "update": number, **values, **times}
 
 
 def evaluation(number: int, accuracy: float | None, low: float = 0.1, high: float = 0.75):
-    return {
-        "kind": "evaluation",
-        "update": number,
-        "accuracy": accuracy,
-        "accuracy_low": low,
-        "accuracy_high": high,
-    }
+    interval = {"accuracy": accuracy, "accuracy_low": low, "accuracy_high": high}
+    return {"kind": "evaluation", "update": number, **interval}
 
 
 def test_the_table_by_hand():
@@ -203,10 +189,8 @@ def test_the_table_by_hand():
         evaluation(7, 0.2),
     ]
     better = [*before, update(5, 0.125, 0.25, None, 3.0), evaluation(5, 0.5, 0.125)]
-    same = [*before, update(5, 0.125, 0.25, None, 3.0), evaluation(5, 0.5, 0.125)]
     unknown = [*before, update(5, 0.125, 0.25, 2.0, 3.0), evaluation(5, None)]
-    none = list(before)
-    lines = {"worse": worse, "z": same, "a": better, "unknown": unknown}
+    lines = {"worse": worse, "z": better, "a": better, "unknown": unknown}
     head, rule, *rows = re.sub(" +", " ", table(lines, 4)).splitlines()
     assert head.count("|") == rule.count("|") == 9
     # The interval is that of the evaluation's line. Of the worse one: shares 0.05, 0.15 and 0.4 of
@@ -218,7 +202,7 @@ def test_the_table_by_hand():
         f"| worse | {before_} | 0.200 (0.100 to 0.750) | 0.0123 | 0.02 | 3.5 | 20.0% | 4 |",
         f"| unknown | {before_} | not measured | 0.125 | 0.25 | 2 | 0.0% | 3 |",
     ]
-    (only,) = table({"none": none}, 4).splitlines()[2:]
+    (only,) = table({"none": before}, 4).splitlines()[2:]
     assert re.sub(" +", " ", only) == f"| none | {before_} | {before_} | | | | | |"
 
 
@@ -233,12 +217,58 @@ def test_methods_take_the_groups_of_a_surplus_that_vary(tmp_path: Path, command:
 
 
 @pytest.mark.long
-def test_trained_methods_are_not_trained_again_even_if_the_run_is_moved(
-    compared: Path, tmp_path: Path, command: Command
-):
-    moved = Path(shutil.copytree(compared, tmp_path / "elsewhere", symlinks=True))
-    before = {p: p.stat().st_mtime_ns for p in home(moved).glob("*/checkpoints/*/*.safetensors")}
-    ended = command("bakeoff", moved, *BOTH)
+def test_trained_methods_are_not_trained_again_even_if_the_run_is_moved(compared, copy, command):
+    before = {p: p.stat().st_mtime_ns for p in home(copy).glob("*/checkpoints/*/*.safetensors")}
+    ended = command("bakeoff", copy, *BOTH)
     assert ended.status == 0 and before
     assert {p: p.stat().st_mtime_ns for p in before} == before
-    assert (home(moved) / "table.md").read_text() == (home(compared) / "table.md").read_text()
+    assert (home(copy) / "table.md").read_text() == (home(compared) / "table.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--objectives", "grpo,grop"], "'grop' is not a method: name presets (asymre, cispo, "),
+        (["--objectives", "grpo,all"], "'all' is not a method"),
+        (["--objectives", ""], "'' is not a method"),
+        (["--objectives", "none.toml"], "none.toml: there is no such config file"),
+        (["--objectives", "grpo", "--stage", "2"], "--stage 2: the run has stages 0 to 1"),
+        (["--objectives", "grpo", "--stage", "-1"], "--stage -1: the run has stages 0 to 1"),
+    ],
+)
+def test_an_unknown_method_or_stage_is_refused_at_once(run, command, words, sentence):
+    before = contents(run)
+    refused(command("bakeoff", run, *words), sentence)
+    assert contents(run) == before
+
+
+@pytest.mark.parametrize("harm", ["gone", "flipped"])
+def test_the_checkpoint_that_the_stage_began_from_is_needed(run: Path, command: Command, harm: str):
+    folder = run / "checkpoints/update-000003"
+    if harm == "gone":
+        shutil.rmtree(folder)
+    else:
+        flip_bit(folder / "model.safetensors")
+    ended = command("bakeoff", run, "--stage", 1, "--objectives", "grpo")
+    stopped(ended, f"{folder} ", "is needed, but gone" if harm == "gone" else "mugrpo repair")
+    assert not (run / "bakeoff").exists()
+
+
+def test_a_method_that_was_trained_on_other_scores_is_refused(copy, tmp_path, command, stricter):
+    """A method that the comparison does not have is trained on the new scores."""
+    assert command("score", copy, "--stage", 0, "--again").status == 0
+    before = contents(copy)
+    ended = command("bakeoff", copy, "--objectives", "grpo")
+    refused(ended, f"{home(copy) / 'grpo'} was made with other rollouts, scores or options; remove")
+    assert contents(copy) == before
+    method = tmp_path / "own.toml"
+    method.write_text('preset = "grpo"\n[objective]\nname = "grpo"\nratio_clip = [0.7, 1.3]\n')
+    assert command("bakeoff", copy, "--objectives", method).status == 0
+
+
+def test_scoring_again_with_the_same_judge_keeps_a_comparison_valid(copy, command):
+    files = {p: p.read_bytes() for p in (copy / "stages/000/scores").glob("*.parquet")}
+    assert command("score", copy, "--stage", 0, "--again").status == 0
+    assert {p: p.read_bytes() for p in files} == files
+    ended = command("bakeoff", copy, *BOTH)
+    assert ended.status == 0, ended.err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,13 @@ from trl import GRPOConfig as TRLConfig
 from trl import GRPOTrainer as TRLTrainer
 
 from mugrpo.config.run import PRESETS, ModelOptions
-from mugrpo.disk.records import FinishReason, Rollout
+from mugrpo.disk.records import FinishReason
+from mugrpo.engines.base import Completion
 from mugrpo.extensions.trl import GRPOConfig, GRPOTrainer, _planned
 from mugrpo.model.policy import load_policy
 from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.trainer import Trainer
-from tests.builders import verdict
+from tests.builders import rollout, verdict
 from tests.cases import some, table
 from tests.extensions.test_token_weights import REFUSED
 from tests.runs import MODEL, ROOT
@@ -72,10 +74,7 @@ def assert_same_bits(a: Any, b: Any) -> None:
 
 @pytest.mark.parametrize(
     "further",
-    [
-        {"num_iterations": 2},
-        pytest.param({"beta": 0.1, "epsilon": 0.1}, marks=pytest.mark.long),
-    ],
+    [{"num_iterations": 2}, pytest.param({"beta": 0.1, "epsilon": 0.1}, marks=pytest.mark.long)],
 )
 def test_without_new_options_it_is_trl_bit_for_bit(tmp_path: Path, further: dict[str, Any]):
     options = {"output_dir": str(tmp_path), "max_steps": 5, **TINY, **further}
@@ -114,9 +113,7 @@ def test_stages_of_trls_loss_are_trl_with_that_steps_per_generation(tmp_path: Pa
         ({"method": "mu-grpo", "steps_per_generation": 5}, 100, [5], 5),  # for ever
     ],
 )
-def test_the_arithmetic_of_stages(
-    options: dict, rows: int, lengths: list[int], steps: int, capsys: pytest.CaptureFixture[str]
-):
+def test_the_arithmetic_of_stages(options, rows, lengths, steps, capsys):
     """Updates of 8 prompts x 8 responses; a step is an update here."""
     batch = {"per_device_train_batch_size": 64, "num_generations": 8, "use_cpu": True}
     args = GRPOConfig(output_dir="unused", bf16=False, **batch, **options)
@@ -211,22 +208,11 @@ def experience_of(step: dict[str, Any]) -> Experience:
     """Return a step of TRL's as rollouts of ours, group by group, scored by the same reward."""
     rollouts = []
     for b, mask in enumerate(step["completion_mask"].bool()):
-        prompt = step["prompt_ids"][b][step["prompt_mask"][b].bool()]
+        prompt = step["prompt_ids"][b][step["prompt_mask"][b].bool()].numpy().astype(np.int32)
         ids, logprobs = step["completion_ids"][b][mask], step["old_per_token_logps"][b][mask]
-        rollouts.append(
-            Rollout(
-                problem_id=str(prompt.tolist()),
-                occurrence=0,
-                sample=b,
-                seed=b,
-                prompt_ids=prompt.numpy().astype(np.int32),
-                response_ids=ids.numpy().astype(np.int32),
-                behavior_logprobs=logprobs.numpy(),
-                finish_reason=FinishReason.STOP,
-                temperature=1.5,
-                policy_step=0,
-            )
-        )
+        said = Completion(ids.numpy().astype(np.int32), logprobs.numpy(), FinishReason.STOP)
+        made = rollout(str(prompt.tolist()), b, prompt, said)
+        rollouts.append(replace(made, temperature=1.5))
     rollouts.sort(key=lambda rollout: rollout.problem_id)
     rewards = hashed([r.response_ids.tolist() for r in rollouts])
     return Experience(rollouts, [verdict(reward) for reward in rewards])
@@ -261,9 +247,7 @@ def test_a_resumed_run_trains_on_the_same_rollouts(tmp_path: Path, after: int):
         trained(GRPOConfig(**options), resume=checkpoint)
 
 
-def test_a_stage_waits_in_host_memory_and_comes_back_a_step_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_stage_waits_in_host_memory_and_comes_back_a_step_at_a_time(tmp_path, monkeypatch):
     """16 bytes for a prompt's token, 20 for a completion's, and 13 for a response.
 
     1,024 steps of 64 responses to 512 tokens with 2,048 are so 3.2 GB, which TRL would keep on the

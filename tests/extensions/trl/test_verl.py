@@ -22,19 +22,11 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     core = ModuleType("verl.trainer.ppo.core_algos")
     core.POLICY_LOSS_REGISTRY = {"gspo": None}
 
-    def agg_loss(
-        loss_mat: torch.Tensor,
-        loss_mask: torch.Tensor,
-        loss_agg_mode: str,
-        dp_size: int = 1,
-        batch_num_tokens: int | None = None,
-        global_batch_size: int | None = None,
-        loss_scale_factor: int | None = None,
-    ) -> torch.Tensor:
+    def agg_loss(loss_mat, loss_mask, loss_agg_mode, dp_size=1, batch_num_tokens=None, **others):
         if loss_agg_mode == "token-mean":
             return (loss_mat * loss_mask).sum() / batch_num_tokens * dp_size
         means = (loss_mat * loss_mask).sum(-1) / (loss_mask.sum(-1) + 1e-8)
-        return means.sum() / global_batch_size * dp_size  # seq-mean-token-mean
+        return means.sum() / others["global_batch_size"] * dp_size  # seq-mean-token-mean
 
     core.agg_loss = agg_loss
     core.register_policy_loss = lambda name: (
@@ -52,6 +44,14 @@ def actor(dp_size: int, tokens: int, responses: int) -> SimpleNamespace:
     return SimpleNamespace(global_batch_info=info)
 
 
+def called(
+    loss: Any, old: Any, now: Any, advantages: Any, mask: Any, mode: str, config: Any, **is_
+):
+    """Call a loss with its arguments by name, as verl does."""
+    named = {"old_log_prob": old, "log_prob": now, "advantages": advantages, "response_mask": mask}
+    return loss(**named, loss_agg_mode=mode, config=config, **is_)
+
+
 def test_a_registered_loss_by_hand(registry: dict[str, Any]):
     """Ratios 1/2, 1/4, 8 with A = -2: the weights are -2 x 0.5 times their products 1/2, 1/8, 1.
 
@@ -60,15 +60,9 @@ def test_a_registered_loss_by_hand(registry: dict[str, Any]):
     register("tapered-grpo", {"objective": {"negative_weight": 0.5}}, name="mine")
     now = torch.tensor([[0.5, 0.25, 8.0, 1.0]]).log().requires_grad_()
     mask = torch.tensor([[1, 1, 1, 0]])
-    loss, metrics = registry["mine"](
-        old_log_prob=torch.zeros(1, 4),
-        log_prob=now,
-        advantages=-2.0 * mask,
-        response_mask=mask,
-        loss_agg_mode="token-mean",
-        config=actor(2, 6, 1),
-        rollout_is_weights=torch.tensor([[1.0, 2.0, 1.0, 1.0]]),
-    )
+    inputs = torch.zeros(1, 4), now, -2.0 * mask, mask
+    weights = {"rollout_is_weights": torch.tensor([[1.0, 2.0, 1.0, 1.0]])}
+    loss, metrics = called(registry["mine"], *inputs, "token-mean", actor(2, 6, 1), **weights)
     loss.backward()
     assert now.grad.tolist() == [pytest.approx([0.5 / 3, 0.25 / 3, 1 / 3, 0])]
     assert metrics["actor/tapered_fraction"] == pytest.approx(2 / 3)
@@ -79,9 +73,7 @@ def test_a_registered_loss_by_hand(registry: dict[str, Any]):
 @pytest.mark.parametrize(
     ("mode", "reduction"), [("token-mean", "token_mean"), ("seq-mean-token-mean", "sequence_mean")]
 )
-def test_the_gradient_is_that_of_our_loss_with_the_engine_corrected(
-    registry: dict[str, Any], method: str, mode: str, reduction: Any
-):
+def test_the_gradient_is_ours_with_the_engine_corrected(registry, method, mode, reduction):
     """verl's old logprobs are our trainer_behavior_logprobs, its rollout_is our correction."""
     update = seeded(0).to(torch.float32)
     batch, rows = update.batch, len(update.batch.mask)
@@ -98,15 +90,10 @@ def test_the_gradient_is_that_of_our_loss_with_the_engine_corrected(
     register(method, name="mine")
     now = update.logprobs.detach().clone().requires_grad_()
     old = batch.stored["trainer_behavior_logprobs"]
-    registry["mine"](
-        old_log_prob=old,
-        log_prob=now,
-        advantages=batch.advantages[:, None] * batch.mask,
-        response_mask=batch.mask,
-        loss_agg_mode=mode,
-        config=actor(1, tokens, rows),
-        rollout_is_weights=(old - batch.behavior_logprobs).exp().clamp(max=1.2),
-    )[0].backward()
+    inputs = old, now, batch.advantages[:, None] * batch.mask, batch.mask
+    weights = {"rollout_is_weights": (old - batch.behavior_logprobs).exp().clamp(max=1.2)}
+    loss, _ = called(registry["mine"], *inputs, mode, actor(1, tokens, rows), **weights)
+    loss.backward()
     assert expected.grad.abs().max() > 0
     torch.testing.assert_close(now.grad, expected.grad)
 

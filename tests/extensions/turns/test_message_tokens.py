@@ -23,16 +23,11 @@ from tests.cases import table
 from tests.extensions.turns.in_process import Games
 from tests.rollouts.test_templates import PARTS, encoder, template_of, tokenizer_of
 
+INTEGERS = {name: {"type": "integer"} for name in "ab"}
+ADD = {"name": "add", "description": "Add two numbers."}
 TOOL = {
     "type": "function",
-    "function": {
-        "name": "add",
-        "description": "Add two numbers.",
-        "parameters": {
-            "type": "object",
-            "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
-        },
-    },
+    "function": {**ADD, "parameters": {"type": "object", "properties": INTEGERS}},
 }
 ASKED = Problem("p", "What is 2 + 3?", "5")
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
@@ -70,7 +65,6 @@ def test_suffixes_of_tools_answers_are_trls(template: str, contents: list[str]):
 
 
 def test_a_conversation_is_what_the_template_writes_for_the_whole():
-    """The prompt, turns as they are sampled, and suffixes, end to end."""
     prompts = prompts_of(template_of("qwen2_5_training"), TOOL)
     encoder, eos = MessageEncoder(prompts), prompts.tokenizer.eos_token_id
     said = [
@@ -84,9 +78,8 @@ def test_a_conversation_is_what_the_template_writes_for_the_whole():
         ids += [*prompts.ids_of(answer["content"]), eos]
         ids += encoder.suffix(eos, [told]).tolist()
     asked = {"role": "user", "content": "What is 2 + 3? Think."}
-    assert prompts.tokenizer.decode(ids) == prompts.rendered(
-        [asked, *said], prompting=True, about=""
-    )
+    found = prompts.tokenizer.decode(ids)
+    assert found == prompts.rendered([asked, *said], prompting=True, about="")
 
 
 def test_a_call_is_read_from_the_models_tokens(prompts):
@@ -151,10 +144,8 @@ def test_tools_are_called_over_turns_and_a_bad_call_costs_only_its_turn(prompts)
     assert "cannot be read" in text[before:between]
     assert "<tool_response>\n5\n</tool_response>" in text[between:after]
     steps = [told for name, _, told in games.log if name == "step"]
-    assert [("tool_calls" in message, message["content"]) for message in steps] == [
-        (True, ""),
-        (False, "It is 5."),
-    ]
+    found = [("tool_calls" in message, message["content"]) for message in steps]
+    assert found == [(True, ""), (False, "It is 5.")]
     for turn, begin in enumerate(rollout.turns):
         assert rollout.behavior_logprobs[begin] == -1.0 - turn
     sampled = prompts.tokenizer.decode(rollout.response_ids[rollout.loss_mask])
@@ -171,11 +162,7 @@ OF_QWEN = "\n<|im_start|>user\nGo on.<|im_end|>\n<|im_start|>assistant\n"
     "name, stop, expected",
     [
         ("qwen2_5", "<|im_end|>", OF_QWEN),
-        (
-            "qwen2_5",
-            "<|endoftext|>",
-            "\n<|im_start|>user\nGo on.<|im_end|>\n<|im_start|>assistant\n",
-        ),
+        ("qwen2_5", "<|endoftext|>", OF_QWEN),
         ("glm4moe", "<|user|>", "\nGo on.<|assistant|>"),
         ("glm4moe", "<|observation|>", "\nGo on.<|assistant|>"),
         ("glm4moe", "<|endoftext|>", "<|user|>\nGo on.<|assistant|>"),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from mugrpo.config.load import load_config
 from mugrpo.disk.errors import BrokenReward, UsageError
 from mugrpo.extensions.turns import EnvironmentOptions, worker
 from mugrpo.extensions.turns.base import Reply
@@ -78,16 +79,9 @@ def test_a_conversation_with_trls_contract():
 def test_bad_calls_are_told_to_the_model_in_trls_words():
     found = begun(games.Misbehaving)
     assert found.replies(0)[0][1].messages == ()
-    calls = [
-        call("undo"),
-        call("do"),
-        call("do", what="raise no such thing"),
-        call("reset"),
-        call("_hidden"),
-        {"type": "function"},
-        call("do", what="surrogate"),
-        call("do", what="last"),
-    ]
+    calls = [call("undo"), call("do"), call("do", what="raise no such thing"), call("reset")]
+    calls += [call("_hidden"), {"type": "function"}]
+    calls += [call("do", what="surrogate"), call("do", what="last")]
     reply = told(found, 0, {**say(""), "tool_calls": calls})
     missing = "Misbehaving.do() missing 1 required positional argument: 'what'"
     assert [(m["name"], m["content"]) for m in reply.messages] == [
@@ -157,9 +151,8 @@ def test_tools_alone():
     found = Here(code={"a:halve": halve}, tools=(f"{GAMES}:double", "a:halve"))
     tools = found.host.schemas()
     assert [tool["function"]["name"] for tool in tools] == ["double", "halve"]
-    assert tools[0]["function"]["parameters"]["properties"] == {
-        "number": {"type": "integer", "description": "The number."}
-    }
+    given = tools[0]["function"]["parameters"]["properties"]
+    assert given == {"number": {"type": "integer", "description": "The number."}}
     found.begin(0, 7, {"prompt": "x"})
     found.replies(0)
     calls = [call("double", number=4), call("halve", number=3)]
@@ -174,15 +167,23 @@ def test_tools_alone():
         (games.Resetless, {}, False, "needs a method `reset`"),
         (games.Bare, {}, False, "a method that a model can call"),
         (games.Unmade, {"kwargs": {"size": 3}}, False, "cannot be made: ValueError: no size 3"),
-        (
-            games.higher,
-            {"tools": (f"{GAMES}:double",)},
-            False,
-            "is a function, so it has no",
-        ),
+        (games.higher, {"tools": (f"{GAMES}:double",)}, False, "is a function, so it has no"),
         (games.Seeded, {}, True, "has no `get_reward`, which the reward environment asks for"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(code, options, own_reward, sentence):
     with pytest.raises(UsageError, match=sentence):
         held(code, own_reward=own_reward, **options)
+
+
+@table(
+    ("words", "sentence"),
+    [
+        ('environment.tools=["calc:add"]', "environment.tools needs prompt.form = 'chat'"),
+        ("environment.name=game", 'write "module:name" or "path/to/file.py:name"'),
+        ('task.name=dataset task.data=x task.rewards=["environment"]', "comes from an environment"),
+    ],
+)
+def test_options_of_an_environment_that_do_not_work_are_refused(words, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        load_config(None, [f"--{word}" for word in words.split()])

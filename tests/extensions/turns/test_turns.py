@@ -41,25 +41,16 @@ def policy() -> Policy:
 def sampler_of(
     policy: Policy,
     games: Games,
-    *,
     engine: Any = None,
     max_turns: int = 16,
     max_new_tokens: int = MOST,
-    limit: int | None = None,
 ):
-    encode = PromptEncoder(policy.tokenizer, policy.vocab_size, PromptOptions(), limit)
+    encode = PromptEncoder(policy.tokenizer, policy.vocab_size, PromptOptions())
     engine = engine or ContinuousEngine(policy, ContinuousOptions(slots=6))
-    return Sampler(
-        engine,
-        encode,
-        dialogue=EnvironmentDialogue(games, MessageEncoder(encode), max_turns),
-        seed=7,
-        stage="0",
-        group_size=3,
-        temperature=1.0,
-        max_new_tokens=max_new_tokens,
-        policy_step=0,
-    )
+    dialogue = EnvironmentDialogue(games, MessageEncoder(encode), max_turns)
+    sampling = {"temperature": 1.0, "max_new_tokens": max_new_tokens}
+    about = {"seed": 7, "stage": "0", "group_size": 3, "policy_step": 0}
+    return Sampler(engine, encode, dialogue=dialogue, **sampling, **about)
 
 
 def sampled(policy: Policy, answer: Response = counting, late: int | None = None, **options: Any):
@@ -76,12 +67,8 @@ def encoded(policy: Policy, text: str) -> list[int]:
 def assert_same(ours: Sequence[Rollout], theirs: Sequence[Rollout], tokens_only: bool = False):
     assert len(ours) == len(theirs)
     for a, b in zip(ours, theirs, strict=True):
-        assert (a.group, a.sample, a.seed, a.environment) == (
-            b.group,
-            b.sample,
-            b.seed,
-            b.environment,
-        )
+        found = (a.group, a.sample, a.seed, a.environment)
+        assert found == (b.group, b.sample, b.seed, b.environment)
         for name in ("prompt_ids", "response_ids", "loss_mask", "turns"):
             np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
         if not tokens_only:

@@ -49,7 +49,7 @@ def write_turns(folder: Path) -> Path:
     text = CONFIG
     for own, ours in {
         "[task]\ntrain_problems = 24\neval_problems = 4\n": SETTING.format(folder=folder),
-        'name = "hf"\nslots = 4': 'name = "continuous"\nslots = 4',
+        'name = "hf"': 'name = "continuous"',
         "max_new_tokens = 8": "max_new_tokens = 60",
     }.items():
         assert own in text

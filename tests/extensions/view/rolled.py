@@ -12,7 +12,9 @@ import numpy as np
 from mugrpo.disk.records import FinishReason, Rollout, Score, Status
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.shards import ShardSet, write_rollouts, write_scores
+from mugrpo.engines.base import Completion
 from mugrpo.model.pretrained import EMBEDDED
+from tests import builders
 from tests.report.synthetic import sample, write_config, write_samples
 
 VOCABULARY = json.loads((EMBEDDED["chain"] / "tokenizer.json").read_text())["model"]["vocab"]
@@ -28,19 +30,10 @@ def ids(text: str) -> list[int]:
 
 def rollout(problem: str, number: int, response: str) -> Rollout:
     """Return a rollout whose tokens had probability 1/2."""
-    tokens = ids(response)
-    return Rollout(
-        problem_id=problem,
-        occurrence=0,
-        sample=number,
-        seed=number,
-        prompt_ids=np.array(ids(problem)[:-1], np.int32),
-        response_ids=np.array(tokens, np.int32),
-        behavior_logprobs=np.full(len(tokens), math.log(0.5), np.float32),
-        finish_reason=FinishReason.STOP,
-        temperature=1.0,
-        policy_step=0,
-    )
+    tokens = np.array(ids(response), np.int32)
+    logprobs = np.full(len(tokens), math.log(0.5), np.float32)
+    said = Completion(tokens, logprobs, FinishReason.STOP)
+    return builders.rollout(problem, number, np.array(ids(problem)[:-1], np.int32), said)
 
 
 def write_shard(
@@ -72,17 +65,9 @@ def rolled_run(root: Path) -> Path:
     write_shard(run.evaluation(0), 0, [rollout("3-1=", 0, "3-1=1")], [WRONG])
     write_shard(run.evaluation(4), 0, [rollout("3-1=", 0, "3-1=2")], [RIGHT])
     write_shard(run.evaluation(4), 1, [rollout("3-1=", 0, "3-1=2")], [RIGHT])
-    kept = sample(
-        [*"3+2=6", "<eos>"],
-        [1.0, 1.0, 1.0, 2.0, 0.01, 1.0],
-        problem_id="3+2=",
-        sample=1,
-        status="wrong",
-        reward=0.0,
-        advantage=-0.5,
-        reference="5",
-        entropies=[0.0, 0.0, 0.0, 0.3, 2.0, 0.0],
-        marks={"clipped": [3], "vetoed": [4]},
-    )
+    about = {"problem_id": "3+2=", "sample": 1, "status": "wrong", "reward": 0.0}
+    about |= {"advantage": -0.5, "reference": "5", "marks": {"clipped": [3], "vetoed": [4]}}
+    about |= {"entropies": [0.0, 0.0, 0.0, 0.3, 2.0, 0.0]}
+    kept = sample([*"3+2=6", "<eos>"], [1.0, 1.0, 1.0, 2.0, 0.01, 1.0], **about)
     write_samples(root, 4, [kept], stage=0, staleness=3)
     return root

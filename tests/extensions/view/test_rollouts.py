@@ -68,9 +68,7 @@ def test_every_rollout_is_listed_stages_first(rollouts: Rollouts):
         ("stage:7", []),
     ],
 )
-def test_a_filter_allows_what_fits_all_its_words(
-    rollouts: Rollouts, words: str, expected: list[int]
-):
+def test_a_filter_allows_what_fits_all_its_words(rollouts, words, expected):
     assert rollouts.matching(words).tolist() == expected
 
 

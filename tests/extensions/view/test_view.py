@@ -137,9 +137,8 @@ def test_control_characters_are_shown_and_not_obeyed(tmp_path: Path):
         for lines in ([*seen(app)], [line.plain for line in contents(app)]):
             assert all(c.isprintable() for line in lines for c in line.replace("\n", ""))
         prompt, response = contents(app)
-        assert response.plain == with_signs(
-            f"{texts[0]} {texts[1]} {texts[2]}".replace("\n", "↵\n")
-        )
+        found = response.plain
+        assert found == with_signs(f"{texts[0]} {texts[1]} {texts[2]}".replace("\n", "↵\n"))
         assert "␛[2J␛]0;owned␇" in response.plain and "⟨U+202E⟩" in response.plain
         assert "[bold red]x[/]" in prompt.plain
         await settled(app, pilot, "escape")
@@ -179,9 +178,7 @@ def test_a_long_list_is_cut_and_that_is_said(tmp_path: Path, monkeypatch: pytest
     viewed(rolled_run(tmp_path / "run"), (80, 24), look)
 
 
-def test_without_textual_there_is_one_sentence_with_the_way_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_without_textual_there_is_one_sentence_with_the_way_out(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "textual.app", None)
     monkeypatch.delitem(sys.modules, "mugrpo.extensions.view.viewer")
     assert main(["view", str(tmp_path)]) == 2

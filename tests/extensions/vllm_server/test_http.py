@@ -67,9 +67,7 @@ def server() -> Iterator[Server]:
         ("", http.Unanswered, "nothing within 0.2 s"),  # the last: the server is silent for longer
     ],
 )
-def test_answers_that_are_missing_cut_or_errors(
-    server: Server, said: str, error: type[Exception], sentence: str
-):
+def test_answers_that_are_missing_cut_or_errors(server, said, error, sentence):
     server.says(said.encode(), pause=0.0 if said else 5.0)
     with pytest.raises(error, match=sentence):
         http.ask(server.url, "/it", {"a": 1}, seconds=5 if said else 0.2)

@@ -6,7 +6,6 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from mugrpo.config.engines import ContinuousOptions
 from mugrpo.config.load import build_config, load_config
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.engines import make_engines, reserved_gpus
-from mugrpo.engines.base import Completion, Request
+from mugrpo.engines.base import Completion, Engine, Request
 from mugrpo.engines.continuous import ContinuousEngine
 from mugrpo.extensions.vllm_server import VLLMServerOptions
 from mugrpo.extensions.vllm_server import engine as engine_module
@@ -26,6 +25,13 @@ from tests.builders import PROMPTS, encoded
 from tests.cases import some, table
 
 LIMIT = 24
+
+
+def one_of(engine: Engine, request: Request, limit: int, **sampling: float) -> Completion:
+    """Return what an engine of our own says to a single request."""
+    every = engine.generate([request], max_new_tokens=limit, **sampling)
+    ((_, completion),) = (one for decoded in every for one in decoded.completions)
+    return completion
 
 
 class Server:
@@ -58,16 +64,8 @@ class Server:
                         self.close_connection = True
                         return
                     request = Request(np.array(body["prompt"], np.int32), body["seed"])
-                    (response,) = (
-                        completion
-                        for decoded in engine.generate(
-                            [request],
-                            temperature=body["temperature"],
-                            max_new_tokens=body["max_tokens"],
-                            top_p=body["top_p"],
-                        )
-                        for _, completion in decoded.completions
-                    )
+                    sampling = {name: body[name] for name in ("temperature", "top_p")}
+                    response = one_of(engine, request, body["max_tokens"], **sampling)
                 choice = {
                     "token_ids": response.ids.tolist(),
                     "logprobs": {"token_logprobs": response.logprobs.tolist()},
@@ -111,12 +109,15 @@ def requests(embedded_policy: Policy) -> list[Request]:
     return [Request(prompt, 500 + i) for i, prompt in enumerate(prompts)]
 
 
-def engine_of(server: Server, policy: Policy, folder: Path) -> ServerEngine:
+@pytest.fixture
+def engine(server: Server, embedded_policy: Policy) -> ServerEngine:
     chosen = VLLMServerOptions(urls=(server.url,), slots=4)
-    return ServerEngine(server.url, policy.vocabulary, chosen)
+    return ServerEngine(server.url, embedded_policy.vocabulary, chosen)
 
 
 def taken(engine: ServerEngine, requests: list[Request], **sampling: float) -> list[Completion]:
+    """Return the answers to `requests`, with the weights that the server has."""
+    engine.refresh(0, lambda: "not asked for")
     completions: dict[int, Completion] = {}
     limits = {"temperature": 1.1, "max_new_tokens": LIMIT}
     for decoded in engine.generate(requests, **limits, **sampling):
@@ -125,32 +126,21 @@ def taken(engine: ServerEngine, requests: list[Request], **sampling: float) -> l
 
 
 @pytest.mark.parametrize("sampling", some(1, [{}, {"top_p": 0.6}]))
-def test_every_request_gets_its_own_answer(
-    server: Server, embedded_policy: Policy, requests, tmp_path: Path, sampling
-):
-    engine = engine_of(server, embedded_policy, tmp_path)
-    engine.refresh(0, lambda: "not asked for")
+def test_every_request_gets_its_own_answer(server, engine, embedded_policy, requests, sampling):
     completions = taken(engine, requests, **sampling)
     assert {body["top_p"] for body in server.asked} == set(sampling.values() or [1.0])
     alone = ContinuousEngine(embedded_policy, ContinuousOptions(slots=1))
     for request, completion in zip(requests, completions, strict=True):
-        (expected,) = (
-            c
-            for d in alone.generate([request], temperature=1.1, max_new_tokens=LIMIT, **sampling)
-            for _, c in d.completions
-        )
+        expected = one_of(alone, request, LIMIT, temperature=1.1, **sampling)
         np.testing.assert_array_equal(completion.ids, expected.ids)
         np.testing.assert_array_equal(completion.logprobs, expected.logprobs)
         assert completion.finish_reason is expected.finish_reason
 
 
 @pytest.mark.long
-def test_a_server_with_room_gets_the_next_requests_before_the_last_ones_are_done(
-    server: Server, embedded_policy: Policy, requests, tmp_path: Path
-):
+def test_a_server_with_room_gets_the_next_requests_before_the_last_ones_are_done(engine, requests):
     """Four at once, of twelve requests in pieces of five, five and two."""
-    engine = engine_of(server, embedded_policy, tmp_path)
-    engine.refresh(0, lambda: "not asked for")
+    expected = taken(engine, requests)
     pieces, unfinished = [requests[5:10], requests[10:]], []
     finished: dict[int, Completion] = {}
 
@@ -159,22 +149,16 @@ def test_a_server_with_room_gets_the_next_requests_before_the_last_ones_are_done
             unfinished.append(5 * number - len(finished))
             yield piece
 
-    for decoded in engine.generate(
-        requests[:5], temperature=1.1, max_new_tokens=LIMIT, more=more()
-    ):
+    limits = {"temperature": 1.1, "max_new_tokens": LIMIT}
+    for decoded in engine.generate(requests[:5], more=more(), **limits):
         finished.update(decoded.completions)
     assert unfinished == [3, 3]  # two of five are done, then seven of ten
     assert sorted(finished) == list(range(12))
-    expected = taken(engine, requests)
     for index, completion in finished.items():
         np.testing.assert_array_equal(completion.ids, expected[index].ids)
 
 
-def test_the_server_is_told_to_draw_from_the_softmax_alone(
-    server: Server, embedded_policy: Policy, requests, tmp_path: Path
-):
-    engine = engine_of(server, embedded_policy, tmp_path)
-    engine.refresh(0, lambda: "")
+def test_the_server_draws_from_the_softmax_alone(server, engine, embedded_policy, requests):
     taken(engine, requests[:1])
     (body,) = server.asked
     assert body["model"] == "the-model" and body["temperature"] == 1.1
@@ -185,10 +169,7 @@ def test_the_server_is_told_to_draw_from_the_softmax_alone(
     assert body["seed"] == requests[0].seed and body["max_tokens"] == LIMIT
 
 
-def test_without_a_command_the_server_loads_the_weights_while_it_runs(
-    server: Server, embedded_policy: Policy, tmp_path: Path
-):
-    engine = engine_of(server, embedded_policy, tmp_path)
+def test_without_a_command_the_server_loads_the_weights_while_it_runs(server, engine):
     engine.refresh(0, lambda: "/the/model")
     engine.refresh(0, lambda: pytest.fail("nothing changed"))
     assert engine.refresh(8, lambda: "/the/weights") > 0
@@ -200,16 +181,11 @@ def test_without_a_command_the_server_loads_the_weights_while_it_runs(
     ]
 
 
-def test_a_server_that_is_briefly_unavailable_is_asked_again(
-    server: Server, embedded_policy: Policy, requests, tmp_path: Path, monkeypatch
-):
+def test_a_server_that_is_briefly_unavailable_is_asked_again(server, engine, requests, monkeypatch):
     monkeypatch.setattr(engine_module, "_PAUSE", 0.01)
-    engine = engine_of(server, embedded_policy, tmp_path)
-    engine.refresh(0, lambda: "")
-    server.away = 2
-    assert len(taken(engine, requests[:1])) == 1
-    server.cut = 2
-    assert len(taken(engine, requests[:1])) == 1
+    for fault in ("away", "cut"):
+        setattr(server, fault, 2)
+        assert len(taken(engine, requests[:1])) == 1
     server.away = 3
     with pytest.raises(RunStopped, match=r"does not answer.*finished shards are kept"):
         taken(engine, requests[:1])
@@ -252,13 +228,10 @@ FORM, WRONG = "does not answer as vLLM does", "impossible completion"
         (logprob(float("-inf")), WRONG),  # in JSON, -1e400 is the same
     ],
 )
-def test_an_answer_that_cannot_be_right_stops_the_run(
-    server: Server, embedded_policy: Policy, requests, tmp_path: Path, change, text
+def test_an_impossible_answer_stops_the_run(
+    server: Server, engine: ServerEngine, embedded_policy: Policy, requests, change, text
 ):
-    """In a sentence that names the server."""
     assert embedded_policy.stop_ids == [END]
-    engine = engine_of(server, embedded_policy, tmp_path)
-    engine.refresh(0, lambda: "")
     server.change = change
     with pytest.raises(RunStopped, match=text) as stopped:
         taken(engine, requests[:1])

@@ -15,19 +15,13 @@ seeds = [0, 1, 2]
 columns = ["accuracy", "training_seconds", "updates_to_0.9"]
 baseline = {{ method = "plain" }}
 findings = "None."
+figures = [
+  {{ name = "curves", title = "Accuracy <over> updates", kind = "curves", lines = "method" }},
+  {{ name = "final", title = "Accuracy", kind = "values", lines = "method" }},
+]
 [axes.method]
 plain = {{ }}
 other = {{ optimizer.lr = 0.5 }}
-[[figures]]
-name = "curves"
-title = "Accuracy <over> updates"
-kind = "curves"
-lines = "method"
-[[figures]]
-name = "final"
-title = "Accuracy"
-kind = "values"
-lines = "method"
 """
 
 

@@ -50,9 +50,8 @@ def test_equivalence_by_hand():
     """
     p = equivalence([-0.01, None, 0.0, 0.01], 0.02)
     assert p == pytest.approx(0.5 - math.sqrt(12) / (2 * math.sqrt(14)))
-    assert equivalence([0.03, 0.04, 0.05], 0.02) == pytest.approx(
-        0.5 + math.sqrt(12) / (2 * math.sqrt(14))
-    )
+    found = equivalence([0.03, 0.04, 0.05], 0.02)
+    assert found == pytest.approx(0.5 + math.sqrt(12) / (2 * math.sqrt(14)))
     assert equivalence([0.01], 0.02) is None
     assert equivalence([0.01, 0.01], 0.02) == 0 and equivalence([0.02, 0.02], 0.02) == 1
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from mugrpo.disk.errors import UsageError
@@ -17,14 +15,13 @@ from tests.extensions.lab.study.builders import (
     evaluation,
     refresh,
     run_data,
-    study_file,
     update,
 )
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return study_file(tmp_path)
+def results(file):
+    return Results(folder_of(file) / RESULTS)
 
 
 @pytest.fixture
@@ -44,11 +41,8 @@ def test_a_runs_numbers_by_hand(run):
     assert row["worst_fall"] == pytest.approx(0.3)
     # 2 refreshes of 1 + 3 + 1 seconds and 4 updates of 2.5
     assert row["training_seconds"] == 20.0
-    assert (row["seconds/refresh"], row["seconds/optimize"], row["seconds/evaluate"]) == (
-        2,
-        10,
-        300,
-    )
+    found = (row["seconds/refresh"], row["seconds/optimize"], row["seconds/evaluate"])
+    assert found == (2, 10, 300)
     assert (row["updates"], row["stages"], row["rollouts"], row["skipped"]) == (4, 2, 64, 0)
     assert row["vetoed_fraction"] == pytest.approx(0.025)
     assert row["kl_behavior"] == pytest.approx(0.4) and row["ratio/negative/max"] == 50.0
@@ -80,9 +74,10 @@ def test_a_run_without_evaluations_has_no_accuracy():
     assert failed["accuracy"] is None and failed["curve"][0]["accuracy"] is None
 
 
-def test_results_are_kept_by_cell_and_other_options_are_refused(file, tmp_path, monkeypatch, run):
+def test_results_are_kept_by_cell_and_other_options_are_refused(
+    file, results, tmp_path, monkeypatch, run
+):
     _, cells = load_study(file)
-    results = Results(folder_of(file) / RESULTS)
     monkeypatch.setattr(outcome_module, "read_runs", lambda _: [run])
     assert results.of(cells[0]) is None
     results.add(cells[0], tmp_path)
@@ -102,8 +97,8 @@ def test_results_are_kept_by_cell_and_other_options_are_refused(file, tmp_path, 
         again.of(load_study(file)[1][0])
 
 
-def test_another_clone_finds_the_same_runs_if_they_were_evaluated_the_same_way(
-    file, tmp_path, monkeypatch, run
+def test_another_clone_finds_runs_that_were_evaluated_the_same_way(
+    file, results, tmp_path, monkeypatch, run
 ):
     """A config's absolute paths do not matter, but the number of evaluation samples does."""
     monkeypatch.setattr(outcome_module, "read_runs", lambda _: [run])
@@ -119,7 +114,6 @@ def test_another_clone_finds_the_same_runs_if_they_were_evaluated_the_same_way(
         file.write_text(text)
         found[place] = load_study(file)[1][0]
     assert found["here"].config != found["there"].config
-    results = Results(folder_of(file) / RESULTS)
     monkeypatch.chdir(tmp_path / "here")
     assert str(tmp_path) not in results.add(found["here"], tmp_path)["config"]
     monkeypatch.chdir(tmp_path / "there")
@@ -129,9 +123,8 @@ def test_another_clone_finds_the_same_runs_if_they_were_evaluated_the_same_way(
         results.of(load_study(file)[1][0])
 
 
-def test_a_column_that_the_first_row_lacks_is_kept(file, tmp_path, monkeypatch, run):
+def test_a_column_that_the_first_row_lacks_is_kept(file, results, tmp_path, monkeypatch, run):
     _, cells = load_study(file)
-    results = Results(folder_of(file) / RESULTS)
     bare = run_data(updates=[{k: v for k, v in update(1).items() if k != "vetoed_fraction"}])
     for cell, made in zip(cells, (bare, run), strict=False):
         monkeypatch.setattr(outcome_module, "read_runs", lambda _, made=made: [made])

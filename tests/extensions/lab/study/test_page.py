@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import xml.etree.ElementTree as ET
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,12 +15,12 @@ from mugrpo.extensions.lab.study.running import show_study
 from mugrpo.extensions.lab.study.spec import load_study
 from mugrpo.report.charts import svg_file, vega_lite
 from mugrpo.report.readable import TIMES
-from tests.extensions.lab.study.builders import evaluation, run_data, study_file
+from tests.extensions.lab.study.builders import evaluation, run_data
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return study_file(tmp_path)
+def study(file):
+    return load_study(file)[0]
 
 
 def rows(accuracies: dict[str, list[float]], seconds: dict[str, list[float]]) -> list[Any]:
@@ -43,9 +42,8 @@ def finished() -> list[Any]:
     )
 
 
-def test_a_table_by_hand(file, finished):
+def test_a_table_by_hand(study, finished):
     """.5, .6, .7: standard deviation .1; 4.303 x .1 / sqrt 3 = .248. None reached 0.9."""
-    study, _ = load_study(file)
     head, _, plain, other = (
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in table(study, finished).splitlines()
@@ -56,9 +54,8 @@ def test_a_table_by_hand(file, finished):
     assert other == ["other", "2", "0.900 ± 0.000", f"12.5 ± {12.7062 * 7.5:.1f}", "4 ± 0"]
 
 
-def test_a_comparison_goes_seed_by_seed_and_times_are_ratios(file, finished):
+def test_a_comparison_goes_seed_by_seed_and_times_are_ratios(study, finished):
     """Differences .4 and .3, ratios 2 and 1/2, whose logarithms have mean 0."""
-    study, _ = load_study(file)
     *_, line = compared(study, finished).splitlines()
     cells = [cell.strip() for cell in line.strip("|").split("|")]
     assert cells[:3] == ["other", "2", f"+0.350 ± {12.7062 * 0.05:.3f}"]
@@ -69,9 +66,8 @@ def test_a_comparison_goes_seed_by_seed_and_times_are_ratios(file, finished):
     assert pytest.approx(1.5e-4, rel=0.01) == 2**-12.706
 
 
-def test_equivalence_has_a_column_of_p_values(file, finished):
+def test_equivalence_has_a_column_of_p_values(study, finished):
     """Differences .4 and .3: t = (.5 - .35) / .05 = 3 with one degree, p = 1/2 - atan(3) / pi."""
-    study, _ = load_study(file)
     tested = study.model_copy(update={"equivalence": 0.5})
     *_, head, _, line = compared(tested, finished).splitlines()
     assert head.endswith("| accuracy within ±0.5, p |")
@@ -82,12 +78,9 @@ def test_equivalence_has_a_column_of_p_values(file, finished):
 
 def test_p_values_are_adjusted_for_all_tables_of_the_page(file):
     """Two baselines make four comparisons with p, p, q, q where p < q: 4 p, 4 p, 2 q, 2 q."""
-    file.write_text(
-        file.read_text()
-        .replace("baseline = ", "baseline = [{ pool = 'a' }, ")
-        .replace('{ method = "plain" }', '{ method = "plain" }]')
-        .replace("[[figures]]", "[axes.pool]\na = {}\nb = { seed = 9 }\n[[figures]]", 1)
-    )
+    text = file.read_text().replace("baseline = ", "baseline = [{ pool = 'a' }, ")
+    text = text.replace('{ method = "plain" }', '{ method = "plain" }]')
+    file.write_text(f"{text}[axes.pool]\na = {{}}\nb = {{ seed = 9 }}\n")
     study, _ = load_study(file)
     made: list[Any] = []
     for pool, more in (("a", 0.0), ("b", 0.01)):
@@ -95,10 +88,8 @@ def test_p_values_are_adjusted_for_all_tables_of_the_page(file):
         some = rows(values, {"plain": [1.0, 1.0], "other": [1.0, 1.0]})
         made += [{**row, "axis/pool": pool} for row in some]
     lines = compared(study, made).splitlines()
-    assert [line for line in lines if line.startswith("Against")] == [
-        "Against a, seed by seed:",
-        "Against plain, seed by seed:",
-    ]
+    found = [line for line in lines if line.startswith("Against")]
+    assert found == ["Against a, seed by seed:", "Against plain, seed by seed:"]
     p_values = [line.split("|")[-2].strip() for line in lines if "| 2 |" in line]
     # b - a: 0 and .02, so t = 1 and p = 1/2, twice; other - plain: .2 and .3, so t = 5, twice
     p = 1 - 2 * math.atan(5) / math.pi
@@ -115,8 +106,7 @@ def test_a_column_of_ratios_has_a_geometric_mean(file):
     assert "| x 4 |" in compared(study, some)
 
 
-def test_a_level_that_some_seeds_reach_says_how_many(file):
-    study, _ = load_study(file)
+def test_a_level_that_some_seeds_reach_says_how_many(study):
     some = rows({"plain": [0.9, 0.6]}, {"plain": [1.0, 1.0]})
     assert "4 (1 of 2)" in table(study, some)
 
@@ -145,9 +135,8 @@ def rows_in(chart: Any, name: str) -> list[Any]:
     return spec["datasets"][found["data"]["name"]]
 
 
-def test_every_seed_is_drawn_beside_the_mean_and_its_interval(file, finished):
+def test_every_seed_is_drawn_beside_the_mean_and_its_interval(study, finished):
     """.5, .6, .7 have .6 with .248 on either side; .9 and .9 have no width."""
-    study, _ = load_study(file)
     final = draw(study, study.figures[1], finished)
     assert [row["x"] for row in rows_in(final, "seeds")] == [0.5, 0.6, 0.7, 0.9, 0.9]
     plain, other = rows_in(final, "means")
@@ -155,18 +144,15 @@ def test_every_seed_is_drawn_beside_the_mean_and_its_interval(file, finished):
     assert [other[k] for k in ("x", "low", "high")] == pytest.approx([0.9, 0.9, 0.9])
     curves = draw(study, study.figures[0], finished)
     lines = [row for row in rows_in(curves, "lines") if row["label"] == "plain"]
-    assert [(row["opacity"], row["y"]) for row in lines] == [
-        *((0.35, [0.1, 0.5]), (0.35, [0.1, 0.6]), (0.35, [0.1, 0.7])),
-        (1, [0.1, 0.6]),
-    ]
+    found = [(row["opacity"], row["y"]) for row in lines]
+    assert found == [*((0.35, [0.1, 0.5]), (0.35, [0.1, 0.6]), (0.35, [0.1, 0.7])), (1, [0.1, 0.6])]
     (band,) = [row for row in rows_in(curves, "bands") if row["label"] == "plain"]
     assert band["x"] == [0, 4] and band["y"] == pytest.approx([0.1, 0.352], abs=5e-4)
     assert band["y2"] == pytest.approx([0.1, 0.848], abs=5e-4)
 
 
-def test_a_picture_against_seconds_has_the_means_at_mean_seconds(file, finished):
+def test_a_picture_against_seconds_has_the_means_at_mean_seconds(study, finished):
     """Update 4 after 6, 6 and 9 seconds is drawn at 7. A method without runs has no line."""
-    study, _ = load_study(file)
     against = study.figures[0].model_copy(update={"against": "seconds"})
     for row, seconds in zip(plain := finished[:3], (6.0, 6.0, 9.0), strict=True):
         row["curve"][1]["seconds"] = seconds
@@ -175,8 +161,7 @@ def test_a_picture_against_seconds_has_the_means_at_mean_seconds(file, finished)
     assert {row["label"] for row in lines} == {"plain"}
 
 
-def test_a_picture_may_have_panels(file, finished):
-    study, _ = load_study(file)
+def test_a_picture_may_have_panels(study, finished):
     curves = study.figures[0].model_copy(update={"lines": None, "panels": "method"})
     texts = ET.fromstring(svg_file(draw(study, curves, finished))).iter(
         "{http://www.w3.org/2000/svg}text"
@@ -184,8 +169,7 @@ def test_a_picture_may_have_panels(file, finished):
     assert {"method: plain", "method: other"} <= {text.text for text in texts}
 
 
-def test_a_picture_is_light_and_dark(file, finished):
-    study, _ = load_study(file)
+def test_a_picture_is_light_and_dark(study, finished):
     drawn = draw(study, study.figures[1], finished)
     assert "@media screen and (prefers-color-scheme: dark)" in svg_file(drawn)
     assert "var(--run-0)" in svg_file(drawn) and " id=" not in svg_file(drawn)

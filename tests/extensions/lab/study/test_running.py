@@ -89,9 +89,7 @@ def cells(studied: Studied) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("status", "fault"), [(0, None), (4, None), (3, "stopped")])
-def test_a_run_that_learned_nothing_is_a_result_and_no_fault(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, fault: str | None
-):
+def test_a_run_that_learned_nothing_is_a_result_and_no_fault(tmp_path, monkeypatch, status, fault):
     start = subprocess.Popen
     code = f"print('stopped'); raise SystemExit({status})"
     monkeypatch.setattr(
@@ -136,7 +134,6 @@ def test_a_stopped_study_says_how_to_go_on(monkeypatch, capsys):
 
 
 def test_a_cell_is_the_run_that_its_config_makes(studied: Studied, tmp_path: Path, monkeypatch):
-    """`mugrpo train` by hand gives the same accuracies."""
     study, all_ = load_study(studied.file)
     cell = next(c for c in all_ if str(c) == "high, seed 11")
     monkeypatch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
@@ -169,10 +166,8 @@ def test_a_cell_that_fails_is_reported_and_the_others_go_on(tmp_path: Path, monk
     monkeypatch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
     said: list[str] = []
     _, failed = run_study(file, tmp_path / "work", 2, keep=False, say=said.append, stop=StopFlag())
-    assert [sentence[:22] for sentence in failed] == [
-        "low, seed 10: mugrpo: ",
-        "low, seed 11: mugrpo: ",
-    ]
+    found = [sentence[:22] for sentence in failed]
+    assert found == ["low, seed 10: mugrpo: ", "low, seed 11: mugrpo: "]
     assert sum("high, seed" in sentence for sentence in said) == 2 and set(failed) < set(said)
     assert "| low | 0 |  |  |" in show_study(file)
 
@@ -199,8 +194,5 @@ def test_a_study_that_is_stopped_saves_the_current_run(tmp_path: Path, monkeypat
 
 
 def test_two_studies_cannot_use_the_same_work_folder(studied: Studied):
-    with (
-        RunDir(studied.work).locked(),
-        pytest.raises(UsageError, match="is locked by"),
-    ):
+    with RunDir(studied.work).locked(), pytest.raises(UsageError, match="is locked by"):
         run_study(studied.file, studied.work, 1, keep=True, say=print, stop=StopFlag())

@@ -19,11 +19,8 @@ pytest_plugins = ["tests.run_fixtures"]
 
 BASE = """
 preset = "mu-grpo"
-[schedule]
-stages = 2
-batches_per_stage = 3
-[optimizer]
-lr = 1e-3
+schedule = { stages = 2, batches_per_stage = 3 }
+optimizer = { lr = 1e-3 }
 """
 STUDY = """
 title = "T"
@@ -59,11 +56,8 @@ def replaced(file: Path, old: str, new: str) -> Path:
 def test_a_cell_is_the_base_then_set_then_the_values_then_the_seed(file):
     study, cells = load_study(file)
     assert study.seeds == (4, 5) and len(cells) == 8
-    assert [str(c) for c in cells[:3]] == [
-        "GRPO!, low, seed 4",
-        "GRPO!, high, seed 4",
-        "veto, low, seed 4",
-    ]
+    found = [str(c) for c in cells[:3]]
+    assert found == ["GRPO!, low, seed 4", "GRPO!, high, seed 4", "veto, low, seed 4"]
     made = [
         (c.seed, c.config.preset, c.config.schedule.batches_per_stage, c.config.optimizer.lr)
         for c in cells[:4]
@@ -101,7 +95,7 @@ def test_folders_are_named_after_the_values_and_differ(file):
         (
             "veto.threshold = 0.5",
             "vetto.threshold = 0.5",
-            r"veto, low: there is no option vetto.threshold; did you mean veto.threshold",
+            r"veto, low: .*did you mean veto.threshold",
         ),
         ('"GRPO!"', '"Veto?"', r"axes\.method has a value 'Veto\?' .* rename it"),
         ('"GRPO!"', '"!"', r"axes\.method has a value '!' .* rename it"),

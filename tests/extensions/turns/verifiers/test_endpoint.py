@@ -84,10 +84,8 @@ def test_values_that_change_nothing_are_accepted(endpoint: Endpoint):
 
 def test_what_is_no_request_is_refused(endpoint: Endpoint):
     assert refusal(endpoint, ASKED, Authorization="Bearer guess")[0] == 401
-    assert refusal(endpoint, ASKED, **{SESSION: "full"}) == (
-        400,
-        "This model's maximum context length is reached",
-    )
+    found = refusal(endpoint, ASKED, **{SESSION: "full"})
+    assert found == (400, "This model's maximum context length is reached")
     assert refusal(endpoint, {})[1] == "the request has no messages"
     assert "not JSON" in refusal(endpoint, b"[" * 100_000)[1]
     assert endpoint.url.startswith("http://127.0.0.1:")

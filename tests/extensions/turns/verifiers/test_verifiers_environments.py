@@ -50,7 +50,7 @@ def row(plot: str, rounds: int = 0) -> dict[str, Any]:
 
 def reply(environments: VerifiersEnvironments, rollout: int) -> Reply:
     """Return the next reply to `rollout`, which is the only one that waits."""
-    ((number, found),) = environments.replies(30)
+    ((number, found),) = environments.replies(60)
     assert number == rollout
     return found
 
