@@ -1,7 +1,5 @@
 """The code blocks of the pages, fenced and indented: what each is, and why some are not run."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -1,7 +1,5 @@
 """Policies, rollouts and experiences that tests build their cases from."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

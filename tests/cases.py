@@ -1,7 +1,5 @@
 """Which cases of a test run by default, and tables of cases that are one test."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import itertools

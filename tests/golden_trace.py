@@ -7,8 +7,6 @@ The rollouts and scores are ordinary shards beside the traces. They are made aga
 missing or come from another embedded model.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil
@@ -33,10 +31,7 @@ TRACE = FOLDER / "trace.json"
 MODEL = ModelOptions()
 KEYS = ("loss", "grad_norm", "ratio/negative/max", "entropy", "kl_behavior")
 # method -> its further metrics
-MARKS = {
-    "mu-grpo": ("clipped_fraction", "vetoed_fraction"),
-    "tapered-grpo": ("tapered_fraction",),
-}
+MARKS = {"mu-grpo": ("clipped_fraction", "vetoed_fraction"), "tapered-grpo": ("tapered_fraction",)}
 
 
 def config_of(preset: str, **parts: dict[str, Any]) -> RunConfig:

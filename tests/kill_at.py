@@ -6,8 +6,6 @@ A place is between two steps of work or within one; `PLACES` lists them. The pro
 place on stderr, so that a test can tell this signal from any other end.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

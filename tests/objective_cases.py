@@ -1,7 +1,5 @@
 """Updates, seeded or drawn by hypothesis, and objectives for claims about all of them."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from functools import cache
@@ -71,7 +69,7 @@ class Update:
     order: torch.Tensor  # [B]
     cut: list[int]  # responses of each micro-batch
 
-    def to(self, dtype: torch.dtype) -> Update:
+    def to(self, dtype: torch.dtype) -> "Update":
         batch = replace(
             self.batch,
             behavior_logprobs=self.batch.behavior_logprobs.to(dtype),
@@ -104,8 +102,6 @@ def seeded(seed: int) -> Update:
     order = torch.randperm(10, generator=generator)
     return Update(batch, behavior + normal(0.5), order, [1, 2, 3, 4])
 
-
-# ---- hypothesis ----
 
 # The values that bytes stand for. Log ratios: 0 first, as hypothesis shrinks to it, then extremes.
 _ENDS = (14.0, -14.0, 79.0, -79.0, 100.0, -100.0, INF, -INF, math.nan)
@@ -167,9 +163,6 @@ def _apart(base_BT: torch.Tensor, ratio_BT: torch.Tensor) -> tuple[torch.Tensor,
 def _beside(behavior_BT: torch.Tensor, ratio_BT: torch.Tensor) -> torch.Tensor:
     """Return another policy's logprobs, at `ratio_BT` from the behavior policy's but at most 0."""
     return (behavior_BT.clamp(min=-120.0) + ratio_BT).nan_to_num(nan=-INF, neginf=-INF).clamp(max=0)
-
-
-# ---- evaluation ----
 
 
 def taken(batch: MicroBatch, rows: torch.Tensor, width: int | None = None) -> MicroBatch:

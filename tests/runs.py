@@ -4,8 +4,6 @@ Processes are forked from a server that has imported everything, so each costs o
 two. Each has one thread, as the same bits are expected only with the same number of threads.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import multiprocessing

@@ -1,7 +1,5 @@
 """The documented API: its names, its page, what importing it loads, and that its examples work."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect
@@ -22,8 +20,6 @@ from mugrpo.extensions.lab import bakeoff
 from tests.blocks import blocks
 from tests.cases import table
 from tests.runs import ROOT, final_weights, read_metrics, write_config
-
-pytest_plugins = ["tests.run_fixtures"]
 
 PAGE = (ROOT / "docs" / "api.md").read_text()
 EXAMPLES = [block.text for block in blocks("docs/api.md") if "import mugrpo\n\n" in block.text]
@@ -131,12 +127,7 @@ def replayed(run_dir: Path) -> Any:
 
 
 @pytest.mark.long
-def test_the_examples_of_the_page_do_what_it_says(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    reference: Path,
-):
+def test_the_examples_of_the_page_do_what_it_says(tmp_path, monkeypatch, capsys, reference):
     resumed, refused, compared, sampled, elsewhere, by_hand = EXAMPLES
     monkeypatch.chdir(tmp_path)
     write_config(tmp_path).rename("mine.toml")

@@ -1,7 +1,5 @@
 """The command line: what it imports, and how it refuses what it does not know."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -19,8 +17,6 @@ from tests.runs import (
     read_metrics,
     write_config,
 )
-
-pytest_plugins = ["tests.run_fixtures"]
 
 # What needs no model in one process, the lightest first: after each, nothing heavier is imported.
 LIGHT = """
@@ -117,9 +113,7 @@ def test_demo_goes_on_with_the_packaged_configs_run_and_can_be_stopped_and_resum
         ("--force", "--force needs a command before it"),
     ],
 )
-def test_words_that_are_no_command_are_answered_with_one(
-    command: Command, words: str, sentence: str
-):
+def test_words_that_are_no_command_are_answered_with_one(command, words, sentence):
     refused(command(*words.split()), sentence)
 
 
@@ -130,9 +124,7 @@ def test_output_into_a_closed_pipe_ends_quietly():
     assert ended.stderr == "" and len(ended.stdout.splitlines()) == 1
 
 
-def test_characters_that_a_terminal_obeys_are_shown_instead(
-    tmp_path: Path, run_dir: Path, command: Command
-):
+def test_characters_that_a_terminal_obeys_are_shown_instead(tmp_path, run_dir, command):
     """ESC [2J clears a screen, BEL rings, U+202E writes from right to left."""
     ended = command("train", tmp_path / "\x1b[2Jmine\x07.toml")
     assert ended.status == 2 and "\\x1b[2Jmine\\x07.toml" in ended.err
@@ -153,11 +145,7 @@ def test_a_phase_that_is_run_too_early_names_the_one_to_run_first(tmp_path: Path
         refused(ended, sentence)
         return ended
 
-    first(
-        "generate",
-        1,
-        f"{run_dir}/checkpoints/update-000003 does not exist yet: optimize the",
-    )
+    first("generate", 1, f"{run_dir}/checkpoints/update-000003 does not exist yet: optimize the")
     for phase in ("score", "optimize"):
         first(phase, 0, f"has 0 of 3 shards of rollouts; run `mugrpo generate {run_dir} --stage 0`")
     assert command("generate", *words, "--stage", 0).status == 0
@@ -171,9 +159,7 @@ def test_a_phase_that_is_run_too_early_names_the_one_to_run_first(tmp_path: Path
     first("score", 1, f"run `mugrpo generate {run_dir} --stage 1` first")
 
 
-def test_train_after_an_extra_evaluation_ends_in_the_same_bits(
-    run_dir: Path, command: Command, reference: Path
-):
+def test_train_after_an_extra_evaluation_ends_in_the_same_bits(run_dir, command, reference):
     assert command("evaluate", run_dir).status == 0
     assert command("train", run_dir).status == 0
     assert final_weights(run_dir) == final_weights(reference)

@@ -1,7 +1,5 @@
 """The floors of docs/architecture.md: imports only go down, and the house stays small."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

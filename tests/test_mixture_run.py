@@ -1,7 +1,5 @@
 """A run on a mixture: shares, metrics, evaluation by source, and exact resume."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The stage loop: phases alone, stage ends without checkpoints, old checkpoints removed."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -22,8 +20,6 @@ from tests.runs import (
     state,
     write_config,
 )
-
-pytest_plugins = ["tests.run_fixtures"]
 
 
 @pytest.mark.promise("phases")
@@ -63,9 +59,7 @@ def test_train_on_a_finished_run_changes_nothing_and_prints_the_summary(
     ]
 
 
-def test_a_collapse_stops_a_run_that_asks_for_it_once_and_its_report_says_so(
-    tmp_path: Path, command: Command
-):
+def test_a_collapse_stops_a_run_that_asks_for_it_once_and_its_report_says_so(tmp_path, command):
     """With a learning rate of 0.5 no update leaves a right answer, where most were right."""
     run_dir = tmp_path / "run"
     options = ("--optimizer.lr", 0.5, "--task.eval_problems", 16)

@@ -1,7 +1,5 @@
 """The recipes have the papers' schedules and options, and the smallest trains."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib
@@ -22,9 +20,7 @@ from mugrpo.optimize import trainer
 from mugrpo.optimize.experience import Responses, with_advantages
 from mugrpo.tasks.dataset import Dataset
 from tests.cases import table
-from tests.runs import ROOT, Command, read_metrics
-
-pytest_plugins = ["tests.run_fixtures"]
+from tests.runs import ROOT, read_metrics
 
 RECIPES = ROOT / "configs" / "recipes"
 SECTIONS = dict(
@@ -110,9 +106,7 @@ def small(tmp_path: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.long
-def test_the_smallest_recipe_makes_two_updates(
-    small: tuple[Path, Path], tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_smallest_recipe_makes_two_updates(small, tmp_path, command, monkeypatch):
     """Of each update's two groups of two, a judge makes the first all wrong, the second half right.
 
     The mask removes the first. The second has mean 1/2 and population variance 1/4, so its

@@ -5,8 +5,6 @@ before that (importance sampling ratios, advantages) comes from the code of its
 `_generate_and_score_completions`. TRL is imported on first use, which takes seconds.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import inspect

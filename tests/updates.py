@@ -1,7 +1,5 @@
 """Single updates whose gradients a test can look at."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -96,10 +94,7 @@ def assert_response(
 
 
 def step(
-    experience: Experience,
-    config: RunConfig,
-    policy: Policy | None = None,
-    share: bool = True,
+    experience: Experience, config: RunConfig, policy: Policy | None = None, share: bool = True
 ) -> tuple[dict[str, Any], Gradients]:
     """Return metrics and gradients of one update, with shared prompts if `share` allows them."""
     policy = policy or load_policy(ModelOptions())

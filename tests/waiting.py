@@ -1,7 +1,5 @@
 """Other processes: whether they live, whose children they are, and waiting for what they do."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

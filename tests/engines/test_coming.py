@@ -1,7 +1,5 @@
 """Requests that come while an engine works on others."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -101,9 +99,6 @@ def test_a_request_may_have_a_lower_limit_than_its_call(name: str):
         np.testing.assert_array_equal(ours.ids, theirs.ids[:4])
         longer = len(theirs.ids) > 4
         assert ours.finish_reason is (FinishReason.LENGTH if longer else theirs.finish_reason)
-
-
-# ---- a process ----
 
 
 class Worker:

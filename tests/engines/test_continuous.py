@@ -1,7 +1,5 @@
 """What continuous batching adds to what every engine promises."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -133,8 +131,6 @@ def test_a_model_that_no_engine_can_decode_is_refused(engine, sentence):
     with pytest.raises(UsageError, match=sentence):
         make_engine(policy, engine)
 
-
-# ---- the cache against attention over whole sequences ----
 
 HEADS, SIZE, QUERIES = 2, 4, 3
 

@@ -1,7 +1,5 @@
 """Engines in processes of their own: the same tokens, and what happens if a process dies."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal
@@ -201,9 +199,7 @@ def die_in_generation(
 
 @pytest.mark.long
 @pytest.mark.promise("no orphans")
-def test_a_process_that_generates_ends_with_a_killed_run(
-    embedded_policy: Policy, requests, tmp_path: Path
-):
+def test_a_process_that_generates_ends_with_a_killed_run(embedded_policy, requests, tmp_path):
     context = multiprocessing.get_context("fork")  # saves it the imports
     ours, theirs = context.Pipe()
     run = context.Process(
@@ -215,8 +211,6 @@ def test_a_process_that_generates_ends_with_a_killed_run(
     pid = ours.recv()
     assert soon(lambda: not alive(pid))
 
-
-# ---- answers are checked ----
 
 LIAR = """
 import sys

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 import torch
 from scipy.stats import chisquare
@@ -118,9 +116,6 @@ def test_sampled_frequencies_are_the_distributions():
     assert chisquare(counts, np.array(probabilities) * draws).pvalue > 1e-3
     wrong = np.array([0.02, 0.4, 0.08, 0.23, 0.07, 0.2])  # the same test must tell these apart
     assert chisquare(counts, wrong * draws).pvalue < 1e-3
-
-
-# ---- top-p ----
 
 
 @table(

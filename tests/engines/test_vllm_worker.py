@@ -1,7 +1,5 @@
 """What a vLLM process asks of vLLM, in which order. The real one: `make test-vllm`."""
 
-from __future__ import annotations
-
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -25,12 +23,7 @@ from mugrpo.model.pretrained import model_path
 from mugrpo.model.vocabulary import Vocabulary
 from tests.model.test_architectures import tiny
 
-SETUP = {
-    "arguments": {"dtype": "float32"},
-    "sleeps": True,
-    "stop_ids": [1],
-    "adapters": None,
-}
+SETUP = {"arguments": {"dtype": "float32"}, "sleeps": True, "stop_ids": [1], "adapters": None}
 
 
 WITH_ADAPTERS = {

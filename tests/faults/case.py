@@ -1,7 +1,5 @@
 """A data set of chains and a run on it, for tests of data, rewards and models that are refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

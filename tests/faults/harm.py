@@ -1,7 +1,5 @@
 """Checks of error messages, damage to files, and calls that fail, for the tests of faults."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from contextlib import suppress

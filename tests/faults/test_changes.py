@@ -1,7 +1,5 @@
 """Changes of config, data, model or code between a start and a resume."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal
@@ -12,17 +10,7 @@ import pytest
 from tests.cases import some
 from tests.faults.case import Case
 from tests.faults.harm import accepted, contents, refused
-from tests.runs import (
-    MODEL,
-    Command,
-    assert_same,
-    checkpoints,
-    final_weights,
-    killed,
-    mugrpo,
-)
-
-pytest_plugins = ["tests.run_fixtures"]
+from tests.runs import MODEL, Command, assert_same, checkpoints, final_weights, killed, mugrpo
 
 
 @pytest.mark.long
@@ -52,9 +40,7 @@ def test_changed_problems_model_or_code_are_refused_unless_forced(
     assert command("train", run_dir).status == 0
 
 
-def test_data_and_a_model_that_have_moved_are_told_by_their_contents(
-    tmp_path: Path, command: Command
-):
+def test_data_and_a_model_that_have_moved_are_told_by_their_contents(tmp_path, command):
     case, model, data = Case(tmp_path, command, []), tmp_path / "model", tmp_path / "q.jsonl"
     case.data()
     shutil.copytree(MODEL, model)
@@ -73,9 +59,7 @@ def test_data_and_a_model_that_have_moved_are_told_by_their_contents(
 
 @pytest.mark.promise("threads")
 @pytest.mark.parametrize("name", some(1, ["threads", "arithmetic"]))
-def test_another_number_of_threads_or_version_is_reported_and_goes_on(
-    run_dir: Path, command: Command, name: str
-):
+def test_another_number_of_threads_or_version_is_reported_and_goes_on(run_dir, command, name):
     stored = json.loads((run_dir / "config.json").read_text())
     now, stored["provenance"][name] = stored["provenance"][name], "another"
     (run_dir / "config.json").write_text(json.dumps(stored))

@@ -1,7 +1,5 @@
 """A full disk."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -20,8 +18,6 @@ from tests.runs import (
     state,
     train,
 )
-
-pytest_plugins = ["tests.run_fixtures"]
 
 
 @pytest.mark.promise("full disk")
@@ -50,13 +46,7 @@ pytest_plugins = ["tests.run_fixtures"]
     ),
 )
 def test_a_full_disk_stops_the_run_with_path_and_bytes_and_with_room_it_resumes(
-    reference: Path,
-    small_disk: Path,
-    place: str,
-    nth: int,
-    spare: int,
-    target: str,
-    on_disk: State,
+    reference: Path, small_disk: Path, place: str, nth: int, spare: int, target: str, on_disk: State
 ):
     run_dir, filler = small_disk / "run", small_disk / "filler"
     ended = train(run_dir, at=place, nth=nth, act=f"fill {filler} {spare}")
@@ -74,9 +64,7 @@ def test_a_full_disk_stops_the_run_with_path_and_bytes_and_with_room_it_resumes(
 
 
 @pytest.mark.long
-def test_a_metrics_line_that_the_disk_has_no_room_for_stops_the_run(
-    small_disk: Path, tmp_path: Path
-):
+def test_a_metrics_line_that_the_disk_has_no_room_for_stops_the_run(small_disk, tmp_path):
     one_stage = ("--schedule.stages", 1, "--schedule.batches_per_stage", 8)
     options = (*one_stage, "--checkpoint.every", 0, "--evaluation.every", 0)
     run_dir, filler = small_disk / "run", small_disk / "filler"

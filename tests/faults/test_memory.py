@@ -1,7 +1,5 @@
 """Runs whose memory runs out in generation or in training."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +22,6 @@ from tests.runs import (
     state,
     write_config,
 )
-
-pytest_plugins = ["tests.run_fixtures"]
 
 
 def updates(run_dir: Path) -> dict[int, dict[str, Any]]:
@@ -73,13 +69,7 @@ HF, CONTINUOUS = (HFEngine, "hf"), (ContinuousEngine, "continuous")
     some(1, [(*CONTINUOUS, *CANARY), (*HF, *FIRST_EVALUATION), (*HF, *SECOND_SHARD)]),
 )
 def test_generation_that_runs_out_of_memory_names_the_engines_option_and_keeps_shards(
-    tmp_path: Path,
-    command: Command,
-    monkeypatch: pytest.MonkeyPatch,
-    engine: type,
-    name: str,
-    nth: int,
-    left: State,
+    tmp_path, command, monkeypatch, engine, name, nth, left
 ):
     """The error comes after the first completions of the engine's `nth` call."""
     text = CONFIG.replace('name = "hf"', f'name = "{name}"')

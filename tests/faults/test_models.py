@@ -1,7 +1,5 @@
 """Tokenizers and templates that do not fit, and engines whose logprobs are off."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import sys
@@ -17,15 +15,7 @@ from mugrpo.engines.base import Completion
 from mugrpo.engines.hf import HFEngine
 from tests.cases import some
 from tests.faults.harm import edited, refused, stopped
-from tests.runs import (
-    Command,
-    final_weights,
-    shards,
-    state,
-    write_config,
-)
-
-pytest_plugins = ["tests.run_fixtures"]
+from tests.runs import Command, final_weights, shards, state, write_config
 
 
 @pytest.fixture
@@ -68,12 +58,7 @@ def test_a_tokenizer_without_eos_is_refused_before_the_engine_and_an_option_name
     ),
 )
 def test_a_models_own_code_is_neither_run_nor_asked_about(
-    model: Path,
-    tmp_path: Path,
-    command: Command,
-    monkeypatch: pytest.MonkeyPatch,
-    file: str,
-    part: str,
+    model, tmp_path, command, monkeypatch, file, part
 ):
     """Its type is one that transformers does not have. The terminal would answer yes."""
     ran = tmp_path / "ran"
@@ -103,9 +88,6 @@ def test_a_model_with_a_weight_that_is_not_finite_is_refused_by_the_weights_name
     words = ["train", write_config(tmp_path), "--run-dir", tmp_path / "run", "--model.path", model]
     refused(command(*words), f"{name} of the model {model} contains NaN or inf")
     assert engine_batches == []
-
-
-# ---- the canary: on values in tests/stages/test_canary.py ----
 
 
 @pytest.mark.long
@@ -153,9 +135,7 @@ def test_the_canary_finds_an_engine_that_is_wrong_in_long_rows_alone(
 
 
 @pytest.mark.parametrize("template", ["{{ messages.__class__.__mro__ }}"])
-def test_a_chat_template_that_fails_is_refused(
-    model: Path, tmp_path: Path, command: Command, template: str
-):
+def test_a_chat_template_that_fails_is_refused(model, tmp_path, command, template):
     (model / "chat_template.jinja").write_text(template)
     words = ["train", write_config(tmp_path), "--run-dir", tmp_path / "run", "--model.path", model]
     ended = command(*words, "--prompt.chat_template", "none")

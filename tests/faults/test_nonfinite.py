@@ -1,7 +1,5 @@
 """Losses, gradients and weights that are not finite."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable
@@ -19,16 +17,7 @@ from mugrpo.rollouts.schedule import Schedule
 from mugrpo.tasks.embedded import Chain, ChainOptions
 from tests.cases import some
 from tests.faults.harm import resume_words, stopped
-from tests.runs import (
-    Command,
-    assert_same,
-    checkpoints,
-    final_weights,
-    read_metrics,
-    write_config,
-)
-
-pytest_plugins = ["tests.run_fixtures"]
+from tests.runs import Command, assert_same, checkpoints, final_weights, read_metrics, write_config
 
 
 def nan_loss(part: torch.Tensor, _loss_BT: torch.Tensor) -> torch.Tensor:
@@ -91,12 +80,7 @@ def finite_or(text: str) -> str:
     ),
 )
 def test_an_update_with_a_non_finite_loss_or_gradient_is_not_applied_and_its_groups_are_kept(
-    run_dir: Path,
-    command: Command,
-    monkeypatch: pytest.MonkeyPatch,
-    how: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-    loss: str,
-    grad_norm: str,
+    run_dir, command, monkeypatch, how, loss, grad_norm
 ):
     poison(monkeypatch, {5}, how)
     ended = command("train", run_dir, "--checkpoint.every", 1)

@@ -1,7 +1,5 @@
 """What a run tries before its first rollout, and what `mugrpo check` tells."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -11,8 +9,6 @@ from tests.builders import chain_tokenizer
 from tests.cases import some
 from tests.faults.case import Case, chains
 from tests.faults.harm import refused, stopped
-
-pytest_plugins = ["tests.run_fixtures"]
 
 
 def judge(case: Case, body: str) -> tuple[str, str]:
@@ -31,9 +27,6 @@ def test_a_reward_that_may_fail_or_does_not_apply_is_only_told(case: Case):
     failing = (*judge(case, "raise ValueError('odd')"), "--rewards.failure_limit", 1)
     ended = case.command("check", *case.words(*failing))
     assert ended.status == 0 and "got no reward (error)" in ended.out
-
-
-# ---- stops that can be resumed ----
 
 
 def generated(case: Case, judge_text: str, *options: object) -> list[object]:
@@ -64,9 +57,6 @@ def test_a_judge_that_is_away_stops_a_run_with_rollouts_and_the_same_command_res
     stopped(case.train(*words), "the reference answer", "ConnectionError: the server is away")
     (case.folder / "up").touch()
     assert case.train(*words).status == LEARNED_NOTHING  # all rewards are 1
-
-
-# ---- mugrpo check ----
 
 
 def test_check_shows_prompts_and_rewards_and_makes_nothing(case: Case):

@@ -1,7 +1,5 @@
 """Rewards that are missing, change or fail, and rewards that give no gradient."""
 
-from __future__ import annotations
-
 import json
 import signal
 from pathlib import Path
@@ -11,8 +9,6 @@ import pytest
 from tests.faults.case import Case
 from tests.faults.harm import refused, resume_words, stopped
 from tests.runs import mugrpo, read_metrics, shards, state
-
-pytest_plugins = ["tests.run_fixtures"]
 
 LEARNED_NOTHING = 4  # the exit status if the rewards of each group are equal
 

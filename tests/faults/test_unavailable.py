@@ -1,18 +1,10 @@
 """Models, data sets, directories and packages that are not available."""
 
-from __future__ import annotations
-
 import shutil
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import pytest
 from huggingface_hub import constants
-
-from tests.faults.case import Case
-
-pytest_plugins = ["tests.run_fixtures"]
 
 
 def answered(status: int) -> Any:
@@ -20,9 +12,7 @@ def answered(status: int) -> Any:
     return mock.Mock(status_code=status, headers={})
 
 
-def test_a_hub_id_with_an_adapter_is_refused_even_if_there_is_a_model_too(
-    case: Case, monkeypatch: pytest.MonkeyPatch, model: Path
-):
+def test_a_hub_id_with_an_adapter_is_refused_even_if_there_is_a_model_too(case, monkeypatch, model):
     """transformers would load the model that the adapter names. The hub's cache has the files."""
     (model / "adapter_config.json").write_text('{"base_model_name_or_path": "nobody/another"}')
     repository = case.folder / "models--nobody--nothing"
@@ -34,6 +24,3 @@ def test_a_hub_id_with_an_adapter_is_refused_even_if_there_is_a_model_too(
     case.data()
     parts = ("nobody/nothing holds an adapter", "peft's merge_and_unload")
     case.refused("--model.path", "nobody/nothing", parts=parts)
-
-
-# ---- missing packages ----

@@ -1,7 +1,5 @@
 """The adapter inside a model: its layers, its initial values, what is refused, and merging."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

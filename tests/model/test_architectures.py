@@ -3,8 +3,6 @@
 docs/models.md has the table: `python -m tests.model.test_architectures` prints it.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The precision that "auto" stands for."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """RMS norms with a backward pass of their own."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

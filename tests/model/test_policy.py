@@ -1,7 +1,5 @@
 """Loading a policy: weights, special tokens, dropout, and models that are refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -9,12 +7,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import (
-    AutoModelForCausalLM,
-    GenerationConfig,
-    Qwen3MoeConfig,
-    pipeline,
-)
+from transformers import AutoModelForCausalLM, GenerationConfig, Qwen3MoeConfig, pipeline
 
 from mugrpo.config.run import ModelOptions
 from mugrpo.config.training import LoRAOptions
@@ -23,14 +16,7 @@ from mugrpo.engines.base import Request
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.model.pretrained import model_fingerprint
 from mugrpo.model.self_test import can_share_prompts
-from tests.builders import (
-    PROMPTS,
-    TINY_FORMS,
-    chain_tokenizer,
-    encoded,
-    generated,
-    tiny_policy,
-)
+from tests.builders import PROMPTS, TINY_FORMS, chain_tokenizer, encoded, generated, tiny_policy
 from tests.cases import table
 
 
@@ -46,9 +32,6 @@ def edit(file: Path, **values: object) -> None:
     """Set keys of a JSON file. None removes a key."""
     stored = json.loads(file.read_text()) | values
     file.write_text(json.dumps({k: v for k, v in stored.items() if v is not None}))
-
-
-# --- Loading --------------------------------------------------------------------------------------
 
 
 def test_weights_are_fp32_whatever_the_file_holds_and_whatever_the_precision(model_folder):
@@ -78,10 +61,7 @@ def remove_head(file: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
-        (
-            truncate_weights,
-            r"^the model \S+ cannot be loaded",
-        ),
+        (truncate_weights, r"^the model \S+ cannot be loaded"),
         (shrink_head, r"^the model \S+ cannot be loaded \(.*\); name a directory in Hugging"),
         (remove_head, r"^the weights of \S+ lack lm_head\.weight; its files are incomplete$"),
     ],
@@ -140,9 +120,6 @@ def test_a_parameter_that_is_not_finite_is_named(value):
     assert policy.nonfinite_parameter() == name
 
 
-# --- Special tokens -------------------------------------------------------------------------------
-
-
 def test_a_tokenizer_without_eos_is_refused_and_the_option_sets_one(model_folder):
     edit(model_folder / "tokenizer_config.json", eos_token=None)
     with pytest.raises(UsageError, match=r"has no end-of-sequence .*--model\.eos_token"):
@@ -185,9 +162,6 @@ def test_a_mixture_of_experts_says_that_its_routers_loss_is_left_out(tmp_path):
     policy = load_policy(ModelOptions(path=str(tmp_path / "moe")), said.append)
     assert len(said) == 1 and "router_aux_loss_coef = 0.01" in said[0]
     assert can_share_prompts(policy.model)
-
-
-# --- Dropout --------------------------------------------------------------------------------------
 
 
 @table("form", TINY_FORMS)

@@ -1,7 +1,5 @@
 """Models by name, and what is said of files that no model has."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -11,8 +9,6 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.model.pretrained import cached, model_path
 from tests.faults.harm import refused
 from tests.runs import Command, write_config
-
-pytest_plugins = ["tests.run_fixtures"]
 
 
 def test_a_model_of_the_cache_is_used_once_it_is_there(monkeypatch, tmp_path: Path):

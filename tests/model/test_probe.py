@@ -1,7 +1,5 @@
 """What is tried of a model once it is loaded: rows that depend on others, logits, long rows."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -106,11 +104,7 @@ def scaled(model: Any) -> None:
 
 
 BOTH_WAYS = BertConfig(
-    vocab_size=24,
-    hidden_size=32,
-    num_hidden_layers=1,
-    num_attention_heads=4,
-    intermediate_size=32,
+    vocab_size=24, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=32
 )
 
 

@@ -1,7 +1,5 @@
 """Logprobs of models that scale or bound their logits, compared with their own forward pass."""
 
-from __future__ import annotations
-
 import torch
 from transformers import (
     AutoModelForCausalLM,

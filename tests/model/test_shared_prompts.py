@@ -1,7 +1,5 @@
 """Prompts that are computed once, compared with rows that are computed on their own."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -121,9 +119,6 @@ def test_in_bf16_shared_prompts_are_close(form):
     expected = gradients(exact, wanted)
     rounding = difference(gradients(policy, plain[0]), expected)
     assert rounding > 1e-4 and difference(gradients(policy, shared[0]), expected) < 2 * rounding
-
-
-# --- Models that cannot --------------------------------------------------------------------------
 
 
 @table("form", FORMS)

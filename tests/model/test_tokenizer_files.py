@@ -4,8 +4,6 @@ The vocabulary is "0" to "9" as 0 to 9, a blank (in bytes-to-text form) as 10, "
 12, and the end as 13.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

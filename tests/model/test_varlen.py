@@ -1,7 +1,5 @@
 """Attention without masks, by a reference with the arguments of torch's CUDA kernel."""
 
-from __future__ import annotations
-
 import inspect
 
 import torch

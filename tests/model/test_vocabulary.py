@@ -1,7 +1,5 @@
 """The vocabulary that is read without the weights equals that of the loaded model."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -47,9 +45,7 @@ def test_the_vocabulary_of_a_named_model(name: str, monkeypatch):
     assert actual == expected and actual.size > 10 and actual.stop_ids
 
 
-def test_the_generation_config_adds_ids_and_the_models_own_stands_in_for_it(
-    folder: Path, monkeypatch
-):
+def test_the_generation_config_adds_ids_and_the_models_own_stands_in_for_it(folder, monkeypatch):
     options = ModelOptions(path=str(folder))
     edited(folder / "generation_config.json", eos_token_id=[15, 1])
     expected, actual = both(options, monkeypatch)

@@ -1,7 +1,5 @@
 """Group-relative advantages, by hand and compared with TRL's."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 
@@ -51,9 +49,6 @@ def test_a_failed_response_is_left_out_and_gets_0(std):
     assert without[0] > 0
 
 
-# ---- TRL ----
-
-
 def trl_advantages(rewards_PG: torch.Tensor, scale: str) -> torch.Tensor:
     """Return TRL's advantages. A reward of NaN is unknown."""
     scope = trl_run(
@@ -80,8 +75,6 @@ def test_advantages_equal_trls_even_if_rewards_are_unknown(scale, std):
         # TRL's n / (n - 1) is in fp32
         torch.testing.assert_close(actual, expected, rtol=1e-7, atol=1e-12)
 
-
-# ---- other advantages ----
 
 REWARDS = torch.tensor([[1.0, FAILED, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]])
 VALID = torch.tensor([[True, False, True, True], [True] * 4])

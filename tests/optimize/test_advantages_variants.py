@@ -3,8 +3,6 @@
 Comparisons with numbers by hand and with TRL are in test_advantages.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

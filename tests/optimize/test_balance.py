@@ -1,7 +1,5 @@
 """Rounds of micro-batches: ranks are equally busy, and nothing is lost or too large."""
 
-from __future__ import annotations
-
 import math
 import random
 
@@ -38,9 +36,6 @@ def time(costs: list[float], ranks: int) -> float:
     """Return the sum over rounds of the most expensive micro-batch on any rank."""
     turns = [Ranks(rank, ranks).turns(len(costs)) for rank in range(ranks)]
     return sum(max(costs[piece] for piece, _ in turn) for turn in zip(*turns, strict=True))
-
-
-# --- Balance -------------------------------------------------------------------------------------
 
 
 @table("share", [True, False])

@@ -11,8 +11,6 @@ of the maximized objective in the softmax's logits is
 The closed forms below use pi, beta and A alone.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any
@@ -149,16 +147,8 @@ CLOSED: dict[str, tuple[str, dict[str, Any], Weights]] = {
         {},
         lambda pi, a, prox: pi * a * unclipped(pi / prox, a, 0.8, 1.2),
     ),
-    "topr": (
-        "topr",
-        {},
-        lambda pi, a, _: torch.where(a > 0, BETA, torch.minimum(pi, BETA)) * a,
-    ),
-    "vespo": (
-        "vespo",
-        {},
-        lambda pi, a, _: BETA * _gamma(pi / BETA, a) * a,
-    ),
+    "topr": ("topr", {}, lambda pi, a, _: torch.where(a > 0, BETA, torch.minimum(pi, BETA)) * a),
+    "vespo": ("vespo", {}, lambda pi, a, _: BETA * _gamma(pi / BETA, a) * a),
     "minpro": ("minpro", {}, _grpo),
     "ctpo": (
         "ctpo",
@@ -214,9 +204,6 @@ def test_without_a_clip_it_is_the_policy_gradient_for_any_policy(case):
         same(actual, exact)
 
 
-# ---- KL terms ----
-
-
 def divergence(p: Tensor, q: Tensor) -> Tensor:
     return (p * (p / q).log()).sum()
 
@@ -240,9 +227,7 @@ def test_the_kl_surrogates_penalty_is_kl_of_policy_and_behavior_with_its_gradien
 def k3(logits: Tensor, ref: Tensor) -> tuple[Tensor, Tensor]:
     """Return k3's expectation under the behavior policy, and the gradient of that."""
     kl_BT = reference.kl(
-        responses_of(logits.log_softmax(-1)),
-        responses_of(BETA.log()),
-        responses_of(ref.log()),
+        responses_of(logits.log_softmax(-1)), responses_of(BETA.log()), responses_of(ref.log())
     )
     return kl_BT.mean().detach(), torch.autograd.grad(kl_BT.mean(), logits)[0]
 

@@ -1,7 +1,5 @@
 """The layout of micro-batches."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The token budget, which is halved until the work fits, and the errors that it is halved for."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable
 
@@ -13,8 +11,6 @@ from mugrpo.model.memory import out_of_memory
 from mugrpo.optimize.budget import MicroBatchTooLarge, TokenBudget
 from tests.cases import table
 from tests.faults.harm import CPU, CUDA
-
-# ---- which errors mean that memory ran out ----
 
 
 @table(
@@ -36,9 +32,6 @@ from tests.faults.harm import CPU, CUDA
 )
 def test_out_of_memory_errors_are_told_apart_from_others(error: Exception, expected: bool):
     assert out_of_memory(error) is expected
-
-
-# ---- the budget ----
 
 
 def work_that_fits(limit: int, cost: int, asked: list[int]) -> Callable[[int], str]:

@@ -1,7 +1,5 @@
 """CISPO: a clipped ratio as a constant weight. (test_trl_equality compares it with TRL.)"""
 
-from __future__ import annotations
-
 import math
 
 import torch

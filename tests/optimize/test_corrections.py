@@ -1,7 +1,5 @@
 """Truncated and masked importance sampling by hand. (Compared with TRL in test_trl_equality.)"""
 
-from __future__ import annotations
-
 import math
 
 import pytest

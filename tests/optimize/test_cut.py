@@ -1,7 +1,5 @@
 """The cut into micro-batches, and whether prompts are shared, by counted tokens."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np
@@ -25,9 +23,6 @@ def rows_of(*groups: tuple[int, list[int]]) -> list[Rollout]:
     return [row(g, p, r) for g, (p, lengths) in enumerate(groups) for r in lengths]
 
 
-# --- Whether prompts are shared ------------------------------------------------------------------
-
-
 def test_the_cheaper_layout_by_hand():
     # Alone: 4 rows x (100 + 10). Shared: the prompt once and the responses without their last
     # tokens; 4 copies of the prompt's keys and values cost an eighth.
@@ -46,15 +41,9 @@ def test_rows_with_nothing_to_share_are_laid_end_to_end_if_padding_costs_more():
     assert layout(rows_of((10, [10]), (10, [100])), share=True).shared  # 20 + 108 + 20 / 8 < 220
 
 
-# --- The cut by length ---------------------------------------------------------------------------
-
-
 def test_split_by_hand():
     # Longest first. Budget 12: 2 x 5 fits, 3 x 5 does not; 4 x 3 fits, 5 x 3 does not.
     assert split_by_tokens([3, 5, 2, 5, 3, 2, 1], 12) == [[1, 3], [0, 4, 2, 5], [6]]
-
-
-# --- The cut by prompt ---------------------------------------------------------------------------
 
 
 def test_split_by_prompt_by_hand():
@@ -77,9 +66,6 @@ def test_a_group_over_the_budget_is_cut_and_its_rest_joins_the_next():
     # first of group 1 it costs 50 + 20 + 10 = 80.
     rows = rows_of((40, [11] * 4), (10, [11]))
     assert split_by_prompt(rows, 85) == [[0, 1, 2], [3, 4]]
-
-
-# --- The cut -------------------------------------------------------------------------------------
 
 
 def test_shared_rows_are_cut_by_prompt_and_others_by_length():

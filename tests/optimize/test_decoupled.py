@@ -1,7 +1,5 @@
 """Decoupled PPO, and GRPO's clip around the proximal policy, by hand."""
 
-from __future__ import annotations
-
 import torch
 
 from mugrpo.config.load import build_config
@@ -22,9 +20,7 @@ def random_update(seed: int) -> tuple[torch.Tensor, ...]:
     return logprobs, behavior, proximal, advantages, torch.arange(7) < lengths[:, None]
 
 
-# ---- decoupled PPO: -sg[prox / beta] min(q A, clip(q) A), q = pi / prox ----
-
-
+# Decoupled PPO: -sg[prox / beta] min(q A, clip(q) A), q = pi / prox
 @table(
     ("advantage", "losses", "weights", "clipped"),
     [
@@ -58,9 +54,7 @@ def test_decoupled_ppo_is_grpo_if_the_proximal_policy_is_the_behavior_policy():
             assert torch.equal(ours, theirs)
 
 
-# ---- GRPO with clip_center "proximal": [max(r' - .2, 0), r' + .2], r' = prox / beta ----
-
-
+# GRPO with clip_center "proximal": [max(r' - .2, 0), r' + .2], r' = prox / beta
 @table(
     ("advantage", "losses", "weights", "clipped"),
     [
@@ -81,9 +75,7 @@ def test_clip_around_the_proximal_ratio_by_hand(advantage, losses, weights, clip
     assert_response(actual, losses, weights, clipped)
 
 
-# ---- in UpdateLoss: if no proximal policy is stored, the policy takes its place ----
-
-
+# In UpdateLoss: if no proximal policy is stored, the policy takes its place
 @table("objective", [{"name": "decoupled_ppo"}, {"name": "grpo", "clip_center": "proximal"}])
 def test_without_a_stored_proximal_policy_it_is_the_policy_and_nothing_is_clipped(objective):
     loss = UpdateLoss(build_config({"preset": "grpo", "objective": objective}, "test"))

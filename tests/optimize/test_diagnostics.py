@@ -1,7 +1,5 @@
 """An update's metrics, worked out by hand."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -107,9 +105,6 @@ def test_p99_is_the_smallest_ratio_that_99_percent_do_not_exceed(tokens, p99):
     statistics = TokenStatistics([])
     add(statistics, micro_batch([[True] * tokens], [-1.0]), [order.float().tolist()])
     assert statistics.values(tokens)["ratio/negative/p99"] == pytest.approx(p99, rel=1e-5)
-
-
-# ---- the effective sample share ----
 
 
 def share_of(log_ratios: list[list[float]], lengths: list[int], cut: int = 99) -> float:

@@ -1,7 +1,5 @@
 """What FSDP does between a model's blocks, with one rank in this process."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
@@ -43,8 +41,7 @@ def policy_of_blocks(**options: Any) -> Policy:
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize(
-    ("kernel", "needed"),
-    [(reference, {"context", "sequences"}), (None, {*CACHED} - {"sequences"})],
+    ("kernel", "needed"), [(reference, {"context", "sequences"}), (None, {*CACHED} - {"sequences"})]
 )
 def test_indices_of_packed_tokens_are_computed_once_a_micro_batch(
     monkeypatch, kernel, needed, checkpointing

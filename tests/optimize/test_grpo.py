@@ -1,7 +1,5 @@
 """GRPO's token losses: the clipping table and dual clip. (test_trl_equality has TRL's numbers.)"""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -51,11 +49,7 @@ def test_clipped_fraction_marks_tokens_without_gradient_and_no_padding():
     ratios = torch.tensor([[0.5, 1.0, 2.0], [0.5, 1.0, 2.0], [9.0, 9.0, 9.0]])
     mask = torch.tensor([[1, 1, 1], [1, 1, 1], [1, 0, 0]], dtype=torch.bool)
     _, metrics = grpo.loss(
-        ratios.log(),
-        torch.zeros(3, 3),
-        torch.tensor([1.0, -1.0, 1.0]),
-        mask,
-        ratio_clip=NARROW,
+        ratios.log(), torch.zeros(3, 3), torch.tensor([1.0, -1.0, 1.0]), mask, ratio_clip=NARROW
     )
     assert metrics["clipped_fraction"].tolist() == [
         [False, False, True],  # A > 0: above 1.2

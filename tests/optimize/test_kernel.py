@@ -1,7 +1,5 @@
 """Whether an attention kernel may be used, tried on the CPU with a reference of it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

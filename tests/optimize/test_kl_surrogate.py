@@ -1,7 +1,5 @@
 """The KL-penalized surrogate, worked out by hand. (test_bandit enumerates its expectation.)"""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -36,11 +34,7 @@ def test_losses_weights_and_penalty_by_hand(advantage, penalty):
     kl = [2 * LN2 - 1, (1 - LN2) / 2, 0.0]
     assert metrics["kl_penalty"][0].tolist() == pytest.approx(kl, abs=1e-12)
     assert loss[0].tolist() == pytest.approx(
-        [
-            -2 * advantage + penalty * kl[0],
-            -0.5 * advantage + penalty * kl[1],
-            -advantage,
-        ],
+        [-2 * advantage + penalty * kl[0], -0.5 * advantage + penalty * kl[1], -advantage],
         abs=1e-12,
     )
     assert (-gradient[0]).tolist() == pytest.approx(

@@ -1,7 +1,5 @@
 """Learning-rate schedules by hand. Rates are shares of a peak of 1 unless stated otherwise."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -13,11 +11,7 @@ from tests.cases import table
 def rates(schedule: str, *, updates: int, warmup: int = 0, total: int = 7) -> list[float]:
     return [
         learning_rate(
-            update,
-            peak=1.0,
-            schedule=schedule,
-            warmup_updates=warmup,
-            total_updates=total,
+            update, peak=1.0, schedule=schedule, warmup_updates=warmup, total_updates=total
         )
         for update in range(updates)
     ]

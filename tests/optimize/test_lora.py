@@ -1,7 +1,5 @@
 """Updates of an adapter: their gradient, what stays as it is, and what is saved."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What masks remove, and that they remove nothing else; Mu-GRPO as composed by UpdateLoss."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -91,8 +89,6 @@ def test_padding_never_triggers(scope):
     assert removed([0.5, 0.9, 0.0, 0.0], -1.0, scope, mask=[True, True, False, False]) == "...."
 
 
-# ---- Mu-GRPO, composed ----
-
 Composed = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]
 
 
@@ -117,19 +113,12 @@ def veto(threshold: float, scope: str = "suffix") -> dict[str, Any]:
     return {"name": "negative_advantage", "threshold": threshold, "scope": scope}
 
 
-# ---- whole responses ----
-
-
 def moved(log_ratios: list[list[float]], advantages: list[float], delta: float) -> list[list[bool]]:
     log_ratio_BT = torch.tensor(log_ratios, dtype=torch.float64)
     mask = torch.ones(log_ratio_BT.shape, dtype=torch.bool)
     mask[:, -1] = False  # the last token is padding
     return off_policy(
-        log_ratio_BT,
-        torch.zeros_like(log_ratio_BT),
-        torch.tensor(advantages),
-        mask,
-        delta=delta,
+        log_ratio_BT, torch.zeros_like(log_ratio_BT), torch.tensor(advantages), mask, delta=delta
     ).tolist()
 
 

@@ -4,8 +4,6 @@ Each property is checked on a seeded update and on hypothesis's updates, which h
 see `objective_cases.updates`. (test_objectives checks the contract with the trainer.)
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -49,9 +47,6 @@ def of_updates(count: int, seed: int) -> Callable[[Any], Any]:
         return tried(example(update=seeded(seed))(given(update=updates())(test)))
 
     return claim
-
-
-# ---- masks ----
 
 
 @every_form
@@ -103,9 +98,6 @@ def test_a_removed_token_has_loss_and_gradient_0_and_the_rest_keeps_its_loss(for
         assert not gradient[removed_BT].any()
         if "correction" not in SETTINGS[setting]:
             assert torch.equal(losses, whole.masked_fill(removed_BT, 0.0))
-
-
-# ---- order and cut ----
 
 
 @every_form
@@ -160,8 +152,6 @@ def in_parts(
     return torch.stack(shares), logprobs.grad
 
 
-# ---- ratio 1 ----
-
 # At ratio 1 no clip, taper or cap is reached, and every objective but three has the gradient of
 # -A log pi: grpo and the other min forms (r grad log pi, r = 1), gspo (1/T of its ratio, T times),
 # decoupled_ppo (weight 1), m2po (the second moment is 0), topr (the product is 1), cispo and the
@@ -215,8 +205,6 @@ def test_at_ratio_1_masks_and_corrections_are_idle(form, update: Update):
         same(other[1], plain[1])
 
 
-# ---- extremes: one-token responses in fp32, values by formula ----
-
 # (log pi, log beta)
 PAIRS = {
     "pi 0": (-INF, -1.0),
@@ -259,9 +247,6 @@ def test_extremes_are_finite_under_every_setting(form, update: Update):
         assert all(tensor.isfinite().all() for tensor in metrics.values())
         for reduction in REDUCTIONS:
             assert reduced_loss(losses, batch.mask, reduction, 8).isfinite()
-
-
-# ---- no advantage ----
 
 
 def without_advantage(update: Update) -> Update:

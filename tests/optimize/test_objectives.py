@@ -1,7 +1,5 @@
 """The contract that the trainer relies on, checked for every objective."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The optimizer's state on disk: rows that any number of ranks can read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch
@@ -15,9 +13,7 @@ from tests.cases import table
 
 @table("cuts", [[7], [4, 3], [3, 3, 1], [2, 0, 5], [7, 0]])
 @table("wanted", [slice(0, 7), slice(0, 4), slice(4, 7), slice(2, 5), slice(6, 7), slice(7, 7)])
-def test_wanted_rows_come_from_whichever_files_hold_them(
-    tmp_path: Path, cuts: list[int], wanted: slice
-):
+def test_wanted_rows_come_from_whichever_files_hold_them(tmp_path, cuts, wanted):
     whole = torch.arange(14.0).reshape(7, 2)
     names = [tmp_path / f"{number}.safetensors" for number in range(len(cuts))]
     for name, rows in zip(names, whole.split(cuts), strict=True):

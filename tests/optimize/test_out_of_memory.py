@@ -1,7 +1,5 @@
 """Memory that runs out in an update: it is computed again in smaller micro-batches."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -93,9 +91,6 @@ def test_an_update_that_ran_out_of_memory_has_the_gradient_of_one_that_did_not(
     for key in ("loss", "grad_norm", "entropy", "kl_behavior", "ratio/negative/p99"):
         assert metrics[key] == pytest.approx(whole[key], rel=1e-4)
     assert not same_but_for_time(metrics, whole)  # cut into other micro-batches
-
-
-# ---- logprobs alone ----
 
 
 @table("nth", [1, 2])

@@ -1,7 +1,5 @@
 """MinPRO and CTPO by hand: weights computed from a token's prefix."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -14,9 +12,7 @@ from tests.updates import assert_response, of_ratios
 OPEN = (0.0, 1e9)
 
 
-# ---- MinPRO: w_t = r_t sg[min_{j<t} r_j], w_1 = r_1; the gradient is the token's own ----
-
-
+# MinPRO: w_t = r_t sg[min_{j<t} r_j], w_1 = r_1; the gradient is the token's own
 @table(
     ("ratios", "w"),
     [
@@ -58,9 +54,7 @@ def test_the_prefix_of_minpro_has_no_gradient():
     assert gradient[0].tolist() == pytest.approx([0.0, -math.exp(-0.5)])
 
 
-# ---- CTPO: q_t = prod_{j<=t} r_j within [0.8^sqrt(t), 1.2^sqrt(t)]; the gradient as above ----
-
-
+# CTPO: q_t = prod_{j<=t} r_j within [0.8^sqrt(t), 1.2^sqrt(t)]; the gradient as above
 @table(
     ("advantage", "losses", "weights", "clipped"),
     [

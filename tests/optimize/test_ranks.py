@@ -1,7 +1,5 @@
 """Updates by two processes together equal those of one process, up to rounding."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -55,10 +53,7 @@ def assert_close(ours: Path, theirs: Path) -> None:
         ("llama", 2, {}),
         pytest.param("chain", 3, {}, marks=pytest.mark.long),
         pytest.param(
-            "chain",
-            3,
-            {"lora": {"rank": 4}, "optimizer": {"lr": 3e-3}},
-            marks=pytest.mark.long,
+            "chain", 3, {"lora": {"rank": 4}, "optimizer": {"lr": 3e-3}}, marks=pytest.mark.long
         ),
         pytest.param(
             "chain", 10, {"model": {"gradient_checkpointing": True}}, marks=pytest.mark.long

@@ -1,7 +1,5 @@
 """The three reductions by hand, and that the cut into micro-batches does not affect them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

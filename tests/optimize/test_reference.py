@@ -1,7 +1,5 @@
 """The KL term to a reference policy by hand. (test_bandit checks its expectations.)"""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -67,8 +65,6 @@ def test_extreme_probabilities_are_finite_in_fp32(logprob, behavior, ref, ratio,
     assert logprobs.grad.isfinite().all()
 
 
-# ---- in the update's loss ----
-
 BEHAVIOR = torch.full((2, 3), -1.0, dtype=torch.float64)
 RATIOS = torch.tensor([[1.0, 2.0, 1.0], [0.5, 0.001, 1.0]], dtype=torch.float64)
 REFERENCE = BEHAVIOR + RATIOS.log() + LN2  # q = 2 everywhere: k3 = 1 - ln 2
@@ -80,12 +76,7 @@ def evaluated(
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """(token losses, metrics) with advantages 1 and -1 under GRPO with a KL coefficient of .5."""
     config = build_config(
-        {
-            "preset": "grpo",
-            "reference": {"name": "kl", "coefficient": 0.5},
-            **groups,
-        },
-        "test",
+        {"preset": "grpo", "reference": {"name": "kl", "coefficient": 0.5}, **groups}, "test"
     )
     batch = hand_batch(
         BEHAVIOR,

@@ -1,7 +1,5 @@
 """REINFORCE without a ratio, under AsymRE's, shifted and group advantages, by hand."""
 
-from __future__ import annotations
-
 import torch
 
 from mugrpo.optimize.advantages import asymre, group, shifted

@@ -1,7 +1,5 @@
 """Updates on responses with turns: the loss sees what was sampled, the model all that was said."""
 
-from __future__ import annotations
-
 import copy
 import statistics
 from dataclasses import replace

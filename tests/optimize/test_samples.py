@@ -1,7 +1,5 @@
 """The rollouts of an update that are kept for people to read."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

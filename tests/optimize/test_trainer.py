@@ -1,7 +1,5 @@
 """An update does not depend on its cut into micro-batches, nor on what it leaves uncomputed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -50,11 +48,7 @@ def test_sharing_prompts_changes_no_gradient_of_any_method(experience, name):
     kl = {"reference": {"name": "kl", "coefficient": 0.5}}
     groups = {**METHODS, **OTHERS, "kl": kl}[name]
     (shared, together), (alone, apart) = (
-        step(
-            with_stored(experience, *STORED),
-            config_of(**groups),
-            share=share,
-        )
+        step(with_stored(experience, *STORED), config_of(**groups), share=share)
         for share in (True, False)
     )
     assert shared["shared_prompt_share"] > 0.1 and alone["shared_prompt_share"] == 0

@@ -1,7 +1,5 @@
 """An update's loss and gradient, compared with a computation token by token."""
 
-from __future__ import annotations
-
 import math
 import statistics
 

@@ -1,7 +1,5 @@
 """What failed and truncated responses count in an update."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -3,8 +3,6 @@
 The KL term is compared in test_trl_kl, advantages in test_advantages.
 """
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 
@@ -25,8 +23,6 @@ from tests.trl_losses import (
     theirs,
     trl_weights,
 )
-
-# ---- loss types, levels, delta ----
 
 
 @table("interval", [NARROW, RELAXED, DAPO])
@@ -96,9 +92,6 @@ def test_dual_clip_equals_trls_delta_if_not_below_the_upper_bound(level, interva
     assert reached
 
 
-# ---- the off-policy sequence mask ----
-
-
 @table(
     ("loss_type", "level"),
     [*itertools.product(["grpo", "dapo", "dr_grpo"], ["token", "sequence"]), ("cispo", "token")],
@@ -117,8 +110,6 @@ def test_loss_under_the_off_policy_mask_equals_trl(loss_type, level):
             theirs(update, loss_type=loss_type, interval=RELAXED, level=level, off_policy=0.1),
         )
 
-
-# ---- truncated and masked importance sampling ----
 
 MODES = [
     ("token_truncate", {"name": "truncated", "interval": (0.7, 1.3), "level": "token"}, (0.7, 1.3)),

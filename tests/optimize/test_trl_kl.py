@@ -1,7 +1,5 @@
 """The KL term to a reference policy, compared with TRL's own code (`tests.trl_losses`)."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 
 import pytest
@@ -33,13 +31,7 @@ def test_kl_term_equals_trl(loss_type):
                 objective=objective(loss_type, RELAXED),
                 reference={"name": "kl", "coefficient": 0.3},
             ),
-            theirs(
-                update,
-                loss_type=loss_type,
-                interval=RELAXED,
-                beta=0.3,
-                logged=logged,
-            ),
+            theirs(update, loss_type=loss_type, interval=RELAXED, beta=0.3, logged=logged),
         )
         kl_BT = kl(update.logprobs, update.trainer, update.reference)
         assert kl_BT[update.mask].mean().item() == pytest.approx(logged["kl"][0], rel=1e-12)

@@ -1,7 +1,5 @@
 """Ranks end with what started them and with the run that drives them."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

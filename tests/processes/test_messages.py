@@ -1,7 +1,5 @@
 """Messages between a run and its workers arrive as they were sent."""
 
-from __future__ import annotations
-
 import datetime
 import socket
 from decimal import Decimal

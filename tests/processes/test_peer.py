@@ -1,7 +1,5 @@
 """Peer processes: messages arrive, how a peer ended is reported, and it never outlives us."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -156,9 +154,6 @@ def test_the_childs_side_needs_only_the_standard_library():
         [sys.executable, "-I", "-S", "-c", textwrap.dedent(words)], capture_output=True, text=True
     )
     assert (done.stdout, done.stderr) == ("{'processes'}\n", "")
-
-
-# ---- however the process that started it ends ----
 
 
 def parent(text: str) -> subprocess.Popen[str]:

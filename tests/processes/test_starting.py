@@ -1,7 +1,5 @@
 """What a run starts: no module of the working directory runs, and no port is open to a network."""
 
-from __future__ import annotations
-
 import ast
 import os
 import subprocess
@@ -14,8 +12,6 @@ from tests.ports import LOOPBACK, listening
 from tests.runs import ENVIRONMENT, read_metrics, write_config
 from tests.test_layers import FILES, module_of
 from tests.waiting import until
-
-pytest_plugins = ["tests.run_fixtures"]
 
 
 def ranks_of(run: subprocess.Popen[bytes]) -> list[int]:

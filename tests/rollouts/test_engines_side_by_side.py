@@ -1,7 +1,5 @@
 """Several samplers share the missing shards: each shard is made once, and all stop together."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -123,12 +121,7 @@ class Pairs(Plain):
 
 @table(
     ("groups", "samplers", "pieces"),
-    [
-        (5, 2, [[0, 2, 4], [1, 3]]),
-        (5, 3, [[0, 3], [1, 4], [2]]),
-        (2, 2, [[0], [1]]),
-        (1, 1, [[0]]),
-    ],
+    [(5, 2, [[0, 2, 4], [1, 3]]), (5, 3, [[0, 3], [1, 4], [2]]), (2, 2, [[0], [1]]), (1, 1, [[0]])],
 )
 def test_several_samplers_share_one_shard_whose_rollouts_come_back_in_order(
     groups: int, samplers: int, pieces: list[list[int]]

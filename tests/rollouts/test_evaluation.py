@@ -1,7 +1,5 @@
 """The metrics of held-out problems, worked out by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from mugrpo.rollouts.evaluation import accuracy, accuracy_by_source, interval

@@ -1,7 +1,5 @@
 """The order of groups from several sources: exact shares, and epochs of their own."""
 
-from __future__ import annotations
-
 from collections import Counter
 from fractions import Fraction
 from itertools import count, islice

@@ -1,15 +1,11 @@
 """What a response's length costs it: DAPO's soft overlong punishment, by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from mugrpo.disk.records import Rollout, Score, Status
 from mugrpo.rollouts.score import overlong_penalty
 from tests.cases import table
 from tests.rollouts.scoring import SKIPPED, Fixed, Folder, failure, response
-
-pytest_plugins = ["tests.run_fixtures"]
 
 SHARE = 0.4  # of 10 tokens: responses of 6 are free, those of 10 lose 1
 

@@ -3,8 +3,6 @@
 <pad> is 0, <eos> 1, "0" to "9" 2 to 11, then + - = ,
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Encoding problems, in the room that responses leave. Here one character is one token."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -33,9 +31,6 @@ def refusal(encode: PromptEncoder, *problems: Problem) -> str:
     return str(refused.value)
 
 
-# ---- one prompt ----
-
-
 def test_a_plain_prompt_is_the_problems_text():
     assert encoder()(SIX).tolist() == SIX_IDS
     assert chain_tokenizer().decode(SIX_IDS) == SIX.prompt
@@ -50,9 +45,6 @@ def test_a_prompt_with_an_id_outside_the_embeddings_is_refused():
     with pytest.raises(UsageError, match=r"'3\+2-1=' has token '=' with id 14.* has 14 embeddings"):
         encode(SIX)
     assert PromptEncoder(chain_tokenizer(), 15, PromptOptions())(SIX).max() == 14
-
-
-# ---- prompts that are too long ----
 
 
 def test_longer_prompts_are_left_out_if_chosen():
@@ -71,8 +63,6 @@ def test_only_the_last_tokens_of_a_longer_prompt_are_used_if_chosen():
     assert encoder(6)(EIGHT).tolist() == [3, 12, *SIX_IDS]
     assert encoder(None, overlong="truncate")(EIGHT).tolist() == [3, 12, *SIX_IDS]
 
-
-# ---- conversations ----
 
 TURNS = (
     {"role": "system", "content": "0"},
@@ -133,8 +123,6 @@ def test_a_conversation_in_chat_form_by_hand():
     assert ids == [*system, *first, *assistant, *second, 11]
 
 
-# ---- tools ----
-
 ADD = {"type": "function", "function": {"name": "+", "parameters": {}}}
 TOOLS = "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}{{ messages[0].content }}"
 
@@ -147,9 +135,6 @@ def test_tools_beside_those_of_an_environment_are_refused():
     assert encode(TWO).tolist() == [12, 3, 14]
     with pytest.raises(UsageError, match="leave the column out"):
         encode(replace(TWO, columns={"tools": [ADD]}))
-
-
-# ---- templates ----
 
 
 def test_a_prompt_with_a_token_of_an_image_is_refused():

@@ -1,7 +1,5 @@
 """The arithmetic of stages, batches, passes and random numbers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -112,9 +110,6 @@ def test_rollout_seed_differs_in_every_component():
         (7, "3", "chain-12", 0, 6),
     ]
     assert len({rollout_seed(*key) for key in [base, *others]}) == 7
-
-
-# ---- stages that grow ----
 
 
 def test_stages_that_double_by_hand():

@@ -1,7 +1,5 @@
 """Scoring rollouts: what the task sees, what stops the run, and what the manifest counts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -27,8 +25,6 @@ from tests.rollouts.scoring import (
     response,
 )
 
-# ---- what the task sees ----
-
 
 def test_an_answer_is_the_text_without_its_end_and_the_ids_with_it(folder):
     folder.write(response(3, 0, "3+2=5"), response(4, 0, "5,", cut=True))
@@ -51,10 +47,9 @@ def test_special_tokens_stay_in_a_text_but_for_its_end_and_padding(cut):
         response(3, 0, cut=cut), response_ids=np.array([16, 7, 0, 16, 4, *ended], np.int32)
     )
     assert tokenizer.decode([0, 1], skip_special_tokens=True) == ""
-    assert {
-        response_text(said, tokenizer),
-        samples.response(said, RIGHT, tokenizer)["text"],
-    } == {"<think>5<think>2"}
+    assert {response_text(said, tokenizer), samples.response(said, RIGHT, tokenizer)["text"]} == {
+        "<think>5<think>2"
+    }
 
 
 @pytest.mark.parametrize("ahead", [False, True])
@@ -120,9 +115,6 @@ def test_what_an_environment_said_reaches_the_task_and_a_failure_is_no_number(fo
     assert entry["logged_counts"] == {"logged/tools/calls": 2}
 
 
-# ---- failures ----
-
-
 def test_one_failure_more_than_the_limit_stops_at_once_and_publishes_nothing(folder):
     folder.write(*groups(10))
     task = Fixed(failure("boom"), RIGHT, SLOW, failure("boom"), RIGHT, RIGHT)
@@ -149,9 +141,6 @@ def test_failures_at_the_limit_pass_and_only_the_unfinished_have_a_reward(folder
     entry = folder.scores.entry(0)
     assert entry["statuses"] == {"error": 1, "right": 8, "unfinished": 1}
     assert (entry["rewarded"], entry["reward_sum"]) == (9, 8.0)
-
-
-# ---- what the manifest counts ----
 
 
 def test_counts_of_a_shard_by_hand(folder):

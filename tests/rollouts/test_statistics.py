@@ -1,7 +1,5 @@
 """A stage's metrics from the manifests of its shards, and the line that describes them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

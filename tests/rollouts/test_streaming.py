@@ -1,7 +1,5 @@
 """An engine that takes requests while it works gets the next piece before the last one is done."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Student's t distribution against SciPy's, and against closed forms."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

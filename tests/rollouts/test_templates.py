@@ -3,8 +3,6 @@
 The templates are TRL's copies of those of Qwen, Cohere, GLM, gpt-oss and others.
 """
 
-from __future__ import annotations
-
 import datetime
 from importlib import resources
 from typing import Any
@@ -62,9 +60,6 @@ def refusal(encode: PromptEncoder, *messages: Any, **columns: Any) -> str:
     return str(refused.value)
 
 
-# ---- what is left out ----
-
-
 @table(
     "template, messages, lost",
     [
@@ -111,8 +106,6 @@ def test_keys_of_messages_that_are_not_written_are_said():
     assert "leaves out 'name', 'persona', 'reasoning_content' of messages" in said
 
 
-# ---- what is written twice ----
-
 QWEN = "<|im_start|>user\nWhat is 2 + 3?<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -127,9 +120,7 @@ QWEN = "<|im_start|>user\nWhat is 2 + 3?<|im_end|>\n<|im_start|>assistant\n"
         ("glm4moe", ("<|user|>",), "[gMASK]<sop><|user|>\nHi<|assistant|>\n", "<|user|>", "plain"),
     ],
 )
-def test_a_prompt_that_a_template_has_written_is_refused(
-    template: str, special: Any, prompt: Any, mark: str, remedy: str
-):
+def test_a_prompt_that_a_template_has_written_is_refused(template, special, prompt, mark, remedy):
     encode = encoder(template_of(template), *special)
     said = refusal(encode, *([prompt] if isinstance(prompt, str) else prompt))
     assert f"holds {mark!r}" in said and remedy in said
@@ -139,9 +130,6 @@ def test_what_a_prompt_may_ask_for_is_no_mark_of_a_template():
     encode = encoder(template_of("qwen3"))
     text = "Think within <think> and </think>, call <tool_call>, and strike <s>this</s>."
     assert text in encode.text(Problem("p", text, "5"))
-
-
-# ---- variables and the clock ----
 
 
 def test_thinking_is_switched_off_by_an_option_or_a_column():

@@ -1,7 +1,5 @@
 """Stages on disk that tests write by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace

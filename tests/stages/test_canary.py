@@ -1,7 +1,5 @@
 """The canary compares logprobs of engine and trainer, here on values."""
 
-from __future__ import annotations
-
 import math
 from threading import Barrier
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Runs with engines in processes of their own give the same bits as with one in process."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -30,8 +28,6 @@ from tests.runs import (
     write_config,
 )
 from tests.waiting import engines_of, until
-
-pytest_plugins = ["tests.run_fixtures"]
 
 TWO = ("--engine.processes", "2")
 

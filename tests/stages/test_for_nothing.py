@@ -1,7 +1,5 @@
 """What `mugrpo check` says of rewards that pay for answers which say nothing."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

@@ -3,8 +3,6 @@
 No GPU is needed: what moves to another device moves to other memory instead.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +17,9 @@ from mugrpo.optimize import trainer as trainers
 from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.trainer import Trainer
 from tests.builders import stale
-from tests.runs import Command, write_config
+from tests.runs import write_config
 from tests.stages.test_engine_processes import assert_same_training
 from tests.updates import config_of
-
-pytest_plugins = ["tests.run_fixtures"]
 
 
 @pytest.fixture
@@ -35,11 +31,7 @@ def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.long
 def test_the_trainer_sleeps_before_an_engine_takes_the_gpu_and_the_engine_before_updates(
-    one_gpu: None,
-    tmp_path: Path,
-    reference: Path,
-    command: Command,
-    monkeypatch: pytest.MonkeyPatch,
+    one_gpu, tmp_path, reference, command, monkeypatch
 ):
     """At each refresh and each update. The run has the bits of one in which nothing sleeps."""
     made: list[Any] = []

@@ -1,7 +1,5 @@
 """Stages that are trained on while they are generated give the weights of a sequential run."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
@@ -24,8 +22,6 @@ from tests.runs import (
     train,
 )
 from tests.waiting import until
-
-pytest_plugins = ["tests.run_fixtures"]
 
 # A stage's three shards are the batches of its three updates.
 OVERLAP = ("--overlap", "true", "--engine.processes", "1", "--checkpoint.every", 0)
@@ -63,9 +59,7 @@ def updates(run_dir: Path) -> list[int]:
 
 
 @pytest.mark.promise("overlap")
-def test_weights_are_those_of_a_sequential_run_and_updates_do_not_wait(
-    tmp_path: Path, reference: Path
-):
+def test_weights_are_those_of_a_sequential_run_and_updates_do_not_wait(tmp_path, reference):
     """The run is held before its third shard: it makes two updates meanwhile, not three."""
     run_dir = tmp_path / "run"
     started = held(run_dir, SHARDS)

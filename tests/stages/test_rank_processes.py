@@ -1,7 +1,5 @@
 """Runs with two ranks: a dead rank, signals, and another number of ranks."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -34,8 +32,6 @@ from tests.runs import (
 )
 from tests.stages.builders import run_of
 from tests.waiting import alive, soon, until
-
-pytest_plugins = ["tests.run_fixtures"]
 
 # One stage, a checkpoint after every second update: the ranks are started once in a run.
 LONG = ("--schedule.stages", "1", "--schedule.batches_per_stage", "24", "--evaluation.every", "0")
@@ -133,9 +129,7 @@ def loss(logprobs, behavior_logprobs, advantages, mask):
 
 @pytest.mark.long
 @pytest.mark.promise("memory")
-def test_memory_that_runs_out_on_one_rank_stops_the_run_with_the_option_that_goes_on(
-    tmp_path: Path,
-):
+def test_memory_that_runs_out_on_one_rank_stops_the_run_with_the_option_that_goes_on(tmp_path):
     file = tmp_path / "hungry.py"
     file.write_text(HUNGRY.replace("MARK", repr(str(tmp_path / "mark"))))
     run_dir = tmp_path / "run"

@@ -1,7 +1,5 @@
 """Waiting for ranks through a folder that a network may not show, or show late."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -1,7 +1,5 @@
 """Which groups vary, by hand."""
 
-from __future__ import annotations
-
 from mugrpo.config.rewards import RewardOptions
 from mugrpo.disk.records import Score, Status
 from mugrpo.run.stage import group_varies

@@ -1,7 +1,5 @@
 """Decisions in the phases of a stage, on values and hand-written shards: no model, no process."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,9 +28,6 @@ def first_places(stage: Stage) -> list[list[Place] | None]:
     return [batch and batch[::4] for batch in batches]
 
 
-# ---- which groups a batch takes ----
-
-
 def test_without_a_surplus_a_batch_takes_the_next_groups_of_the_draws(tmp_path: Path):
     stage = stage_of(tmp_path)
     assert [len(shard) for shard in stage.drawn] == [2, 2, 2]
@@ -41,9 +36,7 @@ def test_without_a_surplus_a_batch_takes_the_next_groups_of_the_draws(tmp_path: 
     assert surplus_text(stage) is None
 
 
-def test_with_a_surplus_it_takes_the_next_that_vary_as_soon_as_their_scores_are_there(
-    tmp_path: Path,
-):
+def test_with_a_surplus_it_takes_the_next_that_vary_as_soon_as_their_scores_are_there(tmp_path):
     """3 batches of 2 groups need 6; 1.6 times that is 9.6, so 10 groups in 5 shards."""
     stage = stage_of(tmp_path, sampling={"surplus": 1.6})
     assert [len(shard) for shard in stage.drawn] == [2, 2, 2, 2, 2]
@@ -87,9 +80,6 @@ def test_missing_shards_are_reported_with_the_command_that_makes_them(tmp_path: 
         stage.require("rollouts")
     with pytest.raises(UsageError, match="stage 0 has 1 of 3 shards of scores; run `mugrpo score"):
         stage.require("scores")
-
-
-# ---- reading ----
 
 
 def test_an_update_reads_the_rollouts_of_its_batch(tmp_path: Path):
@@ -156,9 +146,6 @@ def test_stored_proximal_logprobs_of_other_rollouts_are_computed_again(tmp_path:
         write_rollouts(rollouts, shard, others, policy_step=0)
         StageReader(stage, compute).of_update(1)
         assert asked == recomputed
-
-
-# ---- saving ----
 
 
 def due(updates: int, **checkpoint: object) -> list[int]:
