@@ -328,3 +328,17 @@ def test_a_rollout_that_contradicts_itself_is_refused_and_nothing_is_written(
     with pytest.raises(ValueError, match=f"p9/0/0: {ids} response ids with {logprobs} logprobs"):
         write_rollouts(ShardSet(tmp_path, "rollouts"), 0, [made(1), bad])
     assert list(tmp_path.iterdir()) == []
+
+
+FAILED = {Status.UNFINISHED, Status.SKIPPED, Status.ERROR}
+UNREWARDED = {Status.SKIPPED, Status.ERROR}
+
+
+@table("status", Status)
+def test_a_score_has_no_reward_exactly_if_its_status_gives_none(status):
+    assert status.failed is (status in FAILED)
+    assert status.rewarded is (status not in UNREWARDED)
+    allowed, refused = (None, 0.0) if status in UNREWARDED else (0.0, None)
+    assert Score(status, allowed).reward == allowed
+    with pytest.raises(ValueError, match=f"status '{status.value}' has reward {refused}"):
+        Score(status, refused)

@@ -16,8 +16,7 @@ from mugrpo.model.shared_prompts import Packing
 from mugrpo.optimize.fsdp import distribute
 from mugrpo.optimize.kernel import kernel_fault
 from tests.builders import chain_tokenizer, tiny_config
-from tests.model.test_shared_prompts import RAGGED, rows
-from tests.model.test_varlen import reference
+from tests.model.test_shared_prompts import RAGGED, reference, rows
 from tests.optimize.test_kernel import detached, sees_the_future
 
 CACHED = ("context", "back", "sequences", "visible", "distance")  # indices that layers share

@@ -7,7 +7,7 @@ import torch
 from mugrpo.optimize.kernel import kernel_fault
 from tests.builders import tiny_policy
 from tests.cases import table
-from tests.model.test_varlen import reference
+from tests.model.test_shared_prompts import reference
 
 
 def detached(*arguments: Any, **options: Any) -> torch.Tensor:

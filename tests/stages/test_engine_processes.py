@@ -1,4 +1,4 @@
-"""Runs with engines in processes of their own give the same bits as with one in process."""
+"""Runs with engines in processes of their own give the same bits, also beside a trainer's GPU."""
 
 import json
 import os
@@ -12,11 +12,15 @@ from safetensors.torch import load_file
 
 from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.disk.run_dir import RunDir
+from mugrpo.engines.process import RemoteEngine
 from mugrpo.hosts.weights import hand_over
 from mugrpo.model import policy as policies
-from mugrpo.model.policy import load_policy
+from mugrpo.model.policy import Policy, load_policy
+from mugrpo.optimize import trainer as trainers
+from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.trainer import Trainer
 from mugrpo.rollouts.side_by_side import pieces_of
+from tests.builders import stale
 from tests.cases import table
 from tests.runs import (
     Command,
@@ -27,6 +31,7 @@ from tests.runs import (
     state,
     write_config,
 )
+from tests.updates import config_of
 from tests.waiting import engines_of, until
 
 TWO = ("--engine.processes", "2")
@@ -141,3 +146,71 @@ def test_shards_are_cut_only_if_there_are_fewer_than_engines(
     stage_groups: int, shard_groups: int, engines: int, pieces: int
 ):
     assert pieces_of(stage_groups, shard_groups, engines) == pieces
+
+
+@pytest.fixture
+def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Policy, "on_gpu", True)
+    for module in (policies, trainers):
+        monkeypatch.setattr(module, "moved", lambda tensor, _: tensor.clone())
+
+
+@pytest.mark.long
+def test_the_trainer_sleeps_before_an_engine_takes_the_gpu_and_the_engine_before_updates(
+    one_gpu, tmp_path, reference, command, monkeypatch
+):
+    """At each refresh and each update. The run has the bits of one in which nothing sleeps."""
+    made: list[Any] = []
+    awake: set[RemoteEngine] = set()
+    seen: list[str] = []
+
+    def noting(owner: type, name: str, note: Any) -> None:
+        plain = getattr(owner, name)
+
+        def noted(self: Any, *rest: Any, **options: Any) -> Any:
+            note(self)
+            return plain(self, *rest, **options)
+
+        monkeypatch.setattr(owner, name, noted)
+
+    def refreshes(engine: RemoteEngine) -> None:
+        seen.append("refresh")
+        assert all(trainer.policy.asleep and trainer._moments_asleep for trainer in made)
+        awake.add(engine)
+
+    def steps(_: Trainer) -> None:
+        seen.append("update")
+        assert not awake
+
+    noting(Trainer, "__init__", made.append)
+    noting(RemoteEngine, "refresh", refreshes)
+    noting(RemoteEngine, "sleep", awake.discard)
+    noting(Trainer, "step", steps)
+    ended = command(
+        "train", write_config(tmp_path), "--run-dir", tmp_path / "run", "--engine.processes", 1
+    )
+    assert ended.status == 0, ended
+    # Stages begin with an evaluation (after 0 and 3 updates) and a generation; one is the last.
+    assert seen == [*["refresh"] * 2, *["update"] * 3] * 2 + ["refresh"]
+    assert len(made) == 1
+    assert_same_training(tmp_path / "run", reference)
+
+
+def test_what_sleeps_is_what_a_checkpoint_writes_and_later_updates_leave_it(
+    one_gpu: None, experience: Experience, tmp_path: Path
+):
+    config = config_of(engine={"processes": 1})
+    trainer = Trainer(load_policy(ModelOptions()), config)
+    trainer.step(stale(experience))
+    trainer.sleep()
+    snapshot = trainer.snapshot()
+    asleep = {p.data_ptr() for p in trainer.policy.model.parameters()}
+    asleep |= {t.data_ptr() for s in trainer.optimizer.state.values() for t in s.values()}
+    written = {t.data_ptr() for t in (*snapshot.weights.tensors.values(),)}
+    written |= {t.data_ptr() for n, t in snapshot.moments.items() if not n.startswith("rng")}
+    assert written == asleep
+    before = {name: tensor.clone() for name, tensor in snapshot.weights.tensors.items()}
+    trainer.step(stale(experience))
+    assert all(torch.equal(before[n], t) for n, t in snapshot.weights.tensors.items())
+    after = trainer.snapshot().weights.tensors  # awake: copied
+    assert not any(torch.equal(before[n], t) for n, t in after.items())
