@@ -21,26 +21,21 @@ def of_group(rewards: list[float], valid: list[bool] | None = None, **knobs: obj
     return advantages.group(rewards_PG, valid_PG, **knobs)[0].tolist()
 
 
-def test_unbiased_std_plus_1e_4():
-    # mean 1, squares 4 + 1 + 1, unbiased variance 6 / 2 = 3
-    s = math.sqrt(3) + 1e-4
-    assert of_group([3.0, 0.0, 0.0]) == pytest.approx([2 / s, -1 / s, -1 / s], rel=1e-12)
-    # mean 1/2, squares 4 / 4, unbiased variance 1 / 3
-    s = 0.5773502691896258 + 1e-4
-    assert of_group([1.0, 1.0, 0.0, 0.0]) == pytest.approx(
-        [0.5 / s, 0.5 / s, -0.5 / s, -0.5 / s], rel=1e-12
-    )
-
-
-def test_off_policy_grpo_adds_eps_to_the_population_variance():
-    # mean 1, squares 4 + 1 + 1, population variance 6 / 3 = 2
-    s = math.sqrt(2 + 1e-4)
-    actual = of_group([3.0, 0.0, 0.0], std="population")
-    assert actual == pytest.approx([2 / s, -1 / s, -1 / s], rel=1e-12)
-
-
-def test_without_std_only_the_mean_is_subtracted():
-    assert of_group([3.0, 0.0, 0.0], std="none") == [2.0, -1.0, -1.0]
+@table(
+    ("rewards", "std", "deviations", "divisor"),
+    [
+        # mean 1, squares 4 + 1 + 1, unbiased variance 6 / 2 = 3
+        ([3.0, 0.0, 0.0], "unbiased", [2, -1, -1], math.sqrt(3) + 1e-4),
+        # mean 1/2, squares 4 / 4, unbiased variance 1 / 3
+        ([1.0, 1.0, 0.0, 0.0], "unbiased", [0.5, 0.5, -0.5, -0.5], 0.5773502691896258 + 1e-4),
+        # off-policy GRPO adds eps to the population variance, 6 / 3 = 2
+        ([3.0, 0.0, 0.0], "population", [2, -1, -1], math.sqrt(2 + 1e-4)),
+        ([3.0, 0.0, 0.0], "none", [2, -1, -1], 1),
+    ],
+)
+def test_a_group_by_hand(rewards, std, deviations, divisor):
+    expected = [deviation / divisor for deviation in deviations]
+    assert of_group(rewards, std=std) == pytest.approx(expected, rel=1e-12)
 
 
 @table("std", ["unbiased", "population", "none"])

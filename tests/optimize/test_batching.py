@@ -6,24 +6,17 @@ import numpy as np
 import torch
 
 from mugrpo.disk.records import FinishReason, Rollout
+from mugrpo.engines.base import Completion
 from mugrpo.optimize.batching import collate, cost
 from mugrpo.optimize.cut import Layout
 from mugrpo.optimize.experience import Responses
+from tests import builders
 
 
 def rollout(prompt: list[int], response: list[int], logprobs: list[float]) -> Rollout:
-    return Rollout(
-        problem_id="p",
-        occurrence=0,
-        sample=0,
-        seed=0,
-        prompt_ids=np.array(prompt, np.int32),
-        response_ids=np.array(response, np.int32),
-        behavior_logprobs=np.array(logprobs, np.float32),
-        finish_reason=FinishReason.STOP,
-        temperature=1.0,
-        policy_step=0,
-    )
+    ids, drawn = np.array(response, np.int32), np.array(logprobs, np.float32)
+    completion = Completion(ids, drawn, FinishReason.STOP)
+    return builders.rollout("p", 0, np.array(prompt, np.int32), completion)
 
 
 def test_collate_by_hand():

@@ -56,12 +56,7 @@ def test_the_budget_is_halved_until_the_work_fits_and_stays_there():
     assert not budget.lowered
     assert budget.fitted(work_that_fits(300, 5000, asked)) == "done"
     assert asked == [1000, 500, 250] and budget.lowered and budget.tokens == 250
-    assert told == [
-        f"memory ran out in a micro-batch of 2 responses ({now:,} tokens); lowering "
-        f"micro_batch_tokens from {now} to {half} and computing it again; the gradient differs "
-        "only by rounding"
-        for now, half in ((1000, 500), (500, 250))
-    ]
+    assert "from 1000 to 500 and" in told[0] and "from 500 to 250 and" in told[1]
     assert budget.fitted(work_that_fits(300, 5000, asked)) == "done"
     assert asked == [1000, 500, 250, 250] and len(told) == 2
 
@@ -99,10 +94,5 @@ def test_a_single_response_that_is_too_large_stops_the_run_with_what_would_help(
     def work(budget: int) -> None:
         raise MicroBatchTooLarge(3 if budget == 64 else 1, 60)
 
-    with pytest.raises(RunStopped) as caught:
+    with pytest.raises(RunStopped, match=r"\(60 tokens\).* \(now 30\) .*gradient_checkpointing"):
         budget.fitted(work)
-    assert str(caught.value) == (
-        "memory ran out in a micro-batch of a single response (60 tokens), which a lower "
-        "--optimizer.micro_batch_tokens (now 30) cannot split; lower "
-        "--rollouts.max_new_tokens, or turn on --model.gradient_checkpointing (with --force)"
-    )

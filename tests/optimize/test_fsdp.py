@@ -45,10 +45,7 @@ def policy_of_blocks(**options: Any) -> Policy:
 def test_indices_of_packed_tokens_are_computed_once_a_micro_batch(
     monkeypatch, kernel, needed, checkpointing
 ):
-    """In bf16, FSDP casts what each of the four blocks is called with.
-
-    On a GPU, each computation waits for the device several times.
-    """
+    """In bf16, FSDP casts what each block is called with; on a GPU each computation waits."""
     policy = policy_of_blocks(precision="bf16", gradient_checkpointing=checkpointing)
     policy.can_share_prompts = True
     distribute(policy)

@@ -28,15 +28,7 @@ GRPO = [
     (-2.0, RELAXED, [1.0, 2.0, 4.0, 12.0], [-1.0, -2.0, -4.0, -12.0], [0, 0, 0, 0]),
 ]
 # Dual clip. A = -2, c = 3: loss = min(2 r, 6); beyond r = 3 it is flat.
-DUAL = [
-    (
-        -2.0,
-        {**RELAXED, "dual_clip": 3.0},
-        [1.0, 4.0, 6.0, 6.0],
-        [-1.0, -4.0, 0.0, 0.0],
-        [0, 0, 1, 1],
-    )
-]
+DUAL = [(-2.0, {**RELAXED, "dual_clip": 3.0}, [1, 4, 6, 6], [-1, -4, 0, 0], [0, 0, 1, 1])]
 # loss = -clip(r) A log pi, log pi = -1, -2, -3, -4; the weight is clip(r) A. Both hold for both
 # signs of A, and beyond both bounds: clip(r) = .05, .5, 1, 5 and .2, .5, 1, 2.
 CISPO = [

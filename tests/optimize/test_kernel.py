@@ -43,23 +43,14 @@ def test_a_kernel_that_agrees_has_no_fault_and_leaves_no_gradient(form):
 
 
 @table(
-    ("kernel", "fault"),
+    ("kernel", "words"),
     [
-        (
-            detached,
-            "varlen_attn gives this model other gradients of its first weights of shared prompts",
-        ),
-        (
-            detached_values,
-            "varlen_attn gives this model other gradients of its first weights of shared prompts",
-        ),
-        (sees_the_future, "varlen_attn gives this model other hidden states of shared prompts"),
-        (
-            wrong_beyond_64_keys,
-            "varlen_attn gives this model other hidden states of shared prompts",
-        ),
+        (detached, "other gradients of its first weights of shared prompts"),
+        (detached_values, "other gradients of its first weights of shared prompts"),
+        (sees_the_future, "other hidden states of shared prompts"),
+        (wrong_beyond_64_keys, "other hidden states of shared prompts"),
         (fails, "varlen_attn fails (head dimension 512 is not supported)"),
     ],
 )
-def test_a_kernel_that_does_not_agree_is_detected(kernel, fault):
-    assert kernel_fault(tiny_policy("llama"), kernel) == fault
+def test_a_kernel_that_does_not_agree_is_detected(kernel, words):
+    assert words in (kernel_fault(tiny_policy("llama"), kernel) or "")

@@ -13,9 +13,10 @@ import pytest
 import torch
 from hypothesis import example, given, note, settings
 
+from mugrpo.config.load import build_config
 from mugrpo.optimize.loss import UpdateLoss
 from mugrpo.optimize.reduction import denominator, reduced_loss
-from tests.cases import some
+from tests.cases import some, table
 from tests.objective_cases import (
     FORMS,
     INF,
@@ -272,3 +273,31 @@ def test_responses_without_advantage_have_loss_and_gradient_0(form, update: Upda
             assert form == "tpo" or (losses >= -1e-15).all()
         else:
             assert not losses.any() and not gradient.any()
+
+
+# What the trainer relies on, for every form: those of an option that SETTINGS lack, too.
+CENTERED = {"name": "grpo", "clip_center": "proximal"}
+OBJECTIVES = [*FORMS.values(), CENTERED, {**CENTERED, "level": "sequence"}]
+
+
+@table("objective", OBJECTIVES)
+def test_only_objectives_that_say_so_have_a_gradient_at_advantage_0(objective):
+    """For all others, the trainer does not compute responses with advantage 0."""
+    loss = UpdateLoss(build_config({"preset": "grpo", "objective": objective}, "test"))
+    assert {*loss.objective.needs} <= {"proximal_logprobs"}
+    update = seeded(0)
+    batch, behavior = update.batch, update.batch.behavior_logprobs
+    near = behavior + (update.logprobs - behavior) / 300  # none is clipped as a whole
+    batch = replace(batch, stored=dict.fromkeys(batch.stored, near))
+    _, gradient, metrics = evaluated(loss, batch, near)
+    assert tuple(metrics) == loss.metrics
+    nothing = batch.advantages == 0
+    assert gradient[nothing].any().item() == loss.objective.needs_zero_advantages
+    assert gradient[~nothing].any(-1).all()
+
+
+@table("setting", SETTINGS)
+def test_the_metrics_of_a_loss_are_those_that_it_names(setting):
+    update = seeded(0)
+    loss = loss_of("grpo", setting)
+    assert tuple(evaluated(loss, update.batch, update.logprobs)[2]) == loss.metrics

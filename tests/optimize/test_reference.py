@@ -15,18 +15,13 @@ from tests.updates import hand_batch
 LN2 = math.log(2)
 
 
-def of_ratios(
-    reference_ratios: list[float], ratios: list[float]
-) -> tuple[list[float], list[float]]:
-    """Return (KL per token, its slope in log pi). The ratios are ref / pi and pi / beta."""
+def of_ratios(reference_ratios: list[float], ratios: list[float]) -> list[list[float]]:
+    """Return [KL per token, its slope in log pi]. The ratios are ref / pi and pi / beta."""
     logprobs = torch.full((1, len(ratios)), -1.0, dtype=torch.float64, requires_grad=True)
-    actual = kl(
-        logprobs,
-        logprobs.detach() - torch.tensor([ratios]).double().log(),
-        logprobs.detach() + torch.tensor([reference_ratios]).double().log(),
-    )
-    (gradient,) = torch.autograd.grad(actual.sum(), logprobs)
-    return actual[0].tolist(), gradient[0].tolist()
+    behavior = logprobs.detach() - torch.tensor([ratios]).double().log()
+    ref = logprobs.detach() + torch.tensor([reference_ratios]).double().log()
+    actual = kl(logprobs, behavior, ref)
+    return [actual[0].tolist(), torch.autograd.grad(actual.sum(), logprobs)[0][0].tolist()]
 
 
 def test_corrected_k3_by_hand():

@@ -84,10 +84,9 @@ def test_marks_and_logprobs_are_those_of_the_responses_own_tokens(experience):
     recorder.record(batch([0], [1.5], [2]), second, nothing, dict.fromkeys(metrics, nothing))
     kept = dict(zip([0, 1, 4], chosen(recorder, experience, 3), strict=True))
     assert [kept[row]["advantage"] for row in (0, 1, 4)] == [1.5, -0.25, 0.75]
-    assert kept[4]["logprobs"] == [-0.5, -1.5, -2.5]
+    logprobs = [kept[row]["logprobs"] for row in (0, 1, 4)]
+    assert logprobs == [[-4.5, -5.5], [-3.5], [-0.5, -1.5, -2.5]]
     assert (kept[4]["entropies"], kept[1]["entropies"]) == ([0.5, 0.25, 1.5], [2.5])
-    assert kept[1]["logprobs"] == [-3.5]
-    assert kept[0]["logprobs"] == [-4.5, -5.5]
     assert kept[4]["marks"] == {"clipped": [0, 2], "vetoed": []}
     assert kept[1]["marks"] == {"clipped": [], "vetoed": [0]}
     assert kept[0]["marks"] == {"clipped": [], "vetoed": []}

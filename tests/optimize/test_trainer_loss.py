@@ -2,7 +2,9 @@
 
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -121,14 +123,21 @@ def test_on_the_policys_own_samples_every_ratio_is_one(experience):
     assert metrics["vetoed_fraction"] == metrics["clipped_fraction"] == 0
 
 
-def test_logprobs_are_taken_at_the_temperature_that_was_sampled_at(embedded_policy):
-    requests = [Request(encoded(embedded_policy, PROMPTS[0]), seed) for seed in range(4)]
-    completions = generated(embedded_policy, requests, temperature=0.5)
+def sampled(policy: Policy, prompts: Sequence[str], **sampling: Any) -> Experience:
+    """Return four responses to the prompts, in groups by prompt, rewarded 1, 0, 0 and 1."""
+    requests = [Request(encoded(policy, prompt), seed) for seed, prompt in enumerate(prompts)]
+    completions = generated(policy, requests, **sampling)
     rollouts = [
-        rollout("p", i, r.prompt_ids, c)
-        for i, (r, c) in enumerate(zip(requests, completions, strict=True))
+        rollout(prompt, i, request.prompt_ids, completion)
+        for i, (prompt, request, completion) in enumerate(
+            zip(prompts, requests, completions, strict=True)
+        )
     ]
-    experience = Experience(rollouts, [verdict(reward) for reward in (1, 0, 0, 1)])
+    return Experience(rollouts, [verdict(reward) for reward in (1, 0, 0, 1)])
+
+
+def test_logprobs_are_taken_at_the_temperature_that_was_sampled_at(embedded_policy):
+    experience = sampled(embedded_policy, [PROMPTS[0]] * 4, temperature=0.5)
     metrics, _ = step(experience, config_of(rollouts={"temperature": 0.5}))
     assert metrics["kl_behavior"] < 1e-6
     metrics, _ = step(experience, config_of(rollouts={"temperature": 1.0}))
@@ -174,21 +183,11 @@ def test_a_truncated_response_counts_as_wrong_or_as_failed(experience, option, s
     assert metrics["truncated_share"] == sum(cut) / 4 and metrics["failed_share"] == 0
 
 
-def random_experience(policy: Policy) -> Experience:
-    """Return two groups of two responses sampled from `policy`, made stale."""
-    requests = [Request(encoded(policy, PROMPTS[i // 2]), i) for i in range(4)]
-    completions = generated(policy, requests, max_new_tokens=20)
-    rollouts = [
-        rollout(f"p{i // 2}", i % 2, r.prompt_ids, c)
-        for i, (r, c) in enumerate(zip(requests, completions, strict=True))
-    ]
-    return stale(Experience(rollouts, [verdict(reward) for reward in (1, 0, 0, 1)]))
-
-
 @table("form", ["llama", "qwen2", "gpt2"])
 def test_gradient_checkpointing_changes_no_gradient(form):
     # The configs ask for dropout of 0.5, and checkpointing keeps the model in training mode.
-    case = random_experience(tiny_policy(form))
+    prompts = [prompt for prompt in PROMPTS[:2] for _ in range(2)]
+    case = stale(sampled(tiny_policy(form), prompts, max_new_tokens=20))
     _, plain = step(case, config_of(), tiny_policy(form))
     checkpointed = tiny_policy(form, gradient_checkpointing=True)
     assert checkpointed.model.training

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mugrpo.config.run import ModelOptions, RunConfig
+from mugrpo.config.training import LoRAOptions
 from mugrpo.disk.publishing import sha256_of
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.optimize import gradient
@@ -29,8 +30,11 @@ CONFIG = config_of(
 )
 
 
-def policy_of(form: str) -> Policy:
-    return load_policy(ModelOptions()) if form == "chain" else tiny_policy(form)
+def policy_of(form: str, seed: int = 1) -> Policy:
+    """Return the embedded model, with or without a new adapter of this seed, or a tiny one."""
+    if form in ("chain", "lora"):
+        return load_policy(ModelOptions(), lora=LoRAOptions(rank=4 * (form == "lora")), seed=seed)
+    return tiny_policy(form)
 
 
 def moments(trainer: Trainer) -> dict[str, torch.Tensor]:
@@ -47,11 +51,8 @@ def assert_same(a: Trainer, b: Trainer) -> None:
     for ours, theirs in ((weights(a), weights(b)), (moments(a), moments(b))):
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(ours[key], theirs[key]) for key in ours)
-    assert (a.update, a.policy.update, a.nonfinite_in_a_row) == (
-        b.update,
-        b.policy.update,
-        b.nonfinite_in_a_row,
-    )
+    ours, theirs = ((t.update, t.policy.update, t.nonfinite_in_a_row) for t in (a, b))
+    assert ours == theirs
 
 
 @pytest.fixture
@@ -64,13 +65,13 @@ def saved(experience: Experience, tmp_path: Path) -> tuple[Trainer, Path]:
     return trainer, tmp_path
 
 
-@table("form", ["chain", "llama", "gpt2"])  # embeddings untied, tied, tied
+@table("form", ["chain", "llama", "gpt2", "lora"])  # embeddings untied, tied, tied, untied
 def test_a_loaded_trainer_continues_bit_for_bit(experience, tmp_path, form):
     trainer = Trainer(policy_of(form), CONFIG)
     for _ in range(2):
         trainer.step(stale(experience))
     save(trainer, tmp_path)
-    resumed = Trainer(policy_of(form), CONFIG)
+    resumed = Trainer(policy_of(form, seed=2), CONFIG)
     resumed.load(tmp_path)
     assert_same(resumed, trainer)
     for _ in range(2):
@@ -137,17 +138,11 @@ def test_weight_decay_shrinks_matrices_only(experience):
 
 def test_each_update_uses_its_own_learning_rate(experience):
     # With betas of 0 AdamW moves a weight by lr x g / (|g| + eps): by lr where |g| >> eps.
-    optimizer = {
-        "lr": 4e-3,
-        "warmup_updates": 2,
-        "lr_schedule": "linear",
-        "betas": [0.0, 0.0],
-        "eps": 1e-12,
-    }
+    optimizer = {"lr": 4e-3, "warmup_updates": 2, "lr_schedule": "linear"}
+    optimizer |= {"betas": [0.0, 0.0], "eps": 1e-12}
     schedule = {"stages": 1, "batches_per_stage": 5}
-    trainer = Trainer(
-        load_policy(ModelOptions()), config_of(optimizer=optimizer, schedule=schedule)
-    )
+    config = config_of(optimizer=optimizer, schedule=schedule)
+    trainer = Trainer(load_policy(ModelOptions()), config)
     # Warm-up 1/2, 2/2 of the peak; then 3/3, 2/3, 1/3 of it: update 5 would have 0.
     for expected in (2e-3, 4e-3, 4e-3, 8e-3 / 3, 4e-3 / 3):
         before = weights(trainer)
