@@ -23,6 +23,7 @@ from mugrpo.model.policy import Policy, load_policy
 from mugrpo.processes.messages import from_json
 from tests.builders import PROMPTS, chain_tokenizer, encoded, generated, plain_logprobs, tiny_policy
 from tests.cases import cross, table
+from tests.model.test_probe import SIZES
 
 LONG = 2 * BLOCK + 5  # response tokens: three blocks
 
@@ -103,18 +104,7 @@ def test_bf16_logprobs_are_as_close_to_the_exact_ones_as_the_plain_engines():
 
 def test_a_model_that_asks_for_another_attention_is_refused():
     torch.manual_seed(0)
-    config = Gemma2Config(
-        vocab_size=24,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        bos_token_id=None,
-        eos_token_id=1,
-        attn_logit_softcapping=50.0,
-    )
+    config = Gemma2Config(**SIZES, attn_logit_softcapping=50.0)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     policy = Policy(model, chain_tokenizer(), ModelOptions())
     with pytest.raises(UsageError, match=r"softcap is not supported.*--engine\.name hf"):

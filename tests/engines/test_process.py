@@ -212,13 +212,15 @@ def test_a_process_that_generates_ends_with_a_killed_run(embedded_policy, reques
     assert soon(lambda: not alive(pid))
 
 
-LIAR = """
+HEAD = f"""
 import sys
-sys.path.insert(0, PACKAGE)
+sys.path.insert(0, {str(Path(process.__file__).parents[1])!r})
 from processes.child import Channel
 import numpy as np
 channel = Channel()
 channel.receive()
+"""
+LIAR = """
 while True:
     message = channel.receive()
     if "load" in message:
@@ -230,26 +232,15 @@ while True:
 """
 
 
-def lie(monkeypatch: pytest.MonkeyPatch, folder: Path, said: str) -> None:
-    """Make the engines' processes answer every task with `said`, a Python expression."""
-    worker = folder / "worker.py"
-    package = str(Path(process.__file__).parents[1])
-    worker.write_text(LIAR.replace("PACKAGE", repr(package)).replace("ANSWER", said))
-    monkeypatch.setattr(process, "_WORKER", worker)
-
-
-def answer(ids: str = "[2, 1]", logprobs: str = "[-0.5, -0.5]", reason: str = "stop") -> str:
-    return (
-        f'{{"slots": 2, "completions": [{{"index": index, "reason": "{reason}", '
-        f'"ids": np.array({ids}, np.int32).tobytes(), '
-        f'"logprobs": np.array({logprobs}, np.float32).tobytes()}} for index, *_ in asked]}}'
-    )
+WRONG_ID = """{"slots": 2, "completions": [
+    {"index": index, "reason": "stop", "ids": np.array([2, 99], np.int32).tobytes(),
+     "logprobs": np.array([-0.5, -0.5], np.float32).tobytes()} for index, *_ in asked]}"""
 
 
 @pytest.mark.parametrize(
     ("said", "error", "text"),
     [
-        (answer(ids="[2, 99]"), RunStopped, "impossible completion"),
+        (WRONG_ID, RunStopped, "impossible completion"),
         ('{"failed": "memory", "text": "out of memory"}', MemoryError, "out of memory"),
         ('{"failed": "refused", "text": "no such option"}', UsageError, "no such option"),
     ],
@@ -257,7 +248,9 @@ def answer(ids: str = "[2, 1]", logprobs: str = "[-0.5, -0.5]", reason: str = "s
 def test_an_answer_that_cannot_be_right_stops_the_run(
     embedded_policy: Policy, requests, tmp_path: Path, monkeypatch, said, error, text
 ):
-    lie(monkeypatch, tmp_path, said)
+    """The process answers every task with `said`, a Python expression."""
+    (tmp_path / "worker.py").write_text(HEAD + LIAR.replace("ANSWER", said))
+    monkeypatch.setattr(process, "_WORKER", tmp_path / "worker.py")
     monkeypatch.setattr(process, "RESTARTS", 0)
     lying = Remote(embedded_policy, tmp_path)
     with pytest.raises(error, match=text):
@@ -266,12 +259,6 @@ def test_an_answer_that_cannot_be_right_stops_the_run(
 
 
 SLEEPER = """
-import sys
-sys.path.insert(0, PACKAGE)
-from processes.child import Channel
-import numpy as np
-channel = Channel()
-channel.receive()
 asleep, naps, loads = False, 0, 0
 while True:
     message = channel.receive()
@@ -295,10 +282,8 @@ def test_an_engine_that_slept_loads_the_weights_again(
     embedded_policy: Policy, requests, tmp_path: Path, monkeypatch, sleeps, loads
 ):
     """What the process answers is how often it was asked to sleep and to load."""
-    worker = tmp_path / "worker.py"
-    package = str(Path(process.__file__).parents[1])
-    worker.write_text(SLEEPER.replace("PACKAGE", repr(package)).replace("SLEEPS", str(sleeps)))
-    monkeypatch.setattr(process, "_WORKER", worker)
+    (tmp_path / "worker.py").write_text(HEAD + SLEEPER.replace("SLEEPS", str(sleeps)))
+    monkeypatch.setattr(process, "_WORKER", tmp_path / "worker.py")
     remote = Remote(embedded_policy, tmp_path)
     remote.engine._host = replace(remote.engine._host, rest="sleep")
     remote.engine.refresh(0, lambda: CHAIN)

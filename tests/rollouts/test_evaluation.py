@@ -49,18 +49,15 @@ def test_rewards_without_a_verdict_have_a_mean_and_no_accuracy():
 def test_accuracy_of_each_source():
     """Sources a (two of four right) and b (none of two), two samples each; c is not judged."""
     verdicts = [RIGHT, WRONG, WRONG, WRONG, RIGHT, WRONG, UNKNOWN, UNKNOWN]
-    low, high = interval([0.5, 0.5], 2)
-    (none, least), most = (0.0, interval([0.0], 2)[0]), interval([0.0], 2)[1]
+    of_sources = {
+        "a": (0.5, *interval([0.5, 0.5], 2)),
+        "b": (0.0, *interval([0.0], 2)),
+        "c": (None, None, None),
+    }
     assert accuracy_by_source(verdicts, 2, [True] * 4, ["a", "b", "a", "c"]) == {
-        "accuracy/a": 0.5,
-        "accuracy_low/a": low,
-        "accuracy_high/a": high,
-        "accuracy/b": none,
-        "accuracy_low/b": least,
-        "accuracy_high/b": most,
-        "accuracy/c": None,
-        "accuracy_low/c": None,
-        "accuracy_high/c": None,
+        f"{name}/{source}": value
+        for source, values in of_sources.items()
+        for name, value in zip(("accuracy", "accuracy_low", "accuracy_high"), values, strict=True)
     }
     assert accuracy_by_source(verdicts, 2, [True] * 4, [None] * 4) == {}
 

@@ -31,20 +31,15 @@ def refusal(encode: PromptEncoder, *problems: Problem) -> str:
     return str(refused.value)
 
 
-def test_a_plain_prompt_is_the_problems_text():
-    assert encoder()(SIX).tolist() == SIX_IDS
-    assert chain_tokenizer().decode(SIX_IDS) == SIX.prompt
-
-
 def test_a_prompt_with_an_id_outside_the_embeddings_is_refused():
     # "=" has id 14: a model of 14 embeddings has ids 0 to 13.
-    encode = PromptEncoder(chain_tokenizer(), 14, PromptOptions())
     for limit, overlong in FREE:  # before anything is sampled, whatever the length
         encode = PromptEncoder(chain_tokenizer(), 14, PromptOptions(overlong=overlong), limit)
         assert "has token '=' with id 14" in refusal(encode, SIX)
     with pytest.raises(UsageError, match=r"'3\+2-1=' has token '=' with id 14.* has 14 embeddings"):
         encode(SIX)
-    assert PromptEncoder(chain_tokenizer(), 15, PromptOptions())(SIX).max() == 14
+    assert PromptEncoder(chain_tokenizer(), 15, PromptOptions())(SIX).tolist() == SIX_IDS
+    assert chain_tokenizer().decode(SIX_IDS) == SIX.prompt
 
 
 def test_longer_prompts_are_left_out_if_chosen():
@@ -81,10 +76,8 @@ def test_a_template_that_fails_on_a_prompt_is_reported_before_anything_is_sample
     )
     encode = encoder(limit, tokenizer, form="chat", overlong=overlong)
     assert encode.fitting([SIX, TWO]) == [SIX, TWO]
-    assert refusal(encode, SIX, Problem("c7", TURNS, "4")) == (
-        "the chat template fails on problem 'c7' (one turn only); fix it, or name another with "
-        "--prompt.chat_template"
-    )
+    said = refusal(encode, SIX, Problem("c7", TURNS, "4"))
+    assert "on problem 'c7' (one turn only)" in said and "--prompt.chat_template" in said
 
 
 TEMPLATE = (

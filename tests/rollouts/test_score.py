@@ -1,6 +1,7 @@
 """Scoring rollouts: what the task sees, what stops the run, what is counted, what length costs."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,11 @@ from tests.rollouts.scoring import (
     groups,
     response,
 )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(tmp_path)
 
 
 def test_an_answer_is_the_text_without_its_end_and_the_ids_with_it(folder):
@@ -120,19 +126,10 @@ def test_what_an_environment_said_reaches_the_task_and_a_failure_is_no_number(fo
 def test_one_failure_more_than_the_limit_stops_at_once_and_publishes_nothing(folder):
     folder.write(*groups(10))
     task = Fixed(failure("boom"), RIGHT, SLOW, failure("boom"), RIGHT, RIGHT)
-    with pytest.raises(RunStopped) as stopped:
+    words = r"^3 of a shard's 10 .* = 0\.2 allows; 2 of them: error: boom\. Fix .*--force[^\n]*$"
+    with pytest.raises(RunStopped, match=words):
         folder.score(task, failure_limit=0.2)
     assert len(task.asked) == 4  # 3 failures of 10 are more than 2
-    sentence = str(stopped.value)
-    assert sentence.startswith(
-        "3 of a shard's 10 responses could not be judged, more than rewards.failure_limit = 0.2 "
-        "allows; 2 of them: error: boom. "
-    )
-    assert sentence.endswith(
-        "Fix the reward, or raise --rewards.failure_limit; a stage's rollouts are kept (add "
-        "--force if a reward's file or options change)"
-    )
-    assert "\n" not in sentence
     assert not folder.scores.folder.exists() and 0 not in folder.scores
 
 
@@ -161,26 +158,18 @@ def test_counts_of_a_shard_by_hand(folder):
     assert entry["seconds"] >= 0
 
 
-def test_a_shard_is_scored_if_its_scores_are_of_exactly_these_rollouts(folder):
+def test_a_shard_is_scored_if_its_scores_are_of_exactly_these_rollouts_by_this_judge(folder):
     assert not scored(folder.rollouts, folder.scores, 0)
     folder.write(*groups(2))
     assert not scored(folder.rollouts, folder.scores, 0)
-    folder.score(Fixed(RIGHT, WRONG))
-    assert scored(folder.rollouts, folder.scores, 0)
+    for judge, other in (("a7", "b8"), ("b8", "a7")):
+        folder.score(Fixed(RIGHT, WRONG), judge=judge)
+        assert folder.scores.entry(0)["judge"] == judge
+        assert scored(folder.rollouts, folder.scores, 0)
+        assert scored(folder.rollouts, folder.scores, 0, judge)
+        assert not scored(folder.rollouts, folder.scores, 0, other)
     folder.write(response(0, 0), response(0, 1, "6"))
     assert not scored(folder.rollouts, folder.scores, 0)
-
-
-def test_a_shard_names_its_judge_and_is_not_scored_by_another(folder):
-    folder.write(*groups(2))
-    folder.score(Fixed(RIGHT, WRONG), judge="a7")
-    assert folder.scores.entry(0)["judge"] == "a7"
-    assert scored(folder.rollouts, folder.scores, 0)
-    assert scored(folder.rollouts, folder.scores, 0, "a7")
-    assert not scored(folder.rollouts, folder.scores, 0, "b8")
-    folder.score(Fixed(RIGHT, RIGHT), judge="b8")
-    assert scored(folder.rollouts, folder.scores, 0, "b8")
-    folder.write(response(0, 0), response(0, 1, "6"))
     assert not scored(folder.rollouts, folder.scores, 0, "b8")
 
 
@@ -262,10 +251,9 @@ def line(unvaried: float | None, **statuses: int) -> dict[str, Any]:
 
 
 def test_a_stages_statuses_are_one_line():
-    assert refresh_text(line(0.5, error=1, no_answer=2, right=37, unfinished=160), 10) == (
-        "  200 rollouts: error 1 (0.5%), no answer 2 (1.0%), right 37 (18.5%), "
-        "unfinished 160 (80.0%)"
-    )
+    said = refresh_text(line(0.5, error=1, no_answer=2, right=37, unfinished=160), 10)
+    counts = "error 1 (0.5%), no answer 2 (1.0%), right 37 (18.5%), unfinished 160 (80.0%)"
+    assert said == f"  200 rollouts: {counts}"
     assert "\n" not in refresh_text(line(None, right=3), 10)
 
 
@@ -273,10 +261,7 @@ def test_a_stages_statuses_are_one_line():
 def test_too_many_groups_without_a_gradient_are_a_warning_with_their_share(share, shown):
     said, warning = refresh_text(line(share, wrong=8), 10).split("\n")
     assert said == "  8 rollouts: wrong 8 (100.0%)"
-    assert warning == (
-        f"  warning: in {shown} of the groups all rewards are equal; they give no gradient. "
-        "Problems are too hard or too easy for the model, or the reward never varies"
-    )
+    assert warning.startswith(f"  warning: in {shown} of the groups all rewards are equal; ")
     assert "warning" not in refresh_text(line(0.899, wrong=8), 10)
 
 
