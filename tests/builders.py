@@ -36,6 +36,8 @@ TINY_FORMS = ("llama", "qwen2", "gpt2")
 
 ENGINE = "continuous"  # what `generated` uses; the tests of engines replace it
 
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+
 # Prompts of 2 to 16 tokens, for ragged batches.
 PROMPTS = ("3+2-1+3-2+1+1+2=", "1+2=", "2-1-1+3+2=", "3=", "1-3+2-2=", "2+2+2=")
 
@@ -47,31 +49,21 @@ def tiny_config(form: str) -> Any:
     """
     shared = {"vocab_size": 24, "bos_token_id": None, "eos_token_id": 1, "initializer_range": 0.2}
     if form == "gpt2":
-        return GPT2Config(
-            n_positions=128,
-            n_embd=32,
-            n_layer=2,
-            n_head=4,
-            resid_pdrop=0.5,
-            embd_pdrop=0.5,
-            attn_pdrop=0.5,
-            **shared,
-        )
-    if form == "qwen3_moe":
-        shared |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+        sizes = {"n_positions": 128, "n_embd": 32, "n_layer": 2, "n_head": 4}
+        return GPT2Config(resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5, **sizes, **shared)
     forms = {
-        "llama": LlamaConfig,
-        "qwen2": Qwen2Config,
-        "qwen3": Qwen3Config,
-        "qwen3_moe": Qwen3MoeConfig,
-        "gemma3": Gemma3TextConfig,
-        "mistral": MistralConfig,
+        "llama": (LlamaConfig, {}),
+        "qwen2": (Qwen2Config, {}),
+        "qwen3": (Qwen3Config, {}),
+        "qwen3_moe": (Qwen3MoeConfig, EXPERTS),
+        "gemma3": (
+            Gemma3TextConfig,
+            {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]},
+        ),
+        "mistral": (MistralConfig, {"sliding_window": 5}),
     }
-    if form in ("gemma3", "mistral"):
-        shared["sliding_window"] = 5
-    if form == "gemma3":
-        shared["layer_types"] = ["sliding_attention", "full_attention"]
-    return forms[form](
+    config, own = forms[form]
+    return config(
         head_dim=8,
         hidden_size=32,
         intermediate_size=48,
@@ -82,6 +74,7 @@ def tiny_config(form: str) -> Any:
         tie_word_embeddings=True,
         attention_dropout=0.5,
         **shared,
+        **own,
     )
 
 
@@ -248,14 +241,17 @@ def saved_weights(folder: Path) -> dict[str, torch.Tensor]:
 
 def adapted_policy(form: str, folder: Path, lora: LoRAOptions) -> Policy:
     """Return a model with an adapter whose B is random. A tiny model is saved to `folder`."""
-    options = ModelOptions()
-    if form != "chain":
-        tiny_policy(form).save(folder)
-        options = ModelOptions(path=str(folder))
+    if form == "chain":
+        return with_adapter(ModelOptions(), lora)
+    tiny_policy(form).save(folder)
+    return with_adapter(ModelOptions(path=str(folder)), lora)
+
+
+def with_adapter(options: ModelOptions, lora: LoRAOptions, std: float = 0.02) -> Policy:
     policy = load_policy(options, lora=lora)
     assert policy.adapter is not None
     generator = torch.Generator().manual_seed(8)
     for name, tensor in policy.adapter.tensors().items():
         if ".lora_B." in name:
-            tensor.normal_(std=0.02, generator=generator)
+            tensor.normal_(std=std, generator=generator)
     return policy

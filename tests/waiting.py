@@ -34,6 +34,20 @@ def alive(process: int) -> bool:
         return False
 
 
+def ranks_of(pid: int) -> list[int]:
+    """Return the process ids of the running ranks that a process drives, by rank."""
+    found = {}
+    for status in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            words = dict(w.split("=", 1) for w in status.read_text().split("\0") if "=" in w)
+        except (OSError, UnicodeDecodeError):
+            continue
+        driver = words.get("MUGRPO_DRIVER", "").partition(" ")[0]
+        if driver == str(pid) and "RANK" in words:
+            found[int(words["RANK"])] = int(status.parent.name)
+    return [found[rank] for rank in sorted(found)]
+
+
 def engines_of(pid: int) -> list[int]:
     """Return the engine workers among the children of a process."""
     try:

@@ -1,8 +1,6 @@
 """The vocabulary that is read without the weights equals that of the loaded model."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,6 +13,7 @@ from mugrpo.model.pretrained import cached
 from mugrpo.model.vocabulary import Vocabulary
 from tests.builders import tiny_policy
 from tests.cases import some
+from tests.faults.harm import edited
 
 
 def both(options: ModelOptions, monkeypatch: pytest.MonkeyPatch) -> tuple[Vocabulary, Vocabulary]:
@@ -24,10 +23,6 @@ def both(options: ModelOptions, monkeypatch: pytest.MonkeyPatch) -> tuple[Vocabu
     with monkeypatch.context() as patch:
         patch.setattr(policies, "load_model", lambda *_: pytest.fail("the weights are read"))
         return expected, load_vocabulary(options, tokenizer)
-
-
-def edited(file: Path, **entries: Any) -> None:
-    file.write_text(json.dumps(json.loads(file.read_text()) | entries))
 
 
 @pytest.fixture(params=["gpt2", "gemma3"])

@@ -11,19 +11,7 @@ import pytest
 from tests.ports import LOOPBACK, listening
 from tests.runs import ENVIRONMENT, read_metrics, write_config
 from tests.test_layers import FILES, module_of
-from tests.waiting import until
-
-
-def ranks_of(run: subprocess.Popen[bytes]) -> list[int]:
-    """Return the process ids of the ranks that `run` has started."""
-    found = []
-    for place in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if f"MUGRPO_DRIVER={run.pid} ".encode() in place.read_bytes():
-                found.append(int(place.parent.name))
-        except OSError:
-            continue
-    return found
+from tests.waiting import ranks_of, until
 
 
 @pytest.mark.long
@@ -38,7 +26,7 @@ def test_ranks_of_one_machine_run_nothing_of_the_working_directory_and_listen_on
     with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as run:
         try:
             until(lambda: any(line["kind"] == "update" for line in read_metrics(run_dir)), 120)
-            pids = ranks_of(run)
+            pids = ranks_of(run.pid)
             addresses = list(listening(pids))
             assert run.wait(120) == 0
         finally:

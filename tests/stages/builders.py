@@ -1,6 +1,7 @@
 """Stages on disk that tests write by hand."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,15 +10,16 @@ import numpy as np
 
 from mugrpo.config.load import build_config
 from mugrpo.config.run import RunConfig
-from mugrpo.disk.records import FinishReason, Rollout
+from mugrpo.disk.records import FinishReason
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.shards import write_rollouts, write_scores
+from mugrpo.engines.base import Completion
 from mugrpo.processes.lifetime import StopFlag
 from mugrpo.processes.ranks import ALONE
 from mugrpo.rollouts.schedule import Schedule
 from mugrpo.run.progress import Progress
 from mugrpo.run.stage import Stage
-from tests.builders import verdict
+from tests.builders import rollout, verdict
 
 PROBLEMS = 24
 
@@ -54,38 +56,24 @@ def write_shard(
     stage: Stage, shard: int, rewards: Sequence[Sequence[float]], *, judge: str = "judge"
 ) -> None:
     """Write a shard's rollouts and scores: rewards by group, in the order of its draws."""
-    draws = stage.drawn[shard]
-    rollouts, scores = [], []
+    draws, step = stage.drawn[shard], stage.first_update
+    rollouts, logprobs = [], np.array([-1.0, -2.0], np.float32)
     for (problem, occurrence), group in zip(draws, rewards, strict=True):
-        for sample, reward in enumerate(group):
+        for sample in range(len(group)):
             ids = np.array([problem, sample], np.int32)
-            rollouts.append(
-                Rollout(
-                    problem_id=str(problem),
-                    occurrence=occurrence,
-                    sample=sample,
-                    seed=sample,
-                    prompt_ids=ids,
-                    response_ids=ids,
-                    behavior_logprobs=np.array([-1.0, -2.0], np.float32),
-                    finish_reason=FinishReason.STOP,
-                    temperature=1.0,
-                    policy_step=stage.first_update,
-                )
-            )
-            scores.append(verdict(reward))
+            one = rollout(str(problem), sample, ids, Completion(ids, logprobs, FinishReason.STOP))
+            rollouts.append(replace(one, occurrence=occurrence, policy_step=step))
     written = stage.shards("rollouts")
-    write_rollouts(written, shard, rollouts, policy_step=stage.first_update)
-    sha256 = written.entry(shard)["sha256"]
+    write_rollouts(written, shard, rollouts, policy_step=step)
     write_scores(
         stage.shards("scores"),
         shard,
-        scores,
-        rollouts_sha256=sha256,
+        [verdict(reward) for group in rewards for reward in group],
+        rollouts_sha256=written.entry(shard)["sha256"],
         judge=judge,
         statuses={},
         reward_sum=sum(map(sum, rewards)),
-        rewarded=len(scores),
+        rewarded=len(rollouts),
         groups=len(draws),
         zero_variance_groups=0,
         seconds=0.0,

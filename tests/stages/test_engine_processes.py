@@ -92,41 +92,42 @@ def test_generation_in_separate_engines_makes_no_trainer_and_reads_weights_for_t
     assert (loads, trainers) == ([1], [])
 
 
-def test_only_the_model_is_handed_over(tmp_path: Path, reference: Path):
+@pytest.fixture
+def at_four(tmp_path: Path, reference: Path) -> tuple[RunDir, Policy, Path]:
+    """A run with the checkpoints of another, a policy of update 4, and that checkpoint's weights."""
+    (copy := tmp_path / "run").mkdir()
+    (copy / "checkpoints").symlink_to(reference / "checkpoints")
+    kept, policy = reference / "checkpoints" / "update-000004", load_policy(ModelOptions())
+    policy.load_weights(kept, 4)
+    return RunDir(copy), policy, kept / "model.safetensors"
+
+
+def test_only_the_model_is_handed_over(at_four):
     """An engine may load every .safetensors file it sees, so it must not see the optimizer's.
 
     The model is a link to the checkpoint's, or is written if there is no checkpoint.
     """
-    copy = tmp_path / "run"
-    copy.mkdir()
-    (copy / "checkpoints").symlink_to(reference / "checkpoints")
-    policy = load_policy(ModelOptions())
-    policy.load_weights(reference / "checkpoints" / "update-000004", 4)
-    folder = Path(hand_over(RunDir(copy), RunConfig(), policy, policy.update))
+    run, policy, kept = at_four
+    folder = Path(hand_over(run, RunConfig(), policy, 4))
     names = sorted(path.name for path in folder.iterdir())
     assert "model.safetensors" in names and "tokenizer.json" in names
     assert not any(name.startswith(("optimizer", "trainer", "stages", "sha256")) for name in names)
-    kept = reference / "checkpoints" / "update-000004" / "model.safetensors"
     assert (folder / "model.safetensors").resolve() == kept.resolve()
     policy.update = 7  # no checkpoint has it
-    written = Path(hand_over(RunDir(copy), RunConfig(), policy, policy.update))
+    written = Path(hand_over(run, RunConfig(), policy, policy.update))
     assert not folder.exists() and not (written / "model.safetensors").is_symlink()
     assert (written / "model.safetensors").read_bytes() == kept.read_bytes()
     assert json.loads((written / "config.json").read_text())["model_type"] == "llama"
     policy.update = 0
-    assert hand_over(RunDir(copy), RunConfig(), policy, policy.update).endswith("chain_model")
+    assert hand_over(run, RunConfig(), policy, policy.update).endswith("chain_model")
 
 
-def test_vllm_in_bf16_gets_rounded_weights(tmp_path: Path, reference: Path):
+def test_vllm_in_bf16_gets_rounded_weights(at_four):
     """The process has the weights, so they are written, although a checkpoint has them in fp32."""
-    (run_dir := tmp_path / "run").mkdir()
-    (run_dir / "checkpoints").symlink_to(reference / "checkpoints")
-    path = reference / "checkpoints" / "update-000004"
-    policy = load_policy(ModelOptions())
-    policy.load_weights(path, 4)
+    run, policy, kept = at_four
     config = RunConfig.model_validate({"engine": {"name": "vllm"}, "model": {"precision": "bf16"}})
-    folder = Path(hand_over(RunDir(run_dir), config, policy, 4))
-    ours, theirs = load_file(folder / "model.safetensors"), load_file(path / "model.safetensors")
+    folder = Path(hand_over(run, config, policy, 4))
+    ours, theirs = load_file(folder / "model.safetensors"), load_file(kept)
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name].bfloat16()) for name in ours)
 

@@ -41,7 +41,7 @@ from tests.runs import (
     write_config,
 )
 from tests.stages.builders import run_of
-from tests.waiting import alive, soon, until
+from tests.waiting import alive, ranks_of, soon, until
 
 # One stage, a checkpoint after every second update: the ranks are started once in a run.
 LONG = ("--schedule.stages", "1", "--schedule.batches_per_stage", "24", "--evaluation.every", "0")
@@ -57,27 +57,13 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_dir
 
 
-def ranks_of(started: Started) -> list[int]:
-    """Return the process ids of the running ranks, by rank."""
-    found = {}
-    for status in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            words = dict(w.split("=", 1) for w in status.read_text().split("\0") if "=" in w)
-        except (OSError, UnicodeDecodeError):
-            continue
-        driver = words.get("MUGRPO_DRIVER", "").partition(" ")[0]
-        if driver == str(started.pid) and "RANK" in words:
-            found[int(words["RANK"])] = int(status.parent.name)
-    return [found[rank] for rank in sorted(found)]
-
-
 def wait_for(started: Started, run_dir: Path, update: int) -> list[int]:
     """Wait for the metrics line of `update` or a later one, and return the ranks' process ids."""
 
     def both() -> list[int]:
         lines = read_metrics(run_dir)
         there = any(line["kind"] == "update" and line["update"] >= update for line in lines)
-        return ranks if there and len(ranks := ranks_of(started)) == 2 else []
+        return ranks if there and len(ranks := ranks_of(started.pid)) == 2 else []
 
     return until(both, 180)
 
@@ -202,7 +188,7 @@ def test_ranks_that_are_stopped_or_still_importing_end_with_the_run(tmp_path: Pa
     """The kernel ends them within two seconds: they could not do it themselves."""
     for moment in ("importing", "stopped"):
         started = start_train(tmp_path / moment, *TWO)
-        ranks = until(lambda started=started: len(found := ranks_of(started)) == 2 and found)
+        ranks = until(lambda started=started: len(found := ranks_of(started.pid)) == 2 and found)
         if moment == "stopped":
             for rank in ranks:
                 tasks = Path(f"/proc/{rank}/task")  # a second thread means that it has asked for it

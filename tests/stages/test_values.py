@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +23,14 @@ MIXED, EASY = [1, 0, 0, 0], [1, 1, 1, 1]
 
 def no_logprobs(update: int, rollouts: object) -> list[np.ndarray]:
     raise AssertionError("nothing is to be computed")
+
+
+def written(folder: Path, groups: list[list[int]], judge: str = "judge", **parts: Any) -> Stage:
+    """Return a stage whose three shards are there, each of these groups."""
+    stage = stage_of(folder, **parts)
+    for shard in range(3):
+        write_shard(stage, shard, groups, judge=judge)
+    return stage
 
 
 def first_places(stage: Stage) -> list[list[Place] | None]:
@@ -86,9 +95,7 @@ def test_missing_shards_are_reported_with_the_command_that_makes_them(tmp_path: 
 
 
 def test_an_update_reads_the_rollouts_of_its_batch(tmp_path: Path):
-    stage = stage_of(tmp_path)
-    for shard in range(3):
-        write_shard(stage, shard, [MIXED, EASY])
+    stage = written(tmp_path, [MIXED, EASY])
     reader = StageReader(stage, no_logprobs)
     experience = reader.of_update(1)
     draws = stage.drawn[1]
@@ -98,9 +105,7 @@ def test_an_update_reads_the_rollouts_of_its_batch(tmp_path: Path):
 
 
 def test_scores_of_another_judge_do_not_count_until_the_stage_is_trained_on(tmp_path: Path):
-    stage = stage_of(tmp_path)
-    for shard in range(3):
-        write_shard(stage, shard, [MIXED, MIXED], judge="another")
+    stage = written(tmp_path, [MIXED, MIXED], judge="another")
     reader = StageReader(stage, no_logprobs)
     assert not reader.ready(0)
     stage.folder.checkpoint(3).mkdir(parents=True)
@@ -113,9 +118,7 @@ def test_scores_of_another_judge_do_not_count_until_the_stage_is_trained_on(tmp_
 def test_the_proximal_policy_is_asked_once_a_period_for_all_its_rollouts(tmp_path: Path):
     """3 updates in periods of 2: the first of 2 batches, the second of 1."""
     objective = {"name": "decoupled_ppo", "proximal_period": 2}
-    stage = stage_of(tmp_path, objective=objective)
-    for shard in range(3):
-        write_shard(stage, shard, [MIXED, MIXED])
+    stage = written(tmp_path, [MIXED, MIXED], objective=objective)
     asked: list[tuple[int, int]] = []
 
     def compute(update: int, rollouts: list[object]) -> list[np.ndarray]:
@@ -125,17 +128,13 @@ def test_the_proximal_policy_is_asked_once_a_period_for_all_its_rollouts(tmp_pat
     reader = StageReader(stage, compute)
     kept = [reader.of_update(update).stored["proximal_logprobs"] for update in range(3)]
     assert asked == [(0, 16), (2, 8)]
-    assert [[int(row[0]) for row in rows] for rows in kept] == [
-        [0, -1, -2, -3, -4, -5, -6, -7],
-        [-8, -9, -10, -11, -12, -13, -14, -15],
-        [2, 1, 0, -1, -2, -3, -4, -5],
-    ]
+    found = [[int(row[0]) for row in rows] for rows in kept]
+    assert found == [[*range(0, -8, -1)], [*range(-8, -16, -1)], [*range(2, -6, -1)]]
 
 
 def test_stored_proximal_logprobs_of_other_rollouts_are_computed_again(tmp_path: Path):
-    stage = stage_of(tmp_path, objective={"name": "decoupled_ppo", "proximal_period": 2})
-    for shard in range(3):
-        write_shard(stage, shard, [MIXED, MIXED])
+    objective = {"name": "decoupled_ppo", "proximal_period": 2}
+    stage = written(tmp_path, [MIXED, MIXED], objective=objective)
     asked: list[int] = []
 
     def compute(update: int, rollouts: list[object]) -> list[np.ndarray]:
