@@ -44,9 +44,7 @@ PROMPTS = ("3+2-1+3-2+1+1+2=", "1+2=", "2-1-1+3+2=", "3=", "1-3+2-2=", "2+2+2=")
 
 def tiny_config(form: str) -> Any:
     """Return the config of a tiny model with grouped queries, tied embeddings, biases or dropout.
-
-    One layer of gemma3 and both layers of mistral have a sliding window of five tokens.
-    """
+    One layer of gemma3 and both layers of mistral have a sliding window of five tokens."""
     shared = {"vocab_size": 24, "bos_token_id": None, "eos_token_id": 1, "initializer_range": 0.2}
     if form == "gpt2":
         sizes = {"n_positions": 128, "n_embd": 32, "n_layer": 2, "n_head": 4}
@@ -124,11 +122,9 @@ def plain_logprobs(
     temperature: float = 1.0,
     top_p: float = 1.0,
 ) -> torch.Tensor:
-    """Return log_softmax(logits / temperature) at the response's ids.
-
-    One row, all logits, no cache. If `top_p` < 1, transformers restricts the logits to their
-    nucleus, and a token outside has the logprob -inf.
-    """
+    """Return log_softmax(logits / temperature) at the response's ids. One row, all logits, no
+    cache. If `top_p` < 1, transformers restricts the logits to their nucleus, and a token outside
+    has the logprob -inf."""
     ids_1L = torch.tensor([[*prompt_ids, *response_ids]])
     logits_LV = policy.model(input_ids=ids_1L, use_cache=False).logits[0].float()
     start = len(prompt_ids) - 1
@@ -140,11 +136,9 @@ def plain_logprobs(
 
 
 def sampled_experience(policy: Policy) -> Experience:
-    """Return groups of four responses to the first four of PROMPTS, cut to unequal lengths.
-
-    The rewards are fixed: group 0 has one right response, group 1 two, group 2 none (so no
-    variance) and group 3 three.
-    """
+    """Return groups of four responses to the first four of PROMPTS, cut to unequal lengths. The
+    rewards are fixed: group 0 has one right response, group 1 two, group 2 none (so no variance)
+    and group 3 three."""
     rewards = [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0], [0, 1, 1, 1]]
     prompts = [encoded(policy, prompt) for prompt in PROMPTS[:4]]
     requests = [Request(ids, 4 * i + k) for i, ids in enumerate(prompts) for k in range(4)]
@@ -184,11 +178,9 @@ def rollout(
 
 
 def with_turns(experience: Experience) -> Experience:
-    """Return `experience` as if an environment had said some of the tokens.
-
-    Of every seven tokens it said the fifth and the sixth, but never the last one of a response. So
-    turns begin at 0, 6, 13, ...
-    """
+    """Return `experience` as if an environment had said some of the tokens. Of every seven tokens
+    it said the fifth and the sixth, but never the last one of a response. So turns begin at 0, 6,
+    13, ..."""
     rollouts = []
     for r in experience.rollouts:
         places = np.arange(len(r.response_ids))
@@ -208,10 +200,8 @@ def verdict(reward: float | None) -> Score:
 
 
 def stale(experience: Experience, spread: float = 0.5) -> Experience:
-    """Return `experience` with noise on its behavior logprobs, as if from an older policy.
-
-    The noise is normal with the standard deviation `spread`.
-    """
+    """Return `experience` with noise on its behavior logprobs, as if from an older policy. The
+    noise is normal with the standard deviation `spread`."""
     rng = np.random.default_rng(3)
     moved = [
         replace(r, behavior_logprobs=_moved(r.behavior_logprobs, rng, spread))

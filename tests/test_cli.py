@@ -70,11 +70,8 @@ main(sys.argv[1:])
 
 
 def test_the_first_line_of_a_run_says_what_is_loading_before_torch_is(tmp_path: Path):
-    """The process stops at its first import of torch, which takes seconds.
-
-    What else takes seconds waits too: 423 modules were counted before the line, most of them small
-    parts of a few.
-    """
+    """The process stops at its first import of torch, which takes seconds. What else takes seconds
+    waits too: 423 modules were counted before the line, most of them small parts of a few."""
     config = write_config(tmp_path)
     words = [sys.executable, "-c", WITHOUT_TORCH, "train", config]
     done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)

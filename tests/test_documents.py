@@ -104,11 +104,9 @@ _NAME = re.compile(r"\w+(\.\w+)*|[\w./-]*/[\w./-]+|[\w-]+\.(py|toml|md)")
 
 @cache
 def source() -> tuple[frozenset[str], str]:
-    """Return the names that the source and its tests define, and all paths, a line each.
-
-    Names are those of modules, classes, functions, arguments, variables, public attributes and
-    pytest marks, and texts, such as names of metrics and files.
-    """
+    """Return the names that the source and its tests define, and all paths, a line each. Names are
+    those of modules, classes, functions, arguments, variables, public attributes and pytest marks,
+    and texts, such as names of metrics and files."""
     marks = re.findall(r'^  "(\w+): ', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     names = {"pytest", "mark", *marks}
     for file in (f for place in ("src", "tests", "scripts") for f in (ROOT / place).rglob("*.py")):

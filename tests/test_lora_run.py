@@ -37,9 +37,7 @@ def test_every_update_moves_the_policy_and_the_canary_sees_no_gap_but_rounding(r
 @pytest.mark.long
 def test_the_reference_policy_is_the_model_without_the_adapter(reference: Path, tmp_path: Path):
     """Before the first update the policy is the model too, so the penalty's gradient is 0 there.
-
-    After it, the penalty counts: the weights differ from those of the run without it.
-    """
+    After it, the penalty counts: the weights differ from those of the run without it."""
     kl = ("--reference.name", "kl", "--reference.coefficient", "1")
     finished(tmp_path / "run", *LORA, *kl)
     ours, theirs = (

@@ -210,10 +210,8 @@ def test_logprobs_of_other_policies_are_stored_and_change_the_weights(whole, kin
 @pytest.mark.long
 @pytest.mark.parametrize("name", KINDS)
 def test_a_run_killed_after_every_sixth_publish_ends_in_the_same_bits(whole, tmp_path, name):
-    """Six, since an evaluation publishes four files and a folder, and starts over if killed.
-
-    With proximal logprobs more is published up to the next checkpoint, unless each update has one.
-    """
+    """Six, since an evaluation publishes four files and a folder, and starts over if killed. With
+    proximal logprobs more is published up to the next checkpoint, unless each update has one."""
     run_dir, statuses = tmp_path / "run", list[int]()
     while not statuses or (statuses[-1] == -signal.SIGKILL and len(statuses) < 30):
         every = ("--checkpoint.every", 1) if name == "proximal" else ()

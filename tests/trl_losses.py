@@ -44,11 +44,8 @@ class Update:
 
 
 def random_update(seed: int, dtype: torch.dtype = torch.float64) -> Update:
-    """Return a ragged update with ratios inside and outside every interval.
-
-    Advantages have both signs, and one is 0. Padding holds arbitrary logprobs,
-    which must be ignored.
-    """
+    """Return a ragged update with ratios inside and outside every interval. Advantages have both
+    signs, and one is 0. Padding holds arbitrary logprobs, which must be ignored."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(scale: float) -> torch.Tensor:
@@ -112,10 +109,8 @@ def theirs(
     clip: tuple[float | None, float | None] = (None, None),
     logged: dict[str, list[float]] | None = None,
 ) -> Result:
-    """Return TRL's loss and its gradient w.r.t. the logprobs.
-
-    TRL's method accepts any object as `self` that has the attributes it reads.
-    """
+    """Return TRL's loss and its gradient w.r.t. the logprobs. TRL's method accepts any object as
+    `self` that has the attributes it reads."""
     from trl import GRPOTrainer
 
     logprobs = update.logprobs.clone().requires_grad_()

@@ -36,10 +36,8 @@ def groups_of(policy: Policy, size: int) -> list[Request]:
 
 @cross(form=["gemma3", "gpt2", "mistral", "qwen3", "llama"], size_slots=[(5, 7), (1, 4), (5, 64)])
 def test_tokens_are_the_plain_engines_and_logprobs_the_plain_models(form, size_slots):
-    """Groups that do not fit the slots, groups of one, and all requests at once.
-
-    Windows of five tokens (gemma3, mistral) end within a block, at its edge and in the prompt.
-    """
+    """Groups that do not fit the slots, groups of one, and all requests at once. Windows of five
+    tokens (gemma3, mistral) end within a block, at its edge and in the prompt."""
     policy, (size, slots) = tiny_policy(form), size_slots
     requests = groups_of(policy, size)
     completions = generated(policy, requests, batch_size=slots, max_new_tokens=LONG)
@@ -69,11 +67,9 @@ def test_a_prompt_goes_through_the_model_once_for_all_its_responses(monkeypatch)
 
 
 def test_what_was_computed_is_counted():
-    """Three responses of four tokens in two slots, and two prompts.
-
-    Each admission draws a first token; two slots then decode 3 steps for the first two responses,
-    and 3 more for the third, beside which one slot is empty: 3 + 2 x (3 + 3) tokens.
-    """
+    """Three responses of four tokens in two slots, and two prompts. Each admission draws a first
+    token; two slots then decode 3 steps for the first two responses, and 3 more for the third,
+    beside which one slot is empty: 3 + 2 x (3 + 3) tokens."""
     policy = tiny_policy("llama")
     policy.stop_ids = []
     one, other = encoded(policy, PROMPTS[0]), encoded(policy, PROMPTS[1])
@@ -196,10 +192,8 @@ def test_slots_attend_as_separate_sequences_do(window, seed, split):
 
 
 def test_keys_with_much_in_common_lose_no_precision_in_bf16():
-    """What all keys have in common changes no softmax; whole numbers to 66 are exact in bf16.
-
-    With scores of about 64 x 4 = 256, rounded to 1 or 2, attention would be that to other tokens.
-    """
+    """What all keys have in common changes no softmax; whole numbers to 66 are exact in bf16. With
+    scores of about 64 x 4 = 256, rounded to 1 or 2, attention would be that to other tokens."""
     torch.manual_seed(0)
     plain, common = SlotCache(2), SlotCache(2)
     keys = torch.randint(-2, 3, (HEADS, 9, SIZE)).bfloat16()
@@ -258,11 +252,9 @@ def test_requests_that_come_later_get_the_responses_that_they_would_get_at_once(
 
 
 def test_a_request_begins_beside_those_that_run_and_an_idle_engine_asks_again():
-    """Two responses of four tokens; a third request comes after the first step, for two tokens.
-
-    An admission draws a first token and the same step decodes a second. So the third ends in the
-    step it begins in, two steps before the others. Then the engine is idle until a fourth comes.
-    """
+    """Two responses of four tokens; a third request comes after the first step, for two tokens. An
+    admission draws a first token and the same step decodes a second. So the third ends in the step
+    it begins in, two steps before the others. Then the engine is idle until a fourth comes."""
     policy = endless("llama")
     engine = ContinuousEngine(policy, ContinuousOptions(slots=4))
     prompt = encoded(policy, PROMPTS[0])

@@ -88,10 +88,8 @@ def test_one_engine_takes_all_weights(calls: Calls):
 
 
 def test_a_request_has_its_tasks_sampling(calls: Calls):
-    """A task that does not name top_p asks for the whole distribution.
-
-    A request may have its own limit of tokens.
-    """
+    """A task that does not name top_p asks for the whole distribution. A request may have its own
+    limit of tokens."""
     worker = VLLM(SETUP)
     worker.load("/initial", 0)
     task = {"prompts": [np.array([5, 6], np.int32)], "temperature": 0.6, "max_new_tokens": 9}

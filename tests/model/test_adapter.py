@@ -37,11 +37,9 @@ def logits_of(model: torch.nn.Module, policy) -> torch.Tensor:
 
 
 def test_the_trained_parameters_are_those_that_one_counts_by_hand():
-    """A layer of `in` to `out` has rank x (in + out).
-
-    The embedded model has three layers with q, k, v, o of 128 to 128, gate and up of 128 to 288,
-    and down of 288 to 128: 4 x 256 + 3 x 416 = 2272 for each rank and layer.
-    """
+    """A layer of `in` to `out` has rank x (in + out). The embedded model has three layers with q,
+    k, v, o of 128 to 128, gate and up of 128 to 288, and down of 288 to 128: 4 x 256 + 3 x 416 =
+    2272 for each rank and layer."""
     for rank in (1, 4):
         policy = load_policy(ModelOptions(), lora=LoRAOptions(rank=rank))
         trained = [p for p in policy.model.parameters() if p.requires_grad]

@@ -32,10 +32,8 @@ def test_an_engine_process_of_vllm_computes_as_the_trainer_does(monkeypatch, gpu
 
 
 def test_nothing_reads_the_option_past_what_resolves_it():
-    """Where "auto" is resolved, for this machine and for a run that has begun.
-
-    What else read the option would take "auto" for one of the two.
-    """
+    """Where "auto" is resolved, for this machine and for a run that has begun. What else read the
+    option would take "auto" for one of the two."""
     house = Path(__file__).parents[2] / "src" / "mugrpo"
     readers = {
         file.name

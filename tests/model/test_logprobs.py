@@ -117,10 +117,8 @@ def test_the_gradient_of_a_head_in_bf16_is_rounded_once_and_not_for_each_chunk()
 @table("rest", [1e-4, 1e-3, 0.1])
 @table("chunk", [1, 3])
 def test_the_gradient_of_a_nearly_certain_token_keeps_its_digits(rest, chunk):
-    """Logits of 40 and 40 + log(rest / (1 - rest)): d logprob / d logits = (rest, -rest).
-
-    fp32 numbers near 40 are 4e-6 apart, 4 % of 1e-4; near 1 they are 6e-8 apart.
-    """
+    """Logits of 40 and 40 + log(rest / (1 - rest)): d logprob / d logits = (rest, -rest). fp32
+    numbers near 40 are 4e-6 apart, 4 % of 1e-4; near 1 they are 6e-8 apart."""
     logits = torch.tensor([40.0, 40.0 + float(np.log(rest / (1 - rest)))])
     hidden = torch.ones(3, 1, requires_grad=True)
     weight = logits[:, None].clone().requires_grad_()

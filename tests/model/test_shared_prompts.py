@@ -22,9 +22,7 @@ FORMS = ("llama", "qwen2", "qwen3", "gemma3", "mistral", "gpt2")
 
 def rows(groups: list[tuple[int, list[int]]]) -> tuple[torch.Tensor, ...]:
     """Return ids [B, L], prompt lengths [B], mask [B, T] and prompt numbers [B] of random rows.
-
-    `groups` gives (prompt length, response lengths).
-    """
+    `groups` gives (prompt length, response lengths)."""
     generator = np.random.default_rng(2)
     lines, prompt_lengths, prompts, lengths = [], [], [], []
     for number, (prompt_length, of_group) in enumerate(groups):
@@ -178,10 +176,8 @@ def reference(
     window_size: tuple[int, int] = (-1, -1),
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """Return what flash attention documents: the last query stands at the last key.
-
-    A query at i sees the keys from i - window_size[0] to i + window_size[1]; -1 is no limit.
-    """
+    """Return what flash attention documents: the last query stands at the last key. A query at i
+    sees the keys from i - window_size[0] to i + window_size[1]; -1 is no limit."""
     assert cu_seq_q.dtype == cu_seq_k.dtype == torch.int32
     queries, keys = cu_seq_q.diff().tolist(), cu_seq_k.diff().tolist()
     assert (max(queries), max(keys)) == (max_q, max_k) and min(queries) > 0
@@ -229,11 +225,9 @@ def test_packed_rows_have_the_logprobs_and_gradients_of_padded_ones(
 
 
 def test_sequences_by_hand():
-    """Prompts of 3 and 9 tokens, responses of 6, 1 and 4, each without its last token.
-
-    The response of one token has nothing to compute. Keys are the prompts, and for each of the
-    other responses its prompt's and its own.
-    """
+    """Prompts of 3 and 9 tokens, responses of 6, 1 and 4, each without its last token. The response
+    of one token has nothing to compute. Keys are the prompts, and for each of the other responses
+    its prompt's and its own."""
     sequences = Packing(*rows([(3, [6, 1]), (9, [4])])).sequences
     assert sequences.starts_q.tolist() == [0, 3, 12, 17, 20]
     assert sequences.starts_k.tolist() == [0, 3, 12, 20, 32]

@@ -66,11 +66,9 @@ def test_long_prompts_and_a_small_budget_take_no_longer_than_the_plain_cut():
 
 
 def test_ranks_share_two_groups_by_hand():
-    """Two groups of four for three ranks: responses of 20 tokens to prompts of 10.
-
-    Each group keeps three, 10 + 3 x 19 tokens. The third rank gets one of each; they share nothing,
-    so they are two padded rows of 30.
-    """
+    """Two groups of four for three ranks: responses of 20 tokens to prompts of 10. Each group keeps
+    three, 10 + 3 x 19 tokens. The third rank gets one of each; they share nothing, so they are two
+    padded rows of 30."""
     rows = rows_of((10, [20] * 4), (10, [20] * 4))
     parts = rounds(rows, 1000, share=True, ranks=3, price=TOKENS_ONLY)
     assert works(rows, parts, True, TOKENS_ONLY) == [67, 67, 60]

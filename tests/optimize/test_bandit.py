@@ -83,11 +83,9 @@ def away_from(pi: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def m2po_kept(pi: Tensor, a: Tensor, limit: float) -> Tensor:
-    """Return the share of each arm's responses that M2PO keeps.
-
-    Responses are masked one by one, the largest square first, until the mean over T is within the
-    limit. Responses of one arm have equal squares, so an arm may be kept in part.
-    """
+    """Return the share of each arm's responses that M2PO keeps. Responses are masked one by one,
+    the largest square first, until the mean over T is within the limit. Responses of one arm have
+    equal squares, so an arm may be kept in part."""
     counts, squares = away_from(pi, a)
     counts = counts.clone()
     kept = COUNTS.double().clone()

@@ -52,10 +52,8 @@ def test_collate_by_hand():
 
 
 def test_the_loss_sees_sampled_tokens_and_the_model_sees_all():
-    """Of responses of six and two tokens, an environment said the third, the fourth and none.
-
-    The prompts and responses have 2 + 6 and 1 + 2 tokens, alone and together.
-    """
+    """Of responses of six and two tokens, an environment said the third, the fourth and none. The
+    prompts and responses have 2 + 6 and 1 + 2 tokens, alone and together."""
     turns = rollout([11, 12], [1, 2, 3, 4, 5, 6], [-1.0, -2.0, 0.0, 0.0, -5.0, -6.0])
     turns = replace(
         turns,

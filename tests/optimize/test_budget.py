@@ -35,10 +35,8 @@ def test_out_of_memory_errors_are_told_apart_from_others(error: Exception, expec
 
 
 def work_that_fits(limit: int, cost: int, asked: list[int]) -> Callable[[int], str]:
-    """Return work that takes min(budget, `cost`) tokens and fails above `limit`.
-
-    It appends each budget that it is given to `asked`.
-    """
+    """Return work that takes min(budget, `cost`) tokens and fails above `limit`. It appends each
+    budget that it is given to `asked`."""
 
     def work(budget: int) -> str:
         asked.append(budget)

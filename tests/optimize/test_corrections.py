@@ -70,10 +70,8 @@ def corrected(correction: dict[str, object], **groups: object) -> UpdateLoss:
 
 
 def test_the_policys_ratio_is_relative_to_the_trainers_probabilities():
-    """w = 1.5 (trainer / engine), r = 1.1 (policy / trainer): loss -1.5 x 1.1, not -1.5 x 1.65.
-
-    The second token's r = 1.3 is clipped at 1.2: -1.5 x 1.2.
-    """
+    """w = 1.5 (trainer / engine), r = 1.1 (policy / trainer): loss -1.5 x 1.1, not -1.5 x 1.65. The
+    second token's r = 1.3 is clipped at 1.2: -1.5 x 1.2."""
     engine = torch.tensor([[-1.0, -2.0]], dtype=torch.float64)
     trainer = engine + math.log(1.5)
     logprobs = (trainer + torch.tensor([[1.1, 1.3]]).double().log()).requires_grad_()

@@ -170,11 +170,9 @@ def at_ratio_1(update: Update) -> Update:
 @every_form
 @of_updates(10, seed=0)
 def test_at_ratio_1_the_gradient_is_that_of_minus_a_log_pi(form, update: Update):
-    """A token of probability 0 counts as a constant and has no gradient.
-
-    In pnpo token j has A (1/j + ... + 1/T), in oapl 2 beta T A, and in tpo the response's share of
-    its group under behavior x exp(A) minus that under the behavior policy.
-    """
+    """A token of probability 0 counts as a constant and has no gradient. In pnpo token j has A (1/j
+    + ... + 1/T), in oapl 2 beta T A, and in tpo the response's share of its group under behavior x
+    exp(A) minus that under the behavior policy."""
     update = at_ratio_1(update)
     batch = update.batch
     _, gradient, _ = evaluated(loss_of(form), batch, update.logprobs)

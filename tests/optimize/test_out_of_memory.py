@@ -67,10 +67,8 @@ def test_an_update_that_ran_out_of_memory_has_the_gradient_of_one_that_did_not(
     experience: Experience, monkeypatch: pytest.MonkeyPatch, place: str, preset: str, share: bool
 ):
     """Bit for bit that of an update with the lower budget, up to rounding that of the first budget.
-
-    M2PO's forward passes begin with its pre-pass over all micro-batches, so it is the pre-pass
-    that fails there.
-    """
+    M2PO's forward passes begin with its pre-pass over all micro-batches, so it is the pre-pass that
+    fails there."""
     experience, policy = stale(experience), load_policy(ModelOptions())
 
     def config_with(budget: int) -> Any:

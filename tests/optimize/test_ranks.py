@@ -23,10 +23,8 @@ STEADY = {"optimizer": {"eps": 1e-3, "lr": 1e-4}}
 
 
 def updates(folder: Path, model: str, until: int, count: int, config: dict, *more: str) -> Path:
-    """Make updates from the newest state in `folder` up to `until`; return that state's folder.
-
-    A single rank works in this process, which saves it the imports.
-    """
+    """Make updates from the newest state in `folder` up to `until`; return that state's folder. A
+    single rank works in this process, which saves it the imports."""
     folder.mkdir(exist_ok=True)
     if model in TINY_FORMS:
         path = folder.parent / model

@@ -152,10 +152,8 @@ def test_losses_weights_and_penalty_by_hand(advantage, penalty):
 
 
 def test_the_penalty_is_never_below_0_and_precise_near_ratio_1():
-    """In fp32. With x = log r it is x^2 / 2 + x^3 / 3 + .. near r = 1.
-
-    At x = .001, r log r - (r - 1) is off by 5 percent, because r - 1 has few digits.
-    """
+    """In fp32. With x = log r it is x^2 / 2 + x^3 / 3 + .. near r = 1. At x = .001, r log r - (r -
+    1) is off by 5 percent, because r - 1 has few digits."""
 
     def penalties(log_ratio: torch.Tensor) -> torch.Tensor:
         mask = torch.ones_like(log_ratio, dtype=torch.bool)

@@ -198,11 +198,9 @@ def sampler(engine: Slots, **sampling: float) -> Sampler:
 
 
 def test_no_slot_is_idle_while_the_last_responses_of_a_shard_run():
-    """Shards of problems with 9, 1, 1 and with 2, 2, 2 steps, in three slots.
-
-    One after the other they would take 9 + 2 steps, with eight times two slots idle. Here the
-    second shard runs beside the long response: nine steps in all.
-    """
+    """Shards of problems with 9, 1, 1 and with 2, 2, 2 steps, in three slots. One after the other
+    they would take 9 + 2 steps, with eight times two slots idle. Here the second shard runs beside
+    the long response: nine steps in all."""
     engine = Slots()
     shards = [[9, 1, 1], [2, 2, 2]]
     wanted = [

@@ -127,10 +127,8 @@ def source_of(index: int, sources: tuple[Source, ...]) -> int:
 
 
 def test_weights_two_and_one_by_hand():
-    """k = 2, so every prefix is within 1 - 1/2 of 2n/3 and n/3: 0 1 0, then the same again.
-
-    After one draw (2/3, 1/3) only index 0 is within 1/2; after two (4/3, 2/3) each has had one.
-    """
+    """k = 2, so every prefix is within 1 - 1/2 of 2n/3 and n/3: 0 1 0, then the same again. After
+    one draw (2/3, 1/3) only index 0 is within 1/2; after two (4/3, 2/3) each has had one."""
     assert list(islice(interleaved((2, 1)), 9)) == [0, 1, 0] * 3
     assert list(islice(interleaved((1, 0, 1)), 4)) == [0, 2, 0, 2]
     assert list(islice(interleaved((0, 7.5)), 3)) == [1, 1, 1]

@@ -39,9 +39,7 @@ TWO = ("--engine.processes", "2")
 
 def assert_same_training(run_dir: Path, reference: Path) -> None:
     """Check that two runs agree in every bit, other than that evaluations may differ by rounding.
-
-    Each engine samples a part of an evaluation, so the batches are not those of a single engine.
-    """
+    Each engine samples a part of an evaluation, so the batches are not those of a single engine."""
     differing = [d for d in differences(run_dir, reference) if "evaluation" not in d]
     assert not differing, differing
     ours, theirs = (
@@ -94,7 +92,7 @@ def test_generation_in_separate_engines_makes_no_trainer_and_reads_weights_for_t
 
 @pytest.fixture
 def at_four(tmp_path: Path, reference: Path) -> tuple[RunDir, Policy, Path]:
-    """A run with the checkpoints of another, a policy of update 4, and that checkpoint's weights."""
+    """A run with checkpoints of another, a policy of update 4, and that checkpoint's weights."""
     (copy := tmp_path / "run").mkdir()
     (copy / "checkpoints").symlink_to(reference / "checkpoints")
     kept, policy = reference / "checkpoints" / "update-000004", load_policy(ModelOptions())
@@ -103,10 +101,8 @@ def at_four(tmp_path: Path, reference: Path) -> tuple[RunDir, Policy, Path]:
 
 
 def test_only_the_model_is_handed_over(at_four):
-    """An engine may load every .safetensors file it sees, so it must not see the optimizer's.
-
-    The model is a link to the checkpoint's, or is written if there is no checkpoint.
-    """
+    """An engine may load every .safetensors file it sees, so it must not see the optimizer's. The
+    model is a link to the checkpoint's, or is written if there is no checkpoint."""
     run, policy, kept = at_four
     folder = Path(hand_over(run, RunConfig(), policy, 4))
     names = sorted(path.name for path in folder.iterdir())

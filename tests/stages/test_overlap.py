@@ -28,10 +28,8 @@ OVERLAP = ("--overlap", "true", "--engine.processes", "1", "--checkpoint.every",
 
 
 def assert_same_but_for_order(run_dir: Path, reference: Path) -> None:
-    """Check that files are the same, and metrics lines except for their order.
-
-    A stage's line comes after its updates.
-    """
+    """Check that files are the same, and metrics lines except for their order. A stage's line comes
+    after its updates."""
     assert shards(run_dir) == shards(reference)
     assert final_weights(run_dir) == final_weights(reference)
 

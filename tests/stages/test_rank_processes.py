@@ -210,10 +210,8 @@ UNSAVED = (
 @pytest.mark.promise("checkpoints")
 @pytest.mark.long
 def test_engines_get_the_model_of_updates_that_only_the_ranks_hold(tmp_path: Path):
-    """Without a checkpoint at their end, the stages are those of a run that saves every update.
-
-    A run that is killed makes the updates again. One that is asked to stop saves them.
-    """
+    """Without a checkpoint at their end, the stages are those of a run that saves every update. A
+    run that is killed makes the updates again. One that is asked to stop saves them."""
     saved, run_dir = tmp_path / "saved", tmp_path / "run"
     finished(saved, *UNSAVED, "--checkpoint.every", "1")
     started = start_train(run_dir, *UNSAVED)
