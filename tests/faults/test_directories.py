@@ -85,15 +85,3 @@ def test_the_lock_of_a_killed_process_is_free_and_reported(tmp_path, command, re
         rf"the last process here \(pid {pid} on .*\) ended without unlocking", again.out
     )
     assert_same(run_dir, reference)
-
-
-def test_a_directory_with_other_files_is_refused_and_left_as_it_is(tmp_path, command):
-    folder = tmp_path / "thesis"
-    folder.mkdir()
-    (folder / "chapter.tmp.1").write_text("draft")
-    (folder / "chapter").write_text("text")
-    config = write_config(tmp_path)
-    for words in (["train", config, "--run-dir", folder], ["train", folder]):
-        refused(command(*words), f"{folder} is not a run", "but holds chapter", "--run-dir")
-    refused(command("repair", folder), f"{folder} is not a run")
-    assert sorted(p.name for p in folder.iterdir()) == ["chapter", "chapter.tmp.1"]

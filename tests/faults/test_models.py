@@ -6,7 +6,6 @@ import shutil
 import sys
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -35,12 +34,18 @@ def engine_batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return batches
 
 
+@pytest.fixture
+def words(model: Path, tmp_path: Path) -> list[object]:
+    """The command that trains the tiny run with `model`."""
+    config, run_dir = write_config(tmp_path), tmp_path / "run"
+    return ["train", config, "--run-dir", run_dir, "--model.path", model]
+
+
 @pytest.mark.long
 def test_a_tokenizer_without_eos_is_refused_before_the_engine_and_an_option_names_one(
-    model: Path, tmp_path: Path, command: Command, engine_batches: list[int], reference: Path
+    model, words, tmp_path, command, engine_batches, reference
 ):
     edited(model / "tokenizer_config.json", eos_token=None)
-    words = ["train", write_config(tmp_path), "--run-dir", tmp_path / "run", "--model.path", model]
     refused(command(*words), str(model), "has no end-of-sequence token", "--model.eos_token")
     assert engine_batches == []
     named = command(*words, "--model.eos_token", "<eos>", "--force")
@@ -61,7 +66,7 @@ def test_a_tokenizer_without_eos_is_refused_before_the_engine_and_an_option_name
     ),
 )
 def test_a_models_own_code_is_neither_run_nor_asked_about(
-    model, tmp_path, command, monkeypatch, file, part
+    model, words, tmp_path, command, monkeypatch, file, part
 ):
     """Its type is one that transformers does not have. The terminal would answer yes."""
     ran = tmp_path / "ran"
@@ -71,7 +76,6 @@ def test_a_models_own_code_is_neither_run_nor_asked_about(
     if file == "config.json":
         edited(model / file, model_type="own")
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
-    words = ["train", write_config(tmp_path), "--run-dir", tmp_path / "run", "--model.path", model]
     ended = command(*words)
     assert not ran.exists()
     refused(ended, str(model))
@@ -82,13 +86,12 @@ def test_a_models_own_code_is_neither_run_nor_asked_about(
 
 @pytest.mark.parametrize("value", some(1, [float("nan"), float("inf"), float("-inf")]))
 def test_a_model_with_a_weight_that_is_not_finite_is_refused_by_the_weights_name(
-    model: Path, tmp_path: Path, command: Command, engine_batches: list[int], value: float
+    model, words, tmp_path: Path, command: Command, engine_batches: list[int], value: float
 ):
     file, name = model / "model.safetensors", "model.layers.1.mlp.down_proj.weight"
     tensors = load_file(file)
     tensors[name][3, 4] = value
     save_file(tensors, file, {"format": "pt"})
-    words = ["train", write_config(tmp_path), "--run-dir", tmp_path / "run", "--model.path", model]
     refused(command(*words), f"{name} of the model {model} contains NaN or inf")
     assert engine_batches == []
 
@@ -137,18 +140,11 @@ def test_the_canary_finds_an_engine_that_is_wrong_in_long_rows_alone(
     assert state(tmp_path / "long").rollouts == (0, 0)
 
 
-@pytest.mark.parametrize("template", ["{{ messages.__class__.__mro__ }}"])
-def test_a_chat_template_that_fails_is_refused(model, tmp_path, command, template):
-    (model / "chat_template.jinja").write_text(template)
-    words = ["train", write_config(tmp_path), "--run-dir", tmp_path / "run", "--model.path", model]
+def test_a_chat_template_that_fails_is_refused(model, words, tmp_path, command):
+    (model / "chat_template.jinja").write_text("{{ messages.__class__.__mro__ }}")
     ended = command(*words, "--prompt.chat_template", "none")
     refused(ended, "the chat template fails on problem", "name another with --prompt.chat_template")
     assert not (tmp_path / "run").exists()
-
-
-def answered(status: int) -> Any:
-    """Return a response of the hub with this status."""
-    return mock.Mock(status_code=status, headers={})
 
 
 def test_a_hub_id_with_an_adapter_is_refused_even_if_there_is_a_model_too(case, monkeypatch, model):

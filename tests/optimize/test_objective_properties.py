@@ -1,7 +1,7 @@
 """Properties of every objective in UpdateLoss, with masks, corrections and a KL term on and off.
 
 Each property is checked on a seeded update and on hypothesis's updates, which have every extreme,
-see `objective_cases.updates`. (test_objectives checks the contract with the trainer.)
+see `objective_cases.updates`.
 """
 
 import math
