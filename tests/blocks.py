@@ -18,7 +18,7 @@ AT_THE_ROOT = ("README.md", "AGENTS.md", "SECURITY.md", "benchmarks/README.md", 
 _GLOBS = ("docs/*.md", "src/mugrpo/extensions/**/*.md")  # an extension's page stands with it
 _FOUND = (str(page.relative_to(ROOT)) for glob in _GLOBS for page in ROOT.glob(glob))
 PAGES = sorted({*AT_THE_ROOT, *_FOUND})
-PROGRAMS = (
+PROGRAMS = [
     "mugrpo",
     "cd",
     "python",
@@ -30,7 +30,7 @@ PROGRAMS = (
     "eval",
     "torchrun",
     ".",
-)
+]
 
 _REASON = re.compile(r"<!-- not run: (.+) -->")
 _FILE = re.compile(r"^`([\w./-]+\.(?:py|toml|jsonl))`|^# ([\w-]+\.py)$", re.MULTILINE)

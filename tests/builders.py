@@ -1,6 +1,6 @@
 """Policies, rollouts and experiences that tests build their cases from."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from mugrpo.config.engines import ContinuousOptions, HFOptions
 from mugrpo.config.run import ModelOptions
 from mugrpo.config.training import LoRAOptions
 from mugrpo.disk.records import FinishReason, Rollout, Score, Status
-from mugrpo.engines.base import Completion, Request
+from mugrpo.engines.base import Completion, Decoded, Engine, Request
 from mugrpo.engines.continuous import ContinuousEngine
 from mugrpo.engines.hf import HFEngine
 from mugrpo.model.policy import Policy, load_policy
@@ -101,18 +101,32 @@ def generated(
     top_p: float = 1.0,
 ) -> list[Completion]:
     """Return all completions of `requests`, in order, from the engine that ENGINE names."""
-    engine = (
-        HFEngine(policy, HFOptions(slots=batch_size))
-        if ENGINE == "hf"
-        else ContinuousEngine(policy, ContinuousOptions(slots=batch_size))
-    )
+    engine = engine_of(ENGINE, policy, batch_size)
+    sampling = {"temperature": temperature, "max_new_tokens": max_new_tokens, "top_p": top_p}
+    completions = collected(engine.generate(requests, **sampling))
+    assert len(completions) == len(requests)
+    return completions
+
+
+def engine_of(name: str, policy: Policy, slots: int) -> Engine:
+    if name == "hf":
+        return HFEngine(policy, HFOptions(slots=slots))
+    return ContinuousEngine(policy, ContinuousOptions(slots=slots))
+
+
+def collected(
+    steps: Iterable[Decoded], after: Callable[[int], object] = lambda done: None
+) -> list[Completion]:
+    """Return the completions by their indices, each of which comes once.
+
+    `after` is called with how many are done.
+    """
     completions: dict[int, Completion] = {}
-    for decoded in engine.generate(
-        requests, temperature=temperature, max_new_tokens=max_new_tokens, top_p=top_p
-    ):
+    for decoded in steps:
         assert not completions.keys() & dict(decoded.completions).keys()
         completions.update(decoded.completions)
-    return [completions[index] for index in range(len(requests))]
+        after(len(completions))
+    return [completions[index] for index in range(len(completions))]
 
 
 def plain_logprobs(

@@ -36,21 +36,10 @@ MARKS = {"mu-grpo": ("clipped_fraction", "vetoed_fraction"), "tapered-grpo": ("t
 
 def config_of(preset: str, **parts: dict[str, Any]) -> RunConfig:
     """Return a config of five updates of 4 problems x 4 responses."""
-    groups = {
-        "schedule": {
-            "stages": 1,
-            "batches_per_stage": 5,
-            "growth": 1.0,
-            "problems_per_update": 4,
-            "group_size": 4,
-        },
-        "optimizer": {
-            "lr": 5e-4,
-            "lr_schedule": "constant",
-            "betas": (0.9, 0.999),
-            "micro_batch_tokens": 400,
-        },
-    }
+    schedule = {"stages": 1, "batches_per_stage": 5, "growth": 1.0}
+    schedule |= {"problems_per_update": 4, "group_size": 4}
+    optimizer = {"lr": 5e-4, "lr_schedule": "constant", "betas": (0.9, 0.999)}
+    groups = {"schedule": schedule, "optimizer": {**optimizer, "micro_batch_tokens": 400}}
     return build_config({"preset": preset, **groups, **parts}, "the golden trace")
 
 

@@ -8,15 +8,7 @@ import pytest
 
 from mugrpo.arguments import DEMO
 from tests.faults.harm import contents, refused, resume_words, stopped
-from tests.runs import (
-    Command,
-    Ended,
-    checkpoints,
-    final_weights,
-    mugrpo,
-    read_metrics,
-    write_config,
-)
+from tests.runs import Command, checkpoints, final_weights, mugrpo, read_metrics, write_config
 
 # What needs no model in one process, the lightest first: after each, nothing heavier is imported.
 LIGHT = """
@@ -137,23 +129,23 @@ def test_a_phase_that_is_run_too_early_names_the_one_to_run_first(tmp_path: Path
     run_dir = tmp_path / "run"
     words = [write_config(tmp_path), "--run-dir", run_dir]
 
-    def first(phase: str, stage: int, sentence: str) -> Ended:
-        ended = command(phase, *words, "--stage", stage)
-        refused(ended, sentence)
-        return ended
+    def first(phase: str, sentence: str, *option: object) -> None:
+        refused(command(phase, *words, *option), sentence)
 
-    first("generate", 1, f"{run_dir}/checkpoints/update-000003 does not exist yet: optimize the")
+    before = f"{run_dir}/checkpoints/update-000003 does not exist yet: optimize the"
+    first("generate", before, "--stage", 1)
     for phase in ("score", "optimize"):
-        first(phase, 0, f"has 0 of 3 shards of rollouts; run `mugrpo generate {run_dir} --stage 0`")
+        lacks = f"has 0 of 3 shards of rollouts; run `mugrpo generate {run_dir} --stage 0`"
+        first(phase, lacks, "--stage", 0)
     assert command("generate", *words, "--stage", 0).status == 0
-    first("optimize", 0, f"has 0 of 3 shards of scores; run `mugrpo score {run_dir} --stage 0`")
-    first("generate", 2, "--stage 2: the run has stages 0 to 1")
-    first("generate", -1, "--stage -1: the run has stages 0 to 1")
-    refused(command("evaluate", *words, "--update", 4), "--update 4 has no checkpoint")
-    assert command("score", *words).status == 0
-    assert command("optimize", *words).status == 0
+    lacks = f"has 0 of 3 shards of scores; run `mugrpo score {run_dir} --stage 0`"
+    first("optimize", lacks, "--stage", 0)
+    for stage in (2, -1):
+        first("generate", f"--stage {stage}: the run has stages 0 to 1", "--stage", stage)
+    first("evaluate", "--update 4 has no checkpoint", "--update", 4)
+    assert command("score", *words).status == command("optimize", *words).status == 0
     assert checkpoints(run_dir) == [2, 3]
-    first("score", 1, f"run `mugrpo generate {run_dir} --stage 1` first")
+    first("score", f"run `mugrpo generate {run_dir} --stage 1` first", "--stage", 1)
 
 
 def test_train_after_an_extra_evaluation_ends_in_the_same_bits(run_dir, command, reference):

@@ -21,7 +21,16 @@ from mugrpo.engines.hf import HFEngine
 from mugrpo.engines.process import Host, RemoteEngine
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.processes.messages import from_json
-from tests.builders import PROMPTS, chain_tokenizer, encoded, generated, plain_logprobs, tiny_policy
+from tests.builders import (
+    PROMPTS,
+    chain_tokenizer,
+    collected,
+    encoded,
+    engine_of,
+    generated,
+    plain_logprobs,
+    tiny_policy,
+)
 from tests.cases import cross, table
 from tests.model.test_probe import SIZES
 
@@ -217,12 +226,7 @@ def requests_of(policy: Policy, count: int) -> list[Request]:
 
 
 def taken(engine, requests, more: Iterable[Sequence[Request]] = ()) -> list[Completion]:
-    """Return the completions by their indices."""
-    completions: dict[int, Completion] = {}
-    for decoded in engine.generate(requests, temperature=1.0, max_new_tokens=LIMIT, more=more):
-        assert not completions.keys() & dict(decoded.completions).keys()
-        completions.update(decoded.completions)
-    return [completions[index] for index in range(len(completions))]
+    return collected(engine.generate(requests, temperature=1.0, max_new_tokens=LIMIT, more=more))
 
 
 def endless(form: str) -> Policy:
@@ -274,11 +278,7 @@ def test_a_request_may_have_a_lower_limit_than_its_call(name: str):
     policy = tiny_policy("llama")
     policy.stop_ids = list(range(0, policy.vocab_size, 6))
     prompt = encoded(policy, PROMPTS[0])
-    engine = (
-        HFEngine(policy, HFOptions(slots=8))
-        if name == "hf"
-        else ContinuousEngine(policy, ContinuousOptions(slots=8))
-    )
+    engine = engine_of(name, policy, slots=8)
     whole = taken(engine, [Request(prompt, seed) for seed in range(16)])
     cut = taken(engine, [Request(prompt, seed, 4) for seed in range(16)])
     assert {len(c.ids) <= 4 for c in whole} == {True, False}

@@ -23,7 +23,7 @@ from mugrpo.engines.process import RemoteEngine
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.model.pretrained import EMBEDDED
 from mugrpo.processes.peer import Peer
-from tests.builders import PROMPTS, encoded
+from tests.builders import PROMPTS, collected, encoded
 from tests.waiting import alive, soon
 
 COUNT, LIMIT = 24, 24  # one slot: a second or two of work, so some is left at a kill
@@ -86,19 +86,10 @@ def shared(kept: Remote) -> Remote:
     return kept
 
 
-def taken(
-    engine, requests, *, after=lambda done: None, temperature=1.0, top_p=1.0
-) -> list[Completion]:
+def taken(engine, requests, *, after=lambda done: None) -> list[Completion]:
     """Return a completion for each of `requests`. `after` is called with how many are done."""
-    completions: dict[int, Completion] = {}
-    for decoded in engine.generate(
-        requests, temperature=temperature, max_new_tokens=LIMIT, top_p=top_p
-    ):
-        for index, completion in decoded.completions:
-            assert index not in completions
-            completions[index] = completion
-        after(len(completions))
-    return [completions[index] for index in range(len(requests))]
+    steps = engine.generate(requests, temperature=1.0, max_new_tokens=LIMIT, top_p=1.0)
+    return collected(steps, after)
 
 
 def assert_same(actual: list[Completion], expected: list[Completion]) -> None:

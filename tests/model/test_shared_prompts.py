@@ -123,11 +123,6 @@ def test_in_bf16_shared_prompts_are_close(form):
     assert rounding > 1e-4 and difference(gradients(policy, shared[0]), expected) < 2 * rounding
 
 
-@table("form", FORMS)
-def test_models_with_attention_alone_can_share(form):
-    assert can_share_prompts(tiny_policy(form).model)
-
-
 def test_a_state_space_model_cannot_share():
     config = MambaConfig(vocab_size=24, hidden_size=16, num_hidden_layers=1, state_size=4)
     assert not can_share_prompts(AutoModelForCausalLM.from_config(config))

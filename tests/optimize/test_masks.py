@@ -19,24 +19,12 @@ ROWS = {
 }
 
 
-def removed(
-    ratios: list[float],
-    advantage: float,
-    scope: str,
-    *,
-    threshold: float = THRESHOLD,
-    mask: list[bool] | None = None,
-) -> str:
+def removed(ratios: list[float], advantage: float, scope: str) -> str:
     """The tokens of one response that the veto removes, as in ROWS."""
     log_ratios = torch.tensor([ratios], dtype=torch.float64).log()
-    vetoed = negative_advantage_veto(
-        log_ratios,
-        torch.zeros_like(log_ratios),
-        torch.tensor([advantage]),
-        torch.tensor([mask or [True] * len(ratios)]),
-        threshold=threshold,
-        scope=scope,
-    )
+    mask = torch.ones(1, len(ratios), dtype=torch.bool)
+    given = (log_ratios, torch.zeros_like(log_ratios), torch.tensor([advantage]), mask)
+    vetoed = negative_advantage_veto(*given, threshold=THRESHOLD, scope=scope)
     return "".join("x" if token else "." for token in vetoed[0].tolist())
 
 
@@ -50,11 +38,6 @@ def test_tokens_that_each_scope_removes(row):
 @table("advantage", [1.0, 0.0])
 def test_responses_without_negative_advantage_are_never_touched(scope, advantage):
     assert removed([0.05, 0.9, 0.01, 2.0], advantage, scope) == "...."
-
-
-@table("scope", SCOPES)
-def test_padding_never_triggers(scope):
-    assert removed([0.5, 0.9, 0.0, 0.0], -1.0, scope, mask=[True, True, False, False]) == "...."
 
 
 def moved(log_ratios: list[list[float]], advantages: list[float], delta: float) -> list[list[bool]]:

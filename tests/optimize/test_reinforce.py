@@ -45,10 +45,3 @@ def test_losses_and_weights_by_hand(advantages, expected):
     torch.testing.assert_close(
         weights, torch.tensor(slopes, dtype=torch.float64), rtol=1e-6, atol=0
     )
-
-
-def test_asymre_pushes_equal_rewards_up_below_delta_0_and_down_above():
-    equal = torch.tensor([[0.5, 0.5, 0.5]])
-    for delta in (-0.1, 0.1):
-        _, weights = of_advantages(asymre(equal, VALID, delta=delta))
-        torch.testing.assert_close(weights, -delta * MASK.double())

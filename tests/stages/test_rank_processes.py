@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -230,25 +231,10 @@ def test_engines_get_the_model_of_updates_that_only_the_ranks_hold(tmp_path: Pat
     assert checkpoints(run_dir) == [12]  # that of the stop is not asked for by an option
 
 
-class Working:
-    def running(self) -> bool:
-        return True
-
-
-class Ended(LocalJob):
-    """Ranks that have ended at once, with status 0."""
-
-    def __init__(self) -> None:
-        pass
-
-    def running(self) -> bool:
-        return False
-
-    def end(self, patience: float) -> None:
-        pass
-
-    def fault(self) -> str | None:
-        return None
+def job_of(running: bool) -> Any:
+    """Return ranks that go on working, or that have ended at once, with status 0."""
+    returned = {"running.return_value": running, "fault.return_value": None}
+    return Mock(LocalJob, **returned)
 
 
 def test_a_run_whose_ranks_end_without_saving_their_updates_says_so(tmp_path: Path):
@@ -257,7 +243,7 @@ def test_a_run_whose_ranks_end_without_saving_their_updates_says_so(tmp_path: Pa
     run = run_of(tmp_path)
     folder, ranks = run.folder, RankHost(run)
     for unsaved, error in ((8, pytest.raises(RunStopped)), (5, nullcontext())):
-        folder.handover, ranks._job = Handover(unsaved, tmp_path), Ended()
+        folder.handover, ranks._job = Handover(unsaved, tmp_path), job_of(running=False)
         with error:
             ranks.close()
         assert folder.handover is None and not ranks.running()
@@ -266,7 +252,7 @@ def test_a_run_whose_ranks_end_without_saving_their_updates_says_so(tmp_path: Pa
 def test_a_checkpoint_that_later_ones_have_replaced_counts_as_published(tmp_path: Path):
     """The run looked away while the ranks published 75, then 78 and 80, and kept two."""
     folder = RunDir(tmp_path)
-    waited_for = _WrittenByRanks(Working(), folder, RankAnswer(1, update=75))  # type: ignore[arg-type]
+    waited_for = _WrittenByRanks(job_of(running=True), folder, RankAnswer(1, update=75))  # type: ignore[arg-type]
     assert not waited_for.published(wait=False)
     for update in (78, 80):
         folder.checkpoint(update).mkdir(parents=True)
@@ -330,7 +316,7 @@ def test_engines_get_the_ranks_own_files_beside_a_checkpoint_that_is_still_writt
     publish_json(ours.ranks / "done.json", asdict(orders._answer(theirs, 1)))
     run = run_of(tmp_path)
     host, ours = RankHost(run), run.folder
-    host._job = Working()  # type: ignore[assignment]
+    host._job = job_of(running=True)  # type: ignore[assignment]
     host._obeyed(orders.Order(0, "optimize", 4))
     assert ours.pending and ours.pending.folder == tmp_path / "checkpoint"
     assert hand_over(ours, RunConfig(), None, 4) == str(tmp_path / "model")
