@@ -61,19 +61,9 @@ def tiny_config(form: str) -> Any:
         "mistral": (MistralConfig, {"sliding_window": 5}),
     }
     config, own = forms[form]
-    return config(
-        head_dim=8,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        tie_word_embeddings=True,
-        attention_dropout=0.5,
-        **shared,
-        **own,
-    )
+    sizes = {"head_dim": 8, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
+    return config(tie_word_embeddings=True, attention_dropout=0.5, **sizes, **shared, **own)
 
 
 def tiny_policy(form: str, **options: Any) -> Policy:
@@ -177,18 +167,8 @@ def cut(completion: Completion, limit: int) -> Completion:
 def rollout(
     problem_id: str, sample: int, prompt_ids: np.ndarray, completion: Completion
 ) -> Rollout:
-    return Rollout(
-        problem_id=problem_id,
-        occurrence=0,
-        sample=sample,
-        seed=sample,
-        prompt_ids=prompt_ids,
-        response_ids=completion.ids,
-        behavior_logprobs=completion.logprobs,
-        finish_reason=completion.finish_reason,
-        temperature=1.0,
-        policy_step=0,
-    )
+    ids, logprobs, reason = completion.ids, completion.logprobs, completion.finish_reason
+    return Rollout(problem_id, 0, sample, sample, prompt_ids, ids, logprobs, reason, 1.0, 0)
 
 
 def with_turns(experience: Experience) -> Experience:

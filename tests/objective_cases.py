@@ -181,16 +181,9 @@ def taken(batch: MicroBatch, rows: torch.Tensor, width: int | None = None) -> Mi
 def prepassed(loss: UpdateLoss, batch: MicroBatch, logprobs: torch.Tensor) -> dict[str, Any]:
     if loss.objective.prepass is None:
         return {}
+    given = ("behavior_logprobs", "advantages", "mask")
     with torch.no_grad():
-        return loss.prepass(
-            logprobs,
-            {
-                "behavior_logprobs": batch.behavior_logprobs,
-                "advantages": batch.advantages,
-                "mask": batch.mask,
-                **batch.stored,
-            },
-        )
+        return loss.prepass(logprobs, {n: getattr(batch, n) for n in given} | batch.stored)
 
 
 Found = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]

@@ -33,6 +33,9 @@ REDUCTIONS = {
 }
 
 
+VESPO = {"vespo_k_pos": 2.0, "vespo_lambda_pos": 3.0, "vespo_k_neg": 3.0, "vespo_lambda_neg": 2.0}
+
+
 @dataclass(frozen=True)
 class Update:
     logprobs: torch.Tensor
@@ -84,12 +87,8 @@ def ours(update: Update, *, reduction: str, varied: Any = True, **groups: Any) -
         trainer_behavior_logprobs=update.trainer,
         reference_logprobs=update.reference,
     )
-    divisor = denominator(
-        reduction,
-        tokens=int(update.mask.sum()),
-        responses=len(update.mask),
-        max_new_tokens=MAX_NEW_TOKENS,
-    )
+    counts = {"tokens": int(update.mask.sum()), "responses": len(update.mask)}
+    divisor = denominator(reduction, **counts, max_new_tokens=MAX_NEW_TOKENS)
     logprobs = update.logprobs.clone().requires_grad_()
     loss_BT, _ = UpdateLoss(config)(batch, logprobs, {})
     loss = reduced_loss(loss_BT, update.mask, reduction, divisor)
@@ -119,14 +118,7 @@ def theirs(
         loss_type=loss_type,
         epsilon_low=1 - low,
         epsilon_high=high if loss_type == "cispo" else high - 1,
-        args=SimpleNamespace(
-            delta=delta,
-            use_bias_correction_kl=True,
-            vespo_k_pos=2.0,
-            vespo_lambda_pos=3.0,
-            vespo_k_neg=3.0,
-            vespo_lambda_neg=2.0,
-        ),
+        args=SimpleNamespace(delta=delta, use_bias_correction_kl=True, **VESPO),
         get_gamma_weights=GRPOTrainer.get_gamma_weights,
         max_completion_length=MAX_NEW_TOKENS,
         importance_sampling_level=level,

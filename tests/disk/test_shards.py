@@ -254,22 +254,14 @@ def test_a_damaged_shard_stops_every_reader_and_is_named(rollouts, damage, words
     assert rollout_from_row(reader.rows([(0, 5)])[0]).sample == 5  # the other shard is intact
 
 
-@pytest.mark.parametrize(
-    "listed",
-    [
-        {"0": None},
-        {"0": []},
-        {"0": {"rows": 1}},
-        {"0": {"rows": "1", "bytes": 1, "sha256": ""}},
-        {"0": {"rows": True, "bytes": 1, "sha256": ""}},
-        {"one": {"rows": 1, "bytes": 1, "sha256": ""}},
-        [],
-        None,
-    ],
-)
+ENTRY = {"rows": 1, "bytes": 1, "sha256": ""}
+ODD = [{"0": None}, {"0": []}, {"0": {"rows": 1}}, {"one": ENTRY}, [], None]
+ODD += [{"0": {**ENTRY, "rows": rows}} for rows in ("1", True)]
+
+
+@table("listed", ODD)
 def test_a_manifest_of_odd_entries_is_refused_though_its_checksum_fits(tmp_path, listed):
     publish_json(tmp_path / "manifest.json", with_checksum({"kind": "rollouts", "shards": listed}))
-
     with pytest.raises(RunStopped, match=r"is no manifest of shards.*`mugrpo repair`"):
         ShardSet(tmp_path, "rollouts")
 

@@ -304,12 +304,8 @@ class Worker:
         self.tasks.append([index for index, *_ in task["requests"]])
         for index, _, seed, limit in task["requests"]:
             ids = np.full(limit or task["max_new_tokens"], seed, np.int32)
-            entry = {
-                "index": index,
-                "ids": ids.tobytes(),
-                "logprobs": np.zeros(len(ids), np.float32).tobytes(),
-                "reason": "length",
-            }
+            zeros = np.zeros(len(ids), np.float32).tobytes()
+            entry = {"index": index, "ids": ids.tobytes(), "logprobs": zeros, "reason": "length"}
             self.messages.append({"completions": [entry], "slots": len(ids)})
         self.messages.append({"end": True})
 

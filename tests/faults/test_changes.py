@@ -14,26 +14,16 @@ from tests.runs import MODEL, Command, assert_same, checkpoints, final_weights, 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("key", "words"),
-    some(
-        1,
-        [
-            ("problems_sha256", "the problems changed"),
-            ("model_sha256", "the model changed"),
-            ("code_sha256", "mugrpo's code changed"),
-        ],
-    ),
-)
+@pytest.mark.parametrize("changed", some(1, ["problems", "model", "code"]))
 def test_changed_problems_model_or_code_are_refused_unless_forced(
-    run_dir: Path, command: Command, reference: Path, key: str, words: str
+    run_dir, command, reference, changed
 ):
     stored = json.loads((run_dir / "config.json").read_text())
-    stored["provenance"][key] = "0" * 64
+    stored["provenance"][key := f"{changed}_sha256"] = "0" * 64
     (run_dir / "config.json").write_text(json.dumps(stored))
     accepted(run_dir)
     before = contents(run_dir)
-    refused(command("train", run_dir), f"{words} ({key} does not match)", "--force")
+    refused(command("train", run_dir), f"{changed} changed ({key} does not match)", "--force")
     assert contents(run_dir) == before
     assert command("train", run_dir, "--force").status == 0
     assert_same(run_dir, reference)

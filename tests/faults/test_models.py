@@ -54,22 +54,14 @@ def test_a_tokenizer_without_eos_is_refused_before_the_engine_and_an_option_name
     assert final_weights(tmp_path / "run") == final_weights(reference)
 
 
-@pytest.mark.parametrize(
-    ("file", "part"),
-    some(
-        1,
-        [
-            ("config.json", "AutoConfig"),
-            ("config.json", "AutoModelForCausalLM"),
-            ("tokenizer_config.json", "AutoTokenizer"),
-        ],
-    ),
-)
+@pytest.mark.parametrize("part", some(1, ["AutoConfig", "AutoModelForCausalLM", "AutoTokenizer"]))
 def test_a_models_own_code_is_neither_run_nor_asked_about(
-    model, words, tmp_path, command, monkeypatch, file, part
+    model, words, tmp_path, command, monkeypatch, part
 ):
     """Its type is one that transformers does not have. The terminal would answer yes."""
-    ran = tmp_path / "ran"
+    ran, file = tmp_path / "ran", "config.json"
+    if part == "AutoTokenizer":
+        file = "tokenizer_config.json"
     (model / "own.py").write_text(f"open({str(ran)!r}, 'w')\nclass Own: ...\n")
     named = "own.Own" if file == "config.json" else ["own.Own", None]
     edited(model / file, auto_map={part: named}, tokenizer_class="Own")

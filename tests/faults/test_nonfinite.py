@@ -33,6 +33,9 @@ def nan_gradient(part: torch.Tensor, loss_BT: torch.Tensor) -> torch.Tensor:
     return part + (loss_BT.sum() * 0).sqrt()
 
 
+NAN_GRADIENT = (nan_gradient, "finite", "nan")
+
+
 def poison(
     monkeypatch: pytest.MonkeyPatch,
     updates: set[int],
@@ -70,14 +73,7 @@ def finite_or(text: str) -> str:
 
 @pytest.mark.parametrize(
     ("how", "loss", "grad_norm"),
-    some(
-        1,
-        [
-            (nan_loss, "nan", "nan"),
-            (infinite_loss, "inf", "finite"),
-            (nan_gradient, "finite", "nan"),
-        ],
-    ),
+    some(1, [(nan_loss, "nan", "nan"), (infinite_loss, "inf", "finite"), NAN_GRADIENT]),
 )
 def test_an_update_with_a_non_finite_loss_or_gradient_is_not_applied_and_its_groups_are_kept(
     run_dir, command, monkeypatch, how, loss, grad_norm

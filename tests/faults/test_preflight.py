@@ -143,7 +143,7 @@ def test_an_interpreter_without_vllm_is_refused_before_the_first_rollout(case: C
 def test_a_reward_changed_by_force_does_not_mix_with_the_old_one(case: Case):
     options = (*judge(case, all_get(0.25)), "--rollouts.shard_rollouts", 8)
     options = (*options, "--rewards.truncated", "scored")
-    case.starts_in_shards(*options, shards=3)
+    case.starts(*options, shards=3)
     ended = mugrpo("score", *case.words(*options), at="score shard without manifest", nth=2)
     assert ended.status == -signal.SIGKILL
     judge(case, all_get(0.75))

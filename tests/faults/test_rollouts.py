@@ -60,14 +60,8 @@ def test_truncated_responses_are_counted_and_score_zero_or_are_left_out(
     tmp_path: Path, command: Command, truncated: str
 ):
     run_dir = tmp_path / "run"
-    words = [
-        "train",
-        write_config(tmp_path),
-        "--run-dir",
-        run_dir,
-        "--rewards.truncated",
-        truncated,
-    ]
+    words = ["train", write_config(tmp_path), "--run-dir", run_dir]
+    words += ["--rewards.truncated", truncated]
     words += ["--schedule.stages", 1, "--evaluation.every", 0, "--rollouts.temperature", 3]
     ended = command(*words)
     assert ended.status == 0

@@ -82,11 +82,7 @@ def test_a_row_beyond_it_is_refused_by_trainer_and_engine(kind: str):
         # as Qwen2.5's model card has it; 4 x 32768
         (hf.Qwen2Config(max_position_embeddings=32768, rope_parameters=YARN), 131072, False),
         (hf.GptOssConfig(), 131072, False),  # 32 x 4096, which its config says, too
-        (
-            hf.Gemma3TextConfig(max_position_embeddings=2048),
-            2048,
-            False,
-        ),  # parameters by layer type
+        (hf.Gemma3TextConfig(max_position_embeddings=2048), 2048, False),  # by layer type
     ],
 )
 def test_the_context_is_what_the_config_declares_unless_rotation_depends_on_length(
@@ -123,18 +119,10 @@ def test_a_model_is_refused_if_its_logprobs_would_be_others(config: Any, change:
 
 
 SIZES = {
-    "vocab_size": 24,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.3,
-    "bos_token_id": None,
-    "eos_token_id": 1,
-    "pad_token_id": 0,
+    **{"vocab_size": 24, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8},
+    **{"max_position_embeddings": 128, "initializer_range": 0.3},
+    **{"bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0},
 }
 STATES = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8}
 MODELS = {

@@ -100,6 +100,11 @@ def _grpo(pi: Tensor, a: Tensor, _: Tensor) -> Tensor:
     return pi * a * unclipped(pi / BETA, a, 0.8, 1.2)
 
 
+def _ctpo(pi: Tensor, a: Tensor, _: Tensor) -> Tensor:
+    low, high, ratio = math.exp(-0.025), math.exp(0.05), pi / BETA
+    return pi * a * unclipped(ratio, a, low, high) * ((a > 0) | (ratio <= high))
+
+
 def _gamma(ratio: Tensor, a: Tensor) -> Tensor:
     """VESPO's weight, (k, lambda) = (2, 3) for A >= 0 and (3, 2) below."""
     above, below = ratio**2 * (3 - 3 * ratio).exp(), ratio**3 * (2 - 2 * ratio).exp()
@@ -149,16 +154,7 @@ CLOSED: dict[str, tuple[str, dict[str, Any], Weights]] = {
     "topr": ("topr", {}, lambda pi, a, _: torch.where(a > 0, BETA, torch.minimum(pi, BETA)) * a),
     "vespo": ("vespo", {}, lambda pi, a, _: BETA * _gamma(pi / BETA, a) * a),
     "minpro": ("minpro", {}, _grpo),
-    "ctpo": (
-        "ctpo",
-        {},
-        lambda pi, a, _: (
-            pi
-            * a
-            * unclipped(pi / BETA, a, math.exp(-0.025), math.exp(0.05))
-            * ((a > 0) | (pi / BETA <= math.exp(0.05)))
-        ),
-    ),
+    "ctpo": ("ctpo", {}, _ctpo),
     "reinforce": ("reinforce", {}, lambda pi, a, _: BETA * a),
 }
 

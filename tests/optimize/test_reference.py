@@ -71,17 +71,11 @@ def evaluated(
     varied: tuple[bool, bool] = (True, True), **groups: object
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """(token losses, metrics) with advantages 1 and -1 under GRPO with a KL coefficient of .5."""
-    config = build_config(
-        {"preset": "grpo", "reference": {"name": "kl", "coefficient": 0.5}, **groups}, "test"
-    )
-    batch = hand_batch(
-        BEHAVIOR,
-        torch.tensor([1.0, -1.0]).double(),
-        MASK,
-        torch.tensor(varied),
-        reference_logprobs=REFERENCE,
-        trainer_behavior_logprobs=BEHAVIOR + LN2,
-    )
+    reference = {"name": "kl", "coefficient": 0.5}
+    config = build_config({"preset": "grpo", "reference": reference, **groups}, "test")
+    stored = {"reference_logprobs": REFERENCE, "trainer_behavior_logprobs": BEHAVIOR + LN2}
+    advantages = torch.tensor([1.0, -1.0]).double()
+    batch = hand_batch(BEHAVIOR, advantages, MASK, torch.tensor(varied), **stored)
     loss_BT, metrics = UpdateLoss(config)(batch, BEHAVIOR + RATIOS.log(), {})
     return loss_BT * MASK, metrics
 

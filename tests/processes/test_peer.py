@@ -156,31 +156,23 @@ def test_the_childs_side_needs_only_the_standard_library():
     assert (done.stdout, done.stderr) == ("{'processes'}\n", "")
 
 
-def parent(text: str) -> subprocess.Popen[str]:
-    """Start a process that starts a peer, and prints the pids of the peer and its grandchild."""
-    head = """
-        from tests.processes.test_peer import *
-        peer = started()
-        print(*heard(peer)[1:], flush=True)
-    """
-    code = textwrap.dedent(head) + textwrap.dedent(text)
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{HOUSE.parent}"}
-    command = [sys.executable, "-c", code]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    return subprocess.Popen(command, env=environment, text=True, **pipes)
-
-
-def pids(run: subprocess.Popen[str]) -> list[int]:
-    assert run.stdout is not None
-    known = [int(word) for word in run.stdout.readline().split()]
-    assert len(known) == 2 and all(map(alive, known))
-    return known
+PARENT = """
+from tests.processes.test_peer import *
+peer = started()
+print(*heard(peer)[1:], flush=True)
+"""
 
 
 @table("busy", ["time.sleep(600)", HOLDS_THE_LOCK])
 def test_it_and_what_it_started_die_with_a_killed_parent(busy: str):
-    run = parent(f"tell(peer, {busy!r}); time.sleep(600)")
-    known = pids(run)
+    """However the process that started them ends."""
+    code = f"{PARENT}tell(peer, {busy!r}); time.sleep(600)"
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{HOUSE.parent}"}
+    command = [sys.executable, "-c", code]
+    run = subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE)
+    assert run.stdout is not None
+    known = [int(word) for word in run.stdout.readline().split()]
+    assert len(known) == 2 and all(map(alive, known))
     time.sleep(0.5)  # until it is busy
     run.kill()
     run.communicate()

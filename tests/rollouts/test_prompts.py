@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tokenizers.processors import TemplateProcessing
 
 from mugrpo.config.run import PromptOptions
 from mugrpo.disk.errors import UsageError
@@ -12,6 +11,7 @@ from mugrpo.disk.records import Problem
 from mugrpo.rollouts.prompts import PromptEncoder
 from tests.builders import chain_tokenizer
 from tests.cases import table
+from tests.rollouts.test_templates import with_parts
 
 # <pad> is 0, <eos> 1, "0" to "9" 2 to 11, then + - = ,
 SIX, EIGHT, TWO = (Problem(text, text, "4") for text in ("3+2-1=", "1+3+2-1=", "1="))
@@ -86,18 +86,11 @@ TEMPLATE = (
 )
 
 
-def with_ends() -> Any:
-    """A tokenizer that puts <pad> before every text, and <eos> after it."""
-    tokenizer = chain_tokenizer()
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single="<pad> $A <eos>", special_tokens=[("<pad>", 0), ("<eos>", 1)]
-    )
-    return tokenizer
-
-
 @table("prompt", [SIX.prompt, TURNS, TURNS[1:2]])
 def test_the_chat_form_gives_the_ids_that_the_tokenizer_itself_gives(prompt: Any):
-    tokenizer = with_ends()  # the template writes them itself, so they must not be added
+    tokenizer = with_parts(
+        "<pad> $A <eos>"
+    )  # the template writes them itself, so they must not be added
     tokenizer.chat_template = TEMPLATE
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     expected = tokenizer.apply_chat_template(

@@ -110,13 +110,8 @@ def test_what_an_environment_said_reaches_the_task_and_a_failure_is_no_number(fo
     scores = folder.score(task, failure_limit=1.0)
     assert [answer.environment_reward for answer in task.asked] == [0.25, None]
     assert [answer.messages for answer in task.asked] == [[{"role": "a"}], None]
-    assert [(score.status, score.reward) for score in scores] == [
-        (Status.RIGHT, 1.0),
-        (Status.ERROR, None),
-        (Status.UNFINISHED, 0.0),
-        (Status.WRONG, 0.0),
-        (Status.TRUNCATED, 0.0),
-    ]
+    expected = {"right": 1.0, "error": None, "unfinished": 0.0, "wrong": 0.0, "truncated": 0.0}
+    assert [(score.status, score.reward) for score in scores] == [*expected.items()]
     assert scores[1].parts == {"reason": "the environment: the worker died"}
     entry = folder.scores.entry(0)
     assert entry["logged_sums"] == {"logged/tools/calls": 7}

@@ -38,14 +38,8 @@ def run_of(folder: Path, config: RunConfig | None = None) -> Any:
 
 def stage_of(folder: Path, number: int = 0, **groups: Any) -> Stage:
     """Return stage `number` of a run: 3 batches of 2 groups of 4, 8 rollouts a shard."""
-    schedule = {
-        "stages": 2,
-        "batches_per_stage": 3,
-        "growth": 1,
-        "problems_per_update": 2,
-        "group_size": 4,
-        **groups.pop("schedule", {}),
-    }
+    schedule = {"stages": 2, "batches_per_stage": 3, "growth": 1}
+    schedule |= {"problems_per_update": 2, "group_size": 4, **groups.pop("schedule", {})}
     raw = {"schedule": schedule, "rollouts": {"shard_rollouts": 8}, **groups}
     config = build_config(raw, "test")
     arithmetic = Schedule(config.schedule, PROBLEMS, config.seed)

@@ -109,19 +109,15 @@ def test_two_ranks_wait_for_shards_too(tmp_path: Path):
     assert_same_but_for_order(tmp_path / "run", tmp_path / "plain")
 
 
+TWO = {"engine": {"name": "vllm"}, "distributed": {"processes": 2}, "reference": {"name": "kl"}}
+
+
 @table(
     ("raw", "words"),
     [
         ({}, "engine outside this process"),
         ({"engine": {"processes": 1}, "checkpoint": {"every": 2}}, "checkpoint.every = 0"),
-        (
-            {
-                "engine": {"name": "vllm"},
-                "distributed": {"processes": 2},
-                "reference": {"name": "kl"},
-            },
-            "distributed.processes = 1",
-        ),
+        (TWO, "distributed.processes = 1"),
     ],
 )
 def test_overlap_without_what_it_needs_is_refused(raw: dict, words: str):
