@@ -44,13 +44,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "masked": {"correction": {"name": "masked", "interval": (0.8, 1.2)}},
     "masked responses": {"correction": {"name": "masked", "level": "sequence"}},
     "kl": {"reference": {"name": "kl", "coefficient": 0.3}},
-    "all": {
-        "veto": _VETO,
-        "sequence_mask": _OFF_POLICY,
-        "correction": {"name": "truncated", "interval": (0.0, 1.2)},
-        "reference": {"name": "kl", "coefficient": 0.3},
-    },
 }
+_EVERY = ("veto", "sequence mask", "truncated", "kl")
+SETTINGS["all"] = {k: v for name in _EVERY for k, v in SETTINGS[name].items()}
 STORED = ("trainer_behavior_logprobs", "proximal_logprobs", "reference_logprobs")
 
 

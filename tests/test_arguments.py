@@ -41,9 +41,7 @@ def test_help_shows_the_options_to_know_first_and_says_how_to_see_all(capsys, co
     assert [name for name in options_in(text) if name in FIRST] == list(FIRST)
     assert len(options_in(text)) == len(FIRST)
     assert "\n`--help TABLE` shows a table of options, `--help all` every one: model, " in text
-    assert (
-        "(default 16)\n      Batches of rollouts generated per refresh.\n" in text
-    )  # the preset's
+    assert "(default 16)\n      Batches of rollouts generated per" in text  # the preset's
 
 
 @table("command", sorted({*TAKE_OPTIONS} - {"train", "demo"}))
@@ -100,10 +98,7 @@ def test_help_of_a_table_has_its_options_alone(capsys: pytest.CaptureFixture[str
     assert options_in(text) == ["veto.name", "veto.threshold", "veto.scope"]
     assert options_in(options_text("task"))[0] == "task.name"
     assert main(["train", "--help", "vetos"]) == 2
-    assert (
-        "--help vetos: did you mean veto? the tables are model, lora, task, "
-        in capsys.readouterr().err
-    )
+    assert "did you mean veto? the tables are model, lora, task, " in capsys.readouterr().err
 
 
 def test_help_lists_every_command_once_and_bare_mugrpo_names_three_that_exist(capsys):

@@ -74,9 +74,8 @@ def test_links_within_the_project_lead_somewhere():
 def test_the_page_of_results_has_every_study():
     page = (ROOT / "docs" / "results.md").read_text()
     for study in ROOT.glob("studies/results/*/README.md"):
-        assert (
-            f"| [{study.parent.name}](../studies/results/{study.parent.name}/README.md) |" in page
-        )
+        name = study.parent.name
+        assert f"| [{name}](../studies/results/{name}/README.md) |" in page
 
 
 def test_the_reference_is_what_the_code_says():

@@ -23,13 +23,9 @@ from tests.rollouts.test_templates import tokenizer_of
 from tests.runs import ROOT, read_metrics
 
 RECIPES = ROOT / "configs" / "recipes"
-SECTIONS = dict(
-    zip(
-        ("mu_grpo", "off_policy_gsm8k", "off_policy_deepscaler"),
-        (ROOT / "docs" / "papers.md").read_text().split("\n## ")[1:],
-        strict=False,
-    )
-)
+_NAMES = ("mu_grpo", "off_policy_gsm8k", "off_policy_deepscaler")
+_TEXTS = (ROOT / "docs" / "papers.md").read_text().split("\n## ")[1:]
+SECTIONS = dict(zip(_NAMES, _TEXTS, strict=False))
 
 
 def shape(config: RunConfig) -> tuple[int, int, int]:

@@ -197,11 +197,8 @@ def test_a_shard_that_is_written_again_is_verified_again(tmp_path):
         shards.open(0)
 
 
-@pytest.mark.parametrize(
-    ("limit", "reads"),
-    # Row groups a = (0, 0), b = (0, 1), c = (1, 0), read as a a b a c b a; the one read first goes.
-    [(1, 6), (2, 4), (3, 3)],
-)
+# Row groups a = (0, 0), b = (0, 1), c = (1, 0), read as a a b a c b a; the one read first goes.
+@pytest.mark.parametrize(("limit", "reads"), [(1, 6), (2, 4), (3, 3)])
 def test_a_reader_keeps_no_more_row_groups_than_its_limit(rollouts, monkeypatch, limit, reads):
     counted = []
     original = pq.ParquetFile.read_row_group

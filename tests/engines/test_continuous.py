@@ -226,7 +226,8 @@ def requests_of(policy: Policy, count: int) -> list[Request]:
 
 
 def taken(engine, requests, more: Iterable[Sequence[Request]] = ()) -> list[Completion]:
-    return collected(engine.generate(requests, temperature=1.0, max_new_tokens=LIMIT, more=more))
+    steps = engine.generate(requests, temperature=1.0, max_new_tokens=LIMIT, more=more)
+    return collected(steps)
 
 
 def endless(form: str) -> Policy:

@@ -19,6 +19,8 @@ from tests.runs import (
     train,
 )
 
+SHARD, CHECKPOINT = "stages/000/rollouts/shard-00001.parquet", "checkpoints/update-000004"
+
 
 @pytest.mark.promise("full disk")
 @pytest.mark.parametrize(
@@ -27,21 +29,9 @@ from tests.runs import (
         1,
         [
             # In the second batch of the second shard; no room is left.
-            (
-                "engine batch",
-                4,
-                0,
-                "stages/000/rollouts/shard-00001.parquet",
-                State((1, 0), (0, 0), (), "evaluation 0"),
-            ),
+            ("engine batch", 4, 0, SHARD, State((1, 0), (0, 0), (), "evaluation 0")),
             # 3 MB are left: enough for the model (2.1 MB), too little for the optimizer (4.2 MB).
-            (
-                "gradient",
-                4,
-                3_000_000,
-                "checkpoints/update-000004",
-                State((3, 3), (3, 3), (2,), "update 4"),
-            ),
+            ("gradient", 4, 3_000_000, CHECKPOINT, State((3, 3), (3, 3), (2,), "update 4")),
         ],
     ),
 )

@@ -20,28 +20,21 @@ from tests.faults.harm import resume_words, stopped
 from tests.runs import Command, assert_same, checkpoints, final_weights, read_metrics, write_config
 
 
-def nan_loss(part: torch.Tensor, _loss_BT: torch.Tensor) -> torch.Tensor:
-    return part * math.nan
-
-
-def infinite_loss(part: torch.Tensor, _loss_BT: torch.Tensor) -> torch.Tensor:
-    return part + math.inf
-
-
 def nan_gradient(part: torch.Tensor, loss_BT: torch.Tensor) -> torch.Tensor:
     """Keep the loss but make its gradient NaN: sqrt has infinite slope at 0, and 0 x inf is NaN."""
     return part + (loss_BT.sum() * 0).sqrt()
 
 
-NAN_GRADIENT = (nan_gradient, "finite", "nan")
+Spoil = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+SPOILS: dict[str, Spoil] = {
+    "nan": lambda part, _: part * math.nan,
+    "inf": lambda part, _: part + math.inf,
+    "nan gradient": nan_gradient,
+}
 
 
-def poison(
-    monkeypatch: pytest.MonkeyPatch,
-    updates: set[int],
-    how: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = nan_loss,
-) -> None:
-    """Apply `how` to the loss of the given updates."""
+def poison(monkeypatch: pytest.MonkeyPatch, updates: set[int], how: str = "nan") -> None:
+    """Spoil the loss of the given updates."""
     step, reduced = Trainer.step, gradient.reduced_loss
     now = 0
 
@@ -52,7 +45,7 @@ def poison(
 
     def spoiled(loss_BT: torch.Tensor, *rest: Any) -> torch.Tensor:
         part = reduced(loss_BT, *rest)
-        return how(part, loss_BT) if now in updates else part
+        return SPOILS[how](part, loss_BT) if now in updates else part
 
     monkeypatch.setattr(Trainer, "step", noted)
     monkeypatch.setattr(gradient, "reduced_loss", spoiled)
@@ -73,7 +66,7 @@ def finite_or(text: str) -> str:
 
 @pytest.mark.parametrize(
     ("how", "loss", "grad_norm"),
-    some(1, [(nan_loss, "nan", "nan"), (infinite_loss, "inf", "finite"), NAN_GRADIENT]),
+    some(1, [("nan", "nan", "nan"), ("inf", "inf", "finite"), ("nan gradient", "finite", "nan")]),
 )
 def test_an_update_with_a_non_finite_loss_or_gradient_is_not_applied_and_its_groups_are_kept(
     run_dir, command, monkeypatch, how, loss, grad_norm

@@ -1,4 +1,4 @@
-"""Loading a policy: weights, special tokens, dropout, and models that are refused."""
+"""Loading a policy: models by name, weights, special tokens, dropout, and what is refused."""
 
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,12 @@ from mugrpo.config.training import LoRAOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.engines.base import Request
 from mugrpo.model.policy import Policy, load_policy
-from mugrpo.model.pretrained import model_fingerprint
+from mugrpo.model.pretrained import cached, model_fingerprint, model_path
 from mugrpo.model.self_test import can_share_prompts
 from tests.builders import PROMPTS, TINY_FORMS, chain_tokenizer, encoded, generated, tiny_policy
 from tests.cases import table
-from tests.faults.harm import edited, flip_bit, truncate
+from tests.faults.harm import edited, flip_bit, refused, truncate
+from tests.runs import Command, write_config
 
 
 def test_weights_are_fp32_whatever_the_file_holds_and_whatever_the_precision(model):
@@ -136,3 +137,19 @@ def test_dropout_is_off_even_in_training_mode(form):
     policy.model.train()
     ids = torch.arange(2, 14)[None]
     assert torch.equal(policy.model(ids).logits, policy.model(ids).logits)
+
+
+def test_a_model_of_the_cache_is_used_once_it_is_there(monkeypatch, tmp_path: Path):
+    monkeypatch.setenv("MUGRPO_CACHE", str(tmp_path))
+    options = ModelOptions(path="smollm2")
+    with pytest.raises(UsageError, match=r"`make smollm2`.*HuggingFaceTB/SmolLM2-135M-Instruct"):
+        model_path(options)
+    cached("smollm2").mkdir(parents=True)
+    assert model_path(options) == str(tmp_path / "models" / "SmolLM2-135M-Instruct")
+
+
+def test_train_says_how_to_get_a_model(monkeypatch, tmp_path: Path, command: Command):
+    monkeypatch.setenv("MUGRPO_CACHE", str(tmp_path / "cache"))
+    words = ["train", write_config(tmp_path), "--run-dir", tmp_path / "run"]
+    refused(command(*words, "--model.path", "smollm2"), "`make smollm2`")
+    assert not (tmp_path / "run").exists()

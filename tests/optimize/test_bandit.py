@@ -190,13 +190,9 @@ def divergence(p: Tensor, q: Tensor) -> Tensor:
 def test_the_kl_surrogates_penalty_is_kl_of_policy_and_behavior_with_its_gradient():
     for seed in range(20):
         logits = random_policy(seed)
-        loss, metrics = kl_surrogate.loss(
-            responses_of(logits.log_softmax(-1)),
-            responses_of(BETA.log()),
-            torch.zeros(20).double(),
-            MASK,
-            penalty=1.0,
-        )
+        policy, behavior = responses_of(logits.log_softmax(-1)), responses_of(BETA.log())
+        nothing = torch.zeros(20).double()
+        loss, metrics = kl_surrogate.loss(policy, behavior, nothing, MASK, penalty=1.0)
         exact = divergence(logits.softmax(-1), BETA)
         same(metrics["kl_penalty"].mean(), exact.detach())
         (actual,) = torch.autograd.grad(loss.mean(), logits)

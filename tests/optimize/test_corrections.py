@@ -75,12 +75,8 @@ def test_the_policys_ratio_is_relative_to_the_trainers_probabilities():
     engine = torch.tensor([[-1.0, -2.0]], dtype=torch.float64)
     trainer = engine + math.log(1.5)
     logprobs = (trainer + torch.tensor([[1.1, 1.3]]).double().log()).requires_grad_()
-    batch = hand_batch(
-        engine,
-        torch.ones(1).double(),
-        torch.ones(1, 2, dtype=torch.bool),
-        trainer_behavior_logprobs=trainer,
-    )
+    one, mask = torch.ones(1).double(), torch.ones(1, 2, dtype=torch.bool)
+    batch = hand_batch(engine, one, mask, trainer_behavior_logprobs=trainer)
     loss = corrected({"name": "truncated", "interval": (0.0, 2.0)})
     loss_BT, metrics = loss(batch, logprobs, {})
     assert loss_BT[0].tolist() == pytest.approx([-1.65, -1.8], rel=1e-6)

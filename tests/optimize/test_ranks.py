@@ -114,10 +114,8 @@ def test_in_bf16_two_ranks_are_as_close_to_the_fp32_update_as_one(tmp_path: Path
 def test_one_rank_continues_from_two_and_two_from_one(tmp_path: Path):
     whole = updates(tmp_path / "whole", "chain", 10, 1, STEADY)
     half = updates(tmp_path / "two", "chain", 5, 2, STEADY)
-    assert sorted(p.name for p in half.glob("optimizer*")) == [
-        "optimizer-00001-of-00002.safetensors",
-        "optimizer-00002-of-00002.safetensors",
-    ]
+    names = {p.name for p in half.glob("optimizer*")}
+    assert names == {f"optimizer-0000{number}-of-00002.safetensors" for number in (1, 2)}
     (tmp_path / "one").mkdir()
     shutil.copytree(half, tmp_path / "one" / "5")
     assert_close(updates(tmp_path / "one", "chain", 10, 1, STEADY), whole)

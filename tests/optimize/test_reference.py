@@ -125,13 +125,8 @@ def test_losses_weights_and_penalty_by_hand(advantage, penalty):
     behavior = torch.full((1, 3), -1.5, dtype=torch.float64)
     ratios = torch.tensor([[2.0, 0.5, 1.0]], dtype=torch.float64)
     logprobs = (behavior + ratios.log()).requires_grad_()
-    loss, metrics = kl_surrogate.loss(
-        logprobs,
-        behavior,
-        torch.tensor([advantage], dtype=torch.float64),
-        torch.ones(1, 3, dtype=torch.bool),
-        penalty=penalty,
-    )
+    advantages, mask = torch.tensor([advantage]).double(), torch.ones(1, 3, dtype=torch.bool)
+    loss, metrics = kl_surrogate.loss(logprobs, behavior, advantages, mask, penalty=penalty)
     (gradient,) = torch.autograd.grad(loss.sum(), logprobs)
     kl = [2 * LN2 - 1, (1 - LN2) / 2, 0.0]
     assert metrics["kl_penalty"][0].tolist() == pytest.approx(kl, abs=1e-12)

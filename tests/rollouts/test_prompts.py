@@ -88,9 +88,7 @@ TEMPLATE = (
 
 @table("prompt", [SIX.prompt, TURNS, TURNS[1:2]])
 def test_the_chat_form_gives_the_ids_that_the_tokenizer_itself_gives(prompt: Any):
-    tokenizer = with_parts(
-        "<pad> $A <eos>"
-    )  # the template writes them itself, so they must not be added
+    tokenizer = with_parts("<pad> $A <eos>")  # the template writes them itself
     tokenizer.chat_template = TEMPLATE
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     expected = tokenizer.apply_chat_template(

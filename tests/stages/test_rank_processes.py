@@ -176,11 +176,11 @@ def test_a_run_that_ends_early_leaves_no_rank_and_is_resumed_to_the_same_bits(
     assert not differences(run_dir, together, LAST)
 
 
-SEVERAL = (
-    *("--schedule.stages", "3", "--schedule.batches_per_stage", "4", "--checkpoint.every", "1"),
-    *("--evaluation.every", "6", "--distributed.processes", "2", "--engine.processes", "1"),
-    *("--reference.name", "kl"),
+STAGES = (
+    *("--schedule.stages", "3", "--schedule.batches_per_stage", "4", "--evaluation.every", "6"),
+    *("--distributed.processes", "2", "--engine.processes", "1"),
 )
+SEVERAL = (*STAGES, "--checkpoint.every", "1", "--reference.name", "kl")
 
 
 @pytest.mark.promise("no orphans")
@@ -201,11 +201,7 @@ def test_ranks_that_are_stopped_or_still_importing_end_with_the_run(tmp_path: Pa
 
 
 # The last update alone is saved, and an evaluation comes within the second stage.
-UNSAVED = (
-    *("--schedule.stages", "3", "--schedule.batches_per_stage", "4", "--evaluation.every", "6"),
-    *("--checkpoint.every", "100"),
-    *("--distributed.processes", "2", "--engine.processes", "1"),
-)
+UNSAVED = (*STAGES, "--checkpoint.every", "100")
 
 
 @pytest.mark.promise("checkpoints")
