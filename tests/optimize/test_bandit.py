@@ -62,11 +62,6 @@ def expected_gradient(
     return gradient
 
 
-def by_softmax(weights: Tensor, logits: Tensor) -> Tensor:
-    """Return sum_a c_a grad log pi_a."""
-    return weights - logits.detach().softmax(-1) * weights.sum()
-
-
 def same(actual: Tensor, expected: Tensor, tolerance: float = 1e-12) -> None:
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
@@ -76,18 +71,12 @@ def unclipped(ratio: Tensor, a: Tensor, low: float | Tensor, high: float | Tenso
     return (~(((a > 0) & (ratio > high)) | ((a < 0) & (ratio < low)))).double()
 
 
-def away_from(pi: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
-    """Return how many responses of each arm are in M2PO's T, and the squared log ratios."""
-    log_ratio = (pi / BETA).log()
-    return COUNTS * (a * log_ratio > 0), log_ratio**2
-
-
 def m2po_kept(pi: Tensor, a: Tensor, limit: float) -> Tensor:
     """Return the share of each arm's responses that M2PO keeps. Responses are masked one by one,
     the largest square first, until the mean over T is within the limit. Responses of one arm have
     equal squares, so an arm may be kept in part."""
-    counts, squares = away_from(pi, a)
-    counts = counts.clone()
+    log_ratio = (pi / BETA).log()
+    counts, squares = COUNTS * (a * log_ratio > 0), log_ratio**2  # of responses in M2PO's T
     kept = COUNTS.double().clone()
     while counts.sum() > 0 and (counts * squares).sum() / counts.sum() > limit:
         worst = (squares * (counts > 0)).argmax()
@@ -177,8 +166,9 @@ def test_expected_gradient_is_the_closed_form(case, advantage):
         actual = expected_gradient(
             name, logits, of_responses, options, proximal_logprobs=proximal.log()
         )
-        c = weights(logits.detach().softmax(-1), a, proximal)
-        same(actual, by_softmax(c, logits))
+        pi = logits.detach().softmax(-1)
+        c = weights(pi, a, proximal)
+        same(actual, c - pi * c.sum())
         reached |= actual.any().item()
     assert reached
 

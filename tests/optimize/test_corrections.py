@@ -65,10 +65,6 @@ def test_extreme_probabilities_give_weights_from_0_to_the_bound(level):
     assert actual[:, 0].tolist() == [0.0, 0.0, 1.0]
 
 
-def corrected(correction: dict[str, object], **groups: object) -> UpdateLoss:
-    return UpdateLoss(build_config({"preset": "grpo", "correction": correction, **groups}, "test"))
-
-
 def test_the_policys_ratio_is_relative_to_the_trainers_probabilities():
     """w = 1.5 (trainer / engine), r = 1.1 (policy / trainer): loss -1.5 x 1.1, not -1.5 x 1.65. The
     second token's r = 1.3 is clipped at 1.2: -1.5 x 1.2."""
@@ -77,7 +73,8 @@ def test_the_policys_ratio_is_relative_to_the_trainers_probabilities():
     logprobs = (trainer + torch.tensor([[1.1, 1.3]]).double().log()).requires_grad_()
     one, mask = torch.ones(1).double(), torch.ones(1, 2, dtype=torch.bool)
     batch = hand_batch(engine, one, mask, trainer_behavior_logprobs=trainer)
-    loss = corrected({"name": "truncated", "interval": (0.0, 2.0)})
+    correction = {"name": "truncated", "interval": (0.0, 2.0)}
+    loss = UpdateLoss(build_config({"preset": "grpo", "correction": correction}, "test"))
     loss_BT, metrics = loss(batch, logprobs, {})
     assert loss_BT[0].tolist() == pytest.approx([-1.65, -1.8], rel=1e-6)
     (gradient,) = torch.autograd.grad(loss_BT.sum(), logprobs)

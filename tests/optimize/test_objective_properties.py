@@ -248,12 +248,6 @@ def test_extremes_are_finite_under_every_setting(form, update: Update):
             assert reduced_loss(losses, batch.mask, reduction, 8).isfinite()
 
 
-def without_advantage(update: Update) -> Update:
-    batch = update.batch
-    nothing = replace(batch, advantages=0 * batch.advantages, varied=batch.varied & False)
-    return replace(update, batch=nothing)
-
-
 # They move a response with advantage 0 back toward the behavior policy.
 PULL_BACK = ("kl_surrogate", "oapl", "tpo")
 
@@ -262,10 +256,11 @@ PULL_BACK = ("kl_surrogate", "oapl", "tpo")
 @of_updates(4, seed=5)
 def test_responses_without_advantage_have_loss_and_gradient_0(form, update: Update):
     """All-equal rewards and groups of one, except for the objectives that pull back."""
-    update = without_advantage(update)
+    batch = update.batch
+    batch = replace(batch, advantages=0 * batch.advantages, varied=batch.varied & False)
     for setting in SETTINGS:
         note(setting)
-        losses, gradient, _ = evaluated(loss_of(form, setting), update.batch, update.logprobs)
+        losses, gradient, _ = evaluated(loss_of(form, setting), batch, update.logprobs)
         if form in PULL_BACK:
             assert gradient.isfinite().all()
             assert form == "tpo" or (losses >= -1e-15).all()

@@ -15,20 +15,15 @@ from tests.updates import hand_batch
 LN2 = math.log(2)
 
 
-def of_ratios(reference_ratios: list[float], ratios: list[float]) -> list[list[float]]:
-    """Return [KL per token, its slope in log pi]. The ratios are ref / pi and pi / beta."""
-    logprobs = torch.full((1, len(ratios)), -1.0, dtype=torch.float64, requires_grad=True)
-    behavior = logprobs.detach() - torch.tensor([ratios]).double().log()
-    ref = logprobs.detach() + torch.tensor([reference_ratios]).double().log()
-    actual = kl(logprobs, behavior, ref)
-    return [actual[0].tolist(), torch.autograd.grad(actual.sum(), logprobs)[0][0].tolist()]
-
-
 def test_corrected_k3_by_hand():
     """r (q - 1 - ln q); slope r (q - 1 - ln q) + r (1 - q) = -r ln q."""
-    values, slopes = of_ratios([2.0, 0.5, 1.0], [3.0, 0.5, 4.0])
-    assert values == pytest.approx([3 * (1 - LN2), 0.5 * (LN2 - 0.5), 0.0], abs=1e-12)
-    assert slopes == pytest.approx([-3 * LN2, 0.5 * LN2, 0.0], abs=1e-12)
+    q, r = torch.tensor([[[2.0, 0.5, 1.0]], [[3.0, 0.5, 4.0]]]).double()  # ref / pi and pi / beta
+    logprobs = torch.full((1, 3), -1.0, dtype=torch.float64, requires_grad=True)
+    values = kl(logprobs, logprobs.detach() - r.log(), logprobs.detach() + q.log())
+    expected = [3 * (1 - LN2), 0.5 * (LN2 - 0.5), 0.0]
+    assert values[0].tolist() == pytest.approx(expected, abs=1e-12)
+    (slopes,) = torch.autograd.grad(values.sum(), logprobs)
+    assert slopes[0].tolist() == pytest.approx([-3 * LN2, 0.5 * LN2, 0.0], abs=1e-12)
 
 
 def test_it_is_never_below_0_and_precise_near_equality():

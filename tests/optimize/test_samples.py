@@ -20,13 +20,6 @@ from tests.updates import config_of, hand_batch
 POSITIVE, NEGATIVE = [0, 4, 13], [1, 6, 12]
 
 
-def recorded(experience: Experience, **groups: Any) -> Recorder:
-    """Return a recorder of one update of the embedded model."""
-    recorder = Recorder()
-    Trainer(load_policy(ModelOptions()), config_of(**groups)).step(experience, recorder)
-    return recorder
-
-
 def chosen(recorder: Recorder, experience: Experience, count: int) -> list[dict[str, Any]]:
     tokenizer = load_policy(ModelOptions()).tokenizer
     return recorder.chosen(experience.rollouts, experience.scores, count, tokenizer)
@@ -39,7 +32,10 @@ def rows(samples: list[dict[str, Any]]) -> list[int]:
 
 @pytest.fixture(scope="module")
 def seen(experience: Experience) -> Recorder:
-    return recorded(experience)
+    """A recorder of one update of the embedded model."""
+    recorder = Recorder()
+    Trainer(load_policy(ModelOptions()), config_of()).step(experience, recorder)
+    return recorder
 
 
 @table(
