@@ -94,6 +94,14 @@ def test_a_parameter_that_is_not_finite_is_named(value):
     assert policy.nonfinite_parameter() == name
 
 
+def test_a_tokenizer_without_eos_is_refused_and_the_option_sets_one(model):
+    edited(model / "tokenizer_config.json", eos_token=None)
+    with pytest.raises(UsageError, match=r"has no end-of-sequence .*--model\.eos_token"):
+        load_policy(ModelOptions(path=str(model)))
+    policy = load_policy(ModelOptions(path=str(model), eos_token="<eos>"))
+    assert policy.tokenizer.eos_token_id == 1 and policy.stop_ids == [1]
+
+
 @table("rank", [0, 4])
 def test_what_is_saved_stops_where_responses_stop_in_transformers_pipeline_too(
     model: Path, tmp_path: Path, rank: int

@@ -36,9 +36,10 @@ def run_groups(plan: Schedule) -> list[tuple[int, int]]:
     ],
 )
 def test_updates_per_refresh_of_the_published_schedules(batches, passes, mu):
-    options = ScheduleOptions(stages=4, batches_per_stage=batches, passes_per_batch=passes)
-    assert options.updates_per_stage == mu
-    assert options.total_updates == 4 * mu
+    sizes = {"problems_per_update": 16, "group_size": 8}
+    options = ScheduleOptions(stages=4, batches_per_stage=batches, passes_per_batch=passes, **sizes)
+    assert (options.updates_per_stage, options.total_updates) == (mu, 4 * mu)
+    assert options.rollouts_per_update == 128
 
 
 def test_staleness_counts_updates_since_the_refresh():
