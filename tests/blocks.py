@@ -1,7 +1,5 @@
 """The code blocks of the pages, fenced and indented: what each is, and why some are not run."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re
@@ -20,19 +18,7 @@ AT_THE_ROOT = ("README.md", "AGENTS.md", "SECURITY.md", "benchmarks/README.md", 
 _GLOBS = ("docs/*.md", "src/mugrpo/extensions/**/*.md")  # an extension's page stands with it
 _FOUND = (str(page.relative_to(ROOT)) for glob in _GLOBS for page in ROOT.glob(glob))
 PAGES = sorted({*AT_THE_ROOT, *_FOUND})
-PROGRAMS = (
-    "mugrpo",
-    "cd",
-    "python",
-    "pip",
-    "make",
-    "pytest",
-    "ruff",
-    "mypy",
-    "eval",
-    "torchrun",
-    ".",
-)
+PROGRAMS = "mugrpo cd python pip make pytest ruff mypy eval torchrun ."
 
 _REASON = re.compile(r"<!-- not run: (.+) -->")
 _FILE = re.compile(r"^`([\w./-]+\.(?:py|toml|jsonl))`|^# ([\w-]+\.py)$", re.MULTILINE)
@@ -74,7 +60,7 @@ def blocks(page: str) -> Iterator[Block]:
 def kind_of(text: str) -> str:
     """Return what an indented block is, by its text."""
     lines = text.strip().splitlines()
-    if all(words and words[0] in PROGRAMS for words in commands(text)):
+    if all(words and words[0] in PROGRAMS.split() for words in commands(text)):
         return "shell"
     if lines[0].startswith("{"):
         [json.loads(line) for line in lines if line != "..."]

@@ -1,7 +1,5 @@
 """Which cases of a test run by default, and tables of cases that are one test."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import itertools
@@ -17,10 +15,8 @@ from mugrpo.disk.errors import UsageError
 
 
 def some(number: int, cases: Iterable[Any]) -> list[Any]:
-    """Return `cases`. All but the first `number` of them run in `make test-all` only.
-
-    Use it for cases that show the same in other places, if each takes a second or more.
-    """
+    """Return `cases`. All but the first `number` of them run in `make test-all` only. Use it for
+    cases that show the same in other places, if each takes a second or more."""
     cases = list(cases)
     values = [case if isinstance(case, tuple) else (case,) for case in cases[number:]]
     return cases[:number] + [pytest.param(*value, marks=pytest.mark.long) for value in values]
@@ -43,10 +39,8 @@ def table(
 
 
 def cross(**values: Iterable[Any]) -> Callable[[Any], Any]:
-    """Run a test with all combinations of `values` in `make test-all`; by default with a few.
-
-    The few are as many as the longest of `values` has, and have each value at least once.
-    """
+    """Run a test with all combinations of `values` in `make test-all`; by default with a few. The
+    few are as many as the longest of `values` has, and have each value at least once."""
     every = {name: [*each] for name, each in values.items()}
     turns = (itertools.cycle(each) for each in every.values())
     few = itertools.islice(zip(*turns, strict=False), max(map(len, every.values())))

@@ -1,7 +1,5 @@
 """Fixtures that many tests share. Policies with session scope must not be trained."""
 
-from __future__ import annotations
-
 import os
 
 import pytest
@@ -12,6 +10,8 @@ from mugrpo.model.policy import Policy, load_policy
 from mugrpo.optimize.experience import Experience
 from tests.builders import TINY_FORMS, sampled_experience, tiny_policy
 from tests.cases import some
+
+pytest_plugins = ["tests.run_fixtures"]
 
 # Claims about bits and bounds are those of fp32 on a CPU, also on a machine with GPUs.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""

@@ -7,8 +7,6 @@ The rollouts and scores are ordinary shards beside the traces. They are made aga
 missing or come from another embedded model.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil
@@ -33,29 +31,15 @@ TRACE = FOLDER / "trace.json"
 MODEL = ModelOptions()
 KEYS = ("loss", "grad_norm", "ratio/negative/max", "entropy", "kl_behavior")
 # method -> its further metrics
-MARKS = {
-    "mu-grpo": ("clipped_fraction", "vetoed_fraction"),
-    "tapered-grpo": ("tapered_fraction",),
-}
+MARKS = {"mu-grpo": ("clipped_fraction", "vetoed_fraction"), "tapered-grpo": ("tapered_fraction",)}
 
 
 def config_of(preset: str, **parts: dict[str, Any]) -> RunConfig:
     """Return a config of five updates of 4 problems x 4 responses."""
-    groups = {
-        "schedule": {
-            "stages": 1,
-            "batches_per_stage": 5,
-            "growth": 1.0,
-            "problems_per_update": 4,
-            "group_size": 4,
-        },
-        "optimizer": {
-            "lr": 5e-4,
-            "lr_schedule": "constant",
-            "betas": (0.9, 0.999),
-            "micro_batch_tokens": 400,
-        },
-    }
+    schedule = {"stages": 1, "batches_per_stage": 5, "growth": 1.0}
+    schedule |= {"problems_per_update": 4, "group_size": 4}
+    optimizer = {"lr": 5e-4, "lr_schedule": "constant", "betas": (0.9, 0.999)}
+    groups = {"schedule": schedule, "optimizer": {**optimizer, "micro_batch_tokens": 400}}
     return build_config({"preset": preset, **groups, **parts}, "the golden trace")
 
 

@@ -6,8 +6,6 @@ A place is between two steps of work or within one; `PLACES` lists them. The pro
 place on stderr, so that a test can tell this signal from any other end.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -25,12 +23,9 @@ Reach = Callable[[AbstractContextManager[None]], None]
 
 
 def arm(place: str, nth: int, act: str = "SIGKILL") -> None:
-    """Do `act` in this process at the `nth` pass of `place`, counted from 1.
-
-    `act` is a signal's name, or several joined by "+"; or "hold PATH": create the file PATH.held
-    and wait for the file PATH.go; or "sleep SECONDS"; or "fill PATH BYTES": fill the disk of PATH
-    except for BYTES.
-    """
+    """Do `act` in this process at the `nth` pass of `place`, counted from 1. `act` is a signal's
+    name, or several joined by "+"; or "hold PATH": create the file PATH.held and wait for the file
+    PATH.go; or "sleep SECONDS"; or "fill PATH BYTES": fill the disk of PATH except for BYTES."""
     passes = 0
 
     def reach(halved: AbstractContextManager[None]) -> None:
@@ -86,9 +81,7 @@ def fill_disk(path: Path, spare: int) -> None:
 @dataclass
 class Place:
     """A point that the code declares (mugrpo.disk.publishing), only for paths that match `about`.
-
-    `halved` cuts what is there in half while the signal is sent, and restores it afterwards.
-    """
+    `halved` cuts what is there in half while the signal is sent, and restores it afterwards."""
 
     point: str
     about: str = ""  # a regular expression

@@ -1,7 +1,5 @@
 """Updates, seeded or drawn by hypothesis, and objectives for claims about all of them."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from functools import cache
@@ -46,13 +44,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "masked": {"correction": {"name": "masked", "interval": (0.8, 1.2)}},
     "masked responses": {"correction": {"name": "masked", "level": "sequence"}},
     "kl": {"reference": {"name": "kl", "coefficient": 0.3}},
-    "all": {
-        "veto": _VETO,
-        "sequence_mask": _OFF_POLICY,
-        "correction": {"name": "truncated", "interval": (0.0, 1.2)},
-        "reference": {"name": "kl", "coefficient": 0.3},
-    },
 }
+_EVERY = ("veto", "sequence mask", "truncated", "kl")
+SETTINGS["all"] = {k: v for name in _EVERY for k, v in SETTINGS[name].items()}
 STORED = ("trainer_behavior_logprobs", "proximal_logprobs", "reference_logprobs")
 
 
@@ -71,7 +65,7 @@ class Update:
     order: torch.Tensor  # [B]
     cut: list[int]  # responses of each micro-batch
 
-    def to(self, dtype: torch.dtype) -> Update:
+    def to(self, dtype: torch.dtype) -> "Update":
         batch = replace(
             self.batch,
             behavior_logprobs=self.batch.behavior_logprobs.to(dtype),
@@ -104,8 +98,6 @@ def seeded(seed: int) -> Update:
     order = torch.randperm(10, generator=generator)
     return Update(batch, behavior + normal(0.5), order, [1, 2, 3, 4])
 
-
-# ---- hypothesis ----
 
 # The values that bytes stand for. Log ratios: 0 first, as hypothesis shrinks to it, then extremes.
 _ENDS = (14.0, -14.0, 79.0, -79.0, 100.0, -100.0, INF, -INF, math.nan)
@@ -169,9 +161,6 @@ def _beside(behavior_BT: torch.Tensor, ratio_BT: torch.Tensor) -> torch.Tensor:
     return (behavior_BT.clamp(min=-120.0) + ratio_BT).nan_to_num(nan=-INF, neginf=-INF).clamp(max=0)
 
 
-# ---- evaluation ----
-
-
 def taken(batch: MicroBatch, rows: torch.Tensor, width: int | None = None) -> MicroBatch:
     """Return some responses of a batch, with the padding cut to `width`."""
     return replace(
@@ -188,16 +177,9 @@ def taken(batch: MicroBatch, rows: torch.Tensor, width: int | None = None) -> Mi
 def prepassed(loss: UpdateLoss, batch: MicroBatch, logprobs: torch.Tensor) -> dict[str, Any]:
     if loss.objective.prepass is None:
         return {}
+    given = ("behavior_logprobs", "advantages", "mask")
     with torch.no_grad():
-        return loss.prepass(
-            logprobs,
-            {
-                "behavior_logprobs": batch.behavior_logprobs,
-                "advantages": batch.advantages,
-                "mask": batch.mask,
-                **batch.stored,
-            },
-        )
+        return loss.prepass(logprobs, {n: getattr(batch, n) for n in given} | batch.stored)
 
 
 Found = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]

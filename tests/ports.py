@@ -1,7 +1,5 @@
 """The addresses at which processes accept connections, as the kernel knows them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

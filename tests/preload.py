@@ -1,7 +1,5 @@
 """Load what a run would load late. The fork server of tests.runs imports this once."""
 
-from __future__ import annotations
-
 import gc
 import os
 

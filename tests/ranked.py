@@ -4,8 +4,6 @@ The ranks make updates on the same experiences, starting from the folder's newes
 rank writes the metrics, and all of them write the trainer's state.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import tempfile

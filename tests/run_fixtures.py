@@ -1,7 +1,5 @@
 """Fixtures for tests that train tiny runs: `pytest_plugins = ["tests.run_fixtures"]`."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator

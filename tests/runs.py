@@ -4,8 +4,6 @@ Processes are forked from a server that has imported everything, so each costs o
 two. Each has one thread, as the same bits are expected only with the same number of threads.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import multiprocessing
@@ -144,11 +142,9 @@ def start(
     first: Callable[[], None] = _nothing,
     beside: bool = False,
 ) -> Started:
-    """Start `mugrpo ARGUMENTS`, with `act` at the `nth` pass of the place `at` (tests.kill_at).
-
-    The new process calls `first`, which must be picklable, before anything else. Unless checkpoints
-    are written `beside` training, it waits for each, so that tests know what a killed run leaves.
-    """
+    """Start `mugrpo ARGUMENTS`, with `act` at the `nth` pass of the place `at` (tests.kill_at). The
+    new process calls `first`, which must be picklable, before anything else. Unless checkpoints are
+    written `beside` training, it waits for each, so that tests know what a killed run leaves."""
     folder = Path(mkdtemp(prefix="mugrpo-test-"))
     for name in ("out", "err"):  # it may be killed before it opens them
         (folder / name).touch()

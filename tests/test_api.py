@@ -1,7 +1,5 @@
 """The documented API: its names, its page, what importing it loads, and that its examples work."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect
@@ -22,8 +20,6 @@ from mugrpo.extensions.lab import bakeoff
 from tests.blocks import blocks
 from tests.cases import table
 from tests.runs import ROOT, final_weights, read_metrics, write_config
-
-pytest_plugins = ["tests.run_fixtures"]
 
 PAGE = (ROOT / "docs" / "api.md").read_text()
 EXAMPLES = [block.text for block in blocks("docs/api.md") if "import mugrpo\n\n" in block.text]
@@ -53,9 +49,8 @@ def test_an_example_calls_each_function_and_makes_each_object():
     assert used == {name for name in mugrpo.__all__ if callable(getattr(mugrpo, name))}
 
 
-def test_the_example_of_one_stage_uses_only_names_of_the_page():
+def test_the_example_of_one_stage_imports_nothing_else_of_mugrpo():
     source = (ROOT / "examples" / "one_stage.py").read_text()
-    assert names_used(source) <= set(mugrpo.__all__)
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom):
             assert not str(node.module).startswith("mugrpo")
@@ -131,12 +126,7 @@ def replayed(run_dir: Path) -> Any:
 
 
 @pytest.mark.long
-def test_the_examples_of_the_page_do_what_it_says(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    reference: Path,
-):
+def test_the_examples_of_the_page_do_what_it_says(tmp_path, monkeypatch, capsys, reference):
     resumed, refused, compared, sampled, elsewhere, by_hand = EXAMPLES
     monkeypatch.chdir(tmp_path)
     write_config(tmp_path).rename("mine.toml")

@@ -1,7 +1,5 @@
 """The help of the command line: which options it shows, and with which defaults."""
 
-from __future__ import annotations
-
 import re
 import shlex
 
@@ -37,31 +35,23 @@ def options_in(text: str) -> list[str]:
 
 @table("command", ["train", "demo"])
 @table("flag", ["-h", "--help"])
-def test_help_shows_the_options_to_know_first_and_says_how_to_see_all(
-    capsys: pytest.CaptureFixture[str], command: str, flag: str
-):
+def test_help_shows_the_options_to_know_first_and_says_how_to_see_all(capsys, command, flag):
     text = help_of(capsys, command, flag)
     assert text.startswith(f"usage: mugrpo {command} ")
     assert [name for name in options_in(text) if name in FIRST] == list(FIRST)
     assert len(options_in(text)) == len(FIRST)
     assert "\n`--help TABLE` shows a table of options, `--help all` every one: model, " in text
-    assert (
-        "(default 16)\n      Batches of rollouts generated per refresh.\n" in text
-    )  # the preset's
+    assert "(default 16)\n      Batches of rollouts generated per" in text  # the preset's
 
 
 @table("command", sorted({*TAKE_OPTIONS} - {"train", "demo"}))
-def test_help_of_other_commands_leads_to_the_options(
-    capsys: pytest.CaptureFixture[str], command: str
-):
+def test_help_of_other_commands_leads_to_the_options(capsys, command):
     text = help_of(capsys, command, "--help")
     assert options_in(text) == [] and "`mugrpo train --help`" in text
 
 
 @table("command", TAKE_OPTIONS)
-def test_help_all_lists_every_option_with_its_default(
-    capsys: pytest.CaptureFixture[str], command: str
-):
+def test_help_all_lists_every_option_with_its_default(capsys, command):
     text = help_of(capsys, command, "--help", "all")
     assert text.startswith(f"usage: mugrpo {command} ") and "`--help all`" not in text
     names = [option.name for option in describe() if "[]" not in option.name]
@@ -108,15 +98,10 @@ def test_help_of_a_table_has_its_options_alone(capsys: pytest.CaptureFixture[str
     assert options_in(text) == ["veto.name", "veto.threshold", "veto.scope"]
     assert options_in(options_text("task"))[0] == "task.name"
     assert main(["train", "--help", "vetos"]) == 2
-    assert (
-        "--help vetos: did you mean veto? the tables are model, lora, task, "
-        in capsys.readouterr().err
-    )
+    assert "did you mean veto? the tables are model, lora, task, " in capsys.readouterr().err
 
 
-def test_help_lists_every_command_once_and_bare_mugrpo_names_three_that_exist(
-    capsys: pytest.CaptureFixture[str],
-):
+def test_help_lists_every_command_once_and_bare_mugrpo_names_three_that_exist(capsys):
     commands = parsers_of(parser())
     listed = help_of(capsys, "--help").partition("\nbegin")[2]
     assert sorted(re.findall(r"^  (\S+) +\S", listed, re.M)) == sorted(commands)

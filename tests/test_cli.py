@@ -1,7 +1,5 @@
 """The command line: what it imports, and how it refuses what it does not know."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -10,17 +8,7 @@ import pytest
 
 from mugrpo.arguments import DEMO
 from tests.faults.harm import contents, refused, resume_words, stopped
-from tests.runs import (
-    Command,
-    Ended,
-    checkpoints,
-    final_weights,
-    mugrpo,
-    read_metrics,
-    write_config,
-)
-
-pytest_plugins = ["tests.run_fixtures"]
+from tests.runs import Command, checkpoints, final_weights, mugrpo, read_metrics, write_config
 
 # What needs no model in one process, the lightest first: after each, nothing heavier is imported.
 LIGHT = """
@@ -74,11 +62,8 @@ main(sys.argv[1:])
 
 
 def test_the_first_line_of_a_run_says_what_is_loading_before_torch_is(tmp_path: Path):
-    """The process stops at its first import of torch, which takes seconds.
-
-    What else takes seconds waits too: 423 modules were counted before the line, most of them small
-    parts of a few.
-    """
+    """The process stops at its first import of torch, which takes seconds. What else takes seconds
+    waits too: 423 modules were counted before the line, most of them small parts of a few."""
     config = write_config(tmp_path)
     words = [sys.executable, "-c", WITHOUT_TORCH, "train", config]
     done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
@@ -117,9 +102,7 @@ def test_demo_goes_on_with_the_packaged_configs_run_and_can_be_stopped_and_resum
         ("--force", "--force needs a command before it"),
     ],
 )
-def test_words_that_are_no_command_are_answered_with_one(
-    command: Command, words: str, sentence: str
-):
+def test_words_that_are_no_command_are_answered_with_one(command, words, sentence):
     refused(command(*words.split()), sentence)
 
 
@@ -130,9 +113,7 @@ def test_output_into_a_closed_pipe_ends_quietly():
     assert ended.stderr == "" and len(ended.stdout.splitlines()) == 1
 
 
-def test_characters_that_a_terminal_obeys_are_shown_instead(
-    tmp_path: Path, run_dir: Path, command: Command
-):
+def test_characters_that_a_terminal_obeys_are_shown_instead(tmp_path, run_dir, command):
     """ESC [2J clears a screen, BEL rings, U+202E writes from right to left."""
     ended = command("train", tmp_path / "\x1b[2Jmine\x07.toml")
     assert ended.status == 2 and "\\x1b[2Jmine\\x07.toml" in ended.err
@@ -148,32 +129,26 @@ def test_a_phase_that_is_run_too_early_names_the_one_to_run_first(tmp_path: Path
     run_dir = tmp_path / "run"
     words = [write_config(tmp_path), "--run-dir", run_dir]
 
-    def first(phase: str, stage: int, sentence: str) -> Ended:
-        ended = command(phase, *words, "--stage", stage)
-        refused(ended, sentence)
-        return ended
+    def first(phase: str, sentence: str, *option: object) -> None:
+        refused(command(phase, *words, *option), sentence)
 
-    first(
-        "generate",
-        1,
-        f"{run_dir}/checkpoints/update-000003 does not exist yet: optimize the",
-    )
+    before = f"{run_dir}/checkpoints/update-000003 does not exist yet: optimize the"
+    first("generate", before, "--stage", 1)
     for phase in ("score", "optimize"):
-        first(phase, 0, f"has 0 of 3 shards of rollouts; run `mugrpo generate {run_dir} --stage 0`")
+        lacks = f"has 0 of 3 shards of rollouts; run `mugrpo generate {run_dir} --stage 0`"
+        first(phase, lacks, "--stage", 0)
     assert command("generate", *words, "--stage", 0).status == 0
-    first("optimize", 0, f"has 0 of 3 shards of scores; run `mugrpo score {run_dir} --stage 0`")
-    first("generate", 2, "--stage 2: the run has stages 0 to 1")
-    first("generate", -1, "--stage -1: the run has stages 0 to 1")
-    refused(command("evaluate", *words, "--update", 4), "--update 4 has no checkpoint")
-    assert command("score", *words).status == 0
-    assert command("optimize", *words).status == 0
+    lacks = f"has 0 of 3 shards of scores; run `mugrpo score {run_dir} --stage 0`"
+    first("optimize", lacks, "--stage", 0)
+    for stage in (2, -1):
+        first("generate", f"--stage {stage}: the run has stages 0 to 1", "--stage", stage)
+    first("evaluate", "--update 4 has no checkpoint", "--update", 4)
+    assert command("score", *words).status == command("optimize", *words).status == 0
     assert checkpoints(run_dir) == [2, 3]
-    first("score", 1, f"run `mugrpo generate {run_dir} --stage 1` first")
+    first("score", f"run `mugrpo generate {run_dir} --stage 1` first", "--stage", 1)
 
 
-def test_train_after_an_extra_evaluation_ends_in_the_same_bits(
-    run_dir: Path, command: Command, reference: Path
-):
+def test_train_after_an_extra_evaluation_ends_in_the_same_bits(run_dir, command, reference):
     assert command("evaluate", run_dir).status == 0
     assert command("train", run_dir).status == 0
     assert final_weights(run_dir) == final_weights(reference)

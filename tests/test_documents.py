@@ -3,8 +3,6 @@
 A page is a folder: files that it names are written there, and its Python runs there in order.
 """
 
-from __future__ import annotations
-
 import ast
 import os
 import re
@@ -27,8 +25,6 @@ from mugrpo.extensions.evals.options import load_suites
 from mugrpo.extensions.lab.study.spec import load_study
 from tests.blocks import ELSEWHERE, PAGES, Block, blocks, commands
 from tests.runs import ENVIRONMENT, ROOT, read_metrics
-
-pytest_plugins = ["tests.run_fixtures"]
 
 BLOCKS = [
     block for page in PAGES if page not in ELSEWHERE for block in blocks(page) if not block.reason
@@ -78,9 +74,8 @@ def test_links_within_the_project_lead_somewhere():
 def test_the_page_of_results_has_every_study():
     page = (ROOT / "docs" / "results.md").read_text()
     for study in ROOT.glob("studies/results/*/README.md"):
-        assert (
-            f"| [{study.parent.name}](../studies/results/{study.parent.name}/README.md) |" in page
-        )
+        name = study.parent.name
+        assert f"| [{name}](../studies/results/{name}/README.md) |" in page
 
 
 def test_the_reference_is_what_the_code_says():
@@ -108,11 +103,9 @@ _NAME = re.compile(r"\w+(\.\w+)*|[\w./-]*/[\w./-]+|[\w-]+\.(py|toml|md)")
 
 @cache
 def source() -> tuple[frozenset[str], str]:
-    """Return the names that the source and its tests define, and all paths, a line each.
-
-    Names are those of modules, classes, functions, arguments, variables, public attributes and
-    pytest marks, and texts, such as names of metrics and files.
-    """
+    """Return the names that the source and its tests define, and all paths, a line each. Names are
+    those of modules, classes, functions, arguments, variables, public attributes and pytest marks,
+    and texts, such as names of metrics and files."""
     marks = re.findall(r'^  "(\w+): ', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     names = {"pytest", "mark", *marks}
     for file in (f for place in ("src", "tests", "scripts") for f in (ROOT / place).rglob("*.py")):
@@ -176,9 +169,7 @@ def test_every_config_of_a_page_loads(tmp_path: Path, monkeypatch: pytest.Monkey
             build_config(raw, str(block))
 
 
-def test_every_command_of_a_page_is_understood(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
+def test_every_command_of_a_page_is_understood(tmp_path, capsys, monkeypatch):
     """Options are resolved too, with the config if the page or the project has it."""
     monkeypatch.chdir(ROOT)
     parse, seen = parser(), 0
@@ -209,9 +200,7 @@ def test_every_command_of_a_page_is_understood(
         for page in dict.fromkeys(block.page for block in of("python"))
     ],
 )
-def test_the_python_of_a_page_runs_in_order(
-    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_python_of_a_page_runs_in_order(page, tmp_path, monkeypatch):
     monkeypatch.chdir(files_of(page, tmp_path))
     names: dict[str, Any] = {}
     for block in of("python"):
@@ -222,9 +211,7 @@ def test_the_python_of_a_page_runs_in_order(
 
 @pytest.mark.long
 @pytest.mark.parametrize("page", ["docs/start.md"])
-def test_a_page_does_what_it_says_from_top_to_bottom(
-    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_a_page_does_what_it_says_from_top_to_bottom(page, tmp_path, monkeypatch, capsys):
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     monkeypatch.chdir(files_of(page, tmp_path))
     for block in (block for block in BLOCKS if block.page == page):
@@ -245,9 +232,7 @@ EMBEDDED += " --prompt.allow_missing true"  # the template writes the numbers al
 
 
 @pytest.mark.long
-def test_the_example_of_own_problems_trains_an_embedded_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_example_of_own_problems_trains_an_embedded_model(tmp_path, monkeypatch):
     for file in ("mine.toml", "rewards.py", "problems.jsonl"):
         (tmp_path / file).write_text((OWN_PROBLEMS / file).read_text())
     (tmp_path / "sum.jinja").write_text(SUM)

@@ -1,12 +1,8 @@
 """examples/one_stage.py fits on a page and has the pipeline's weights and numbers to the bit."""
 
-from __future__ import annotations
-
 import ast
 import runpy
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,11 +54,7 @@ def begins_without_a_gradient(updates: Lines) -> None:
     ids=["tapered-grpo", "other options"],
 )
 def test_its_weights_and_numbers_are_the_pipelines_in_every_bit(
-    words: str,
-    enough_happens: Callable[[Lines], None],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    words, enough_happens, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setattr(sys, "argv", [str(EXAMPLE), *words.split()])
     example = runpy.run_path(str(EXAMPLE))

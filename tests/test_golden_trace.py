@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from mugrpo.disk.shards import ShardSet, read_rollouts
@@ -18,19 +16,14 @@ def test_five_updates_on_the_stored_rollouts_give_the_recorded_numbers(method: s
         assert found == pytest.approx(expected, rel=1e-4, abs=1e-7), f"update {update}"
 
 
-def test_the_recorded_updates_of_mu_grpo_clip_and_veto():
-    """Otherwise the trace would say nothing about the clip and the veto."""
-    updates = recorded()["mu-grpo"]
-    assert updates[0]["kl_behavior"] == pytest.approx(0, abs=1e-7)
+def test_the_recorded_updates_clip_veto_and_taper():
+    """Otherwise the traces would say nothing about that."""
+    updates, tapered = recorded()["mu-grpo"], recorded()["tapered-grpo"]
+    for first in (updates[0], tapered[0]):
+        assert first["kl_behavior"] == pytest.approx(0, abs=1e-7)
     assert max(line["vetoed_fraction"] for line in updates) > 0.005
     assert max(line["clipped_fraction"] for line in updates) > 0.005
-
-
-def test_the_recorded_updates_of_tapered_grpo_taper():
-    """Otherwise the trace would say nothing about the taper."""
-    updates = recorded()["tapered-grpo"]
-    assert updates[0]["kl_behavior"] == pytest.approx(0, abs=1e-7)
-    assert min(line["tapered_fraction"] for line in updates[1:]) > 0.1
+    assert min(line["tapered_fraction"] for line in tapered[1:]) > 0.1
 
 
 def test_the_stored_rollouts_are_what_the_embedded_model_samples(tmp_path):

@@ -1,7 +1,5 @@
 """The floors of docs/architecture.md: imports only go down, and the house stays small."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,42 +11,20 @@ FILES = sorted(HOUSE.rglob("*.py"))
 
 # From the ground up. A room (a package or a root module) imports only rooms on lower floors.
 FLOORS = (
-    "disk",
-    "config",
-    "processes",
-    "model rewards",
-    "engines tasks optimize",
-    "rollouts",
-    "run",
-    "hosts report",
-    "stages",
-    "pipeline",
-    "tools",
-    "arguments",
-    "cli",
-    "extensions",
+    *("disk", "config", "processes", "model rewards", "engines tasks optimize", "rollouts", "run"),
+    *("hosts report", "stages", "pipeline", "tools", "arguments", "cli", "extensions"),
     "__init__ __main__",
 )
 NEVER = {("rollouts", "optimize")}
 WITHOUT_TORCH = {"disk", "config", "arguments"}
 
 # The mathematics imports nothing else of mugrpo.
-MATHEMATICS = (
-    "mugrpo.model.attention",
-    "mugrpo.model.logprobs",
-    "mugrpo.model.rows",
-    "mugrpo.model.shaping",
-    "mugrpo.model.shared_prompts",
-    "mugrpo.model.varlen",
-    "mugrpo.optimize.advantages",
-    "mugrpo.optimize.corrections",
-    "mugrpo.optimize.learning_rate",
-    "mugrpo.optimize.masks",
-    "mugrpo.optimize.objectives",
-    "mugrpo.optimize.ratios",
-    "mugrpo.optimize.reduction",
-    "mugrpo.optimize.reference",
-)
+_MODEL = "attention logprobs rows shaping shared_prompts varlen"
+_OPTIMIZE = "advantages corrections learning_rate masks objectives ratios reduction reference"
+MATHEMATICS = [
+    *(f"mugrpo.model.{name}" for name in _MODEL.split()),
+    *(f"mugrpo.optimize.{name}" for name in _OPTIMIZE.split()),
+]
 
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms.split()}
 

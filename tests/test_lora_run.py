@@ -1,7 +1,5 @@
 """Runs that train an adapter: killed and resumed, with other engines, with ranks, and merged."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -13,15 +11,7 @@ from transformers import AutoModelForCausalLM
 from mugrpo.disk.publishing import seal_folder
 from tests.builders import saved_weights
 from tests.faults.harm import edited, refused
-from tests.runs import (
-    MODEL,
-    Command,
-    final_weights,
-    finished,
-    read_metrics,
-)
-
-pytest_plugins = ["tests.run_fixtures"]
+from tests.runs import MODEL, Command, final_weights, finished, read_metrics
 
 LORA = ("--lora.rank", "4", "--lora.alpha", "24", "--optimizer.lr", "3e-3")
 
@@ -47,9 +37,7 @@ def test_every_update_moves_the_policy_and_the_canary_sees_no_gap_but_rounding(r
 @pytest.mark.long
 def test_the_reference_policy_is_the_model_without_the_adapter(reference: Path, tmp_path: Path):
     """Before the first update the policy is the model too, so the penalty's gradient is 0 there.
-
-    After it, the penalty counts: the weights differ from those of the run without it.
-    """
+    After it, the penalty counts: the weights differ from those of the run without it."""
     kl = ("--reference.name", "kl", "--reference.coefficient", "1")
     finished(tmp_path / "run", *LORA, *kl)
     ours, theirs = (
@@ -62,9 +50,7 @@ def test_the_reference_policy_is_the_model_without_the_adapter(reference: Path, 
     assert final_weights(tmp_path / "run") != final_weights(reference)
 
 
-def test_merge_writes_a_plain_model_of_a_run_or_a_checkpoint(
-    reference: Path, tmp_path: Path, command: Command
-):
+def test_merge_writes_a_plain_model_of_a_run_or_a_checkpoint(reference, tmp_path, command):
     checkpoint = reference / "checkpoints" / "update-000006"
     for source, out in ((reference, "one"), (checkpoint, "two")):
         ended = command("merge", source, tmp_path / out)
@@ -82,9 +68,7 @@ def test_merge_writes_a_plain_model_of_a_run_or_a_checkpoint(
     assert ended.status == 2 and "exists already" in ended.err
 
 
-def test_merge_refuses_a_model_that_was_not_trained_on(
-    reference: Path, tmp_path: Path, model: Path, command: Command
-):
+def test_merge_refuses_a_model_that_was_not_trained_on(reference, tmp_path, model, command):
     words = ["merge", reference, tmp_path / "out", "--base", model]
     assert command(*words).status == 0  # a copy
     edited(model / "generation_config.json", eos_token_id=0)

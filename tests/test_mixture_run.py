@@ -1,7 +1,5 @@
 """A run on a mixture: shares, metrics, evaluation by source, and exact resume."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 
@@ -33,15 +31,11 @@ eval_problems = 3
 assert MIXTURE != CONFIG
 
 
-def ran(run_dir: Path, **kill: object) -> int:
-    config = write_config(run_dir.parent / "config", MIXTURE)
-    return mugrpo("train", config, "--run-dir", run_dir, **kill).status
-
-
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("mixed") / "run"
-    assert ran(run_dir) == 0
+    config = write_config(run_dir.parent / "config", MIXTURE)
+    assert mugrpo("train", config, "--run-dir", run_dir).status == 0
     return run_dir
 
 

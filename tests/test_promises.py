@@ -1,7 +1,5 @@
 """docs/reliability.md and the tests cite each other: no row without a test, and no other tests."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The recipes have the papers' schedules and options, and the smallest trains."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib
@@ -12,8 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config
+from transformers import AutoModelForCausalLM, Qwen2Config
 
 from mugrpo.config.load import leaves, load_config
 from mugrpo.config.run import RunConfig
@@ -22,18 +19,13 @@ from mugrpo.optimize import trainer
 from mugrpo.optimize.experience import Responses, with_advantages
 from mugrpo.tasks.dataset import Dataset
 from tests.cases import table
-from tests.runs import ROOT, Command, read_metrics
-
-pytest_plugins = ["tests.run_fixtures"]
+from tests.rollouts.test_templates import tokenizer_of
+from tests.runs import ROOT, read_metrics
 
 RECIPES = ROOT / "configs" / "recipes"
-SECTIONS = dict(
-    zip(
-        ("mu_grpo", "off_policy_gsm8k", "off_policy_deepscaler"),
-        (ROOT / "docs" / "papers.md").read_text().split("\n## ")[1:],
-        strict=False,
-    )
-)
+_NAMES = ("mu_grpo", "off_policy_gsm8k", "off_policy_deepscaler")
+_TEXTS = (ROOT / "docs" / "papers.md").read_text().split("\n## ")[1:]
+SECTIONS = dict(zip(_NAMES, _TEXTS, strict=False))
 
 
 def shape(config: RunConfig) -> tuple[int, int, int]:
@@ -82,24 +74,18 @@ def small(tmp_path: Path) -> tuple[Path, Path]:
 
     The model has the form's architecture, heads that share keys and values 7 to 1, biases and tied
     embeddings, with 2 layers instead of 24, 14 heads of 4 numbers instead of 64, and a vocabulary
-    of 256 bytes and two special tokens. Its chat template has the layout of Qwen's.
+    of 256 bytes and three special tokens. Its chat template has the layout of Qwen's.
     """
     raw = json.loads((RECIPES / "forms" / "qwen2.5-0.5b" / "config.json").read_text())
     raw |= {"hidden_size": 56, "intermediate_size": 64, "num_hidden_layers": 2}
-    form = Qwen2Config.from_dict(raw | {"vocab_size": 258, "eos_token_id": 257})
-    torch.manual_seed(3)
-    folder = tmp_path / "model"
-    AutoModelForCausalLM.from_config(form).save_pretrained(folder)
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    plain = Tokenizer(models.BPE({letter: n for n, letter in enumerate(alphabet)}, []))
-    plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    plain.decoder = decoders.ByteLevel()
-    plain.add_special_tokens(["<|im_start|>", "<|im_end|>"])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, eos_token="<|im_end|>")
-    tokenizer.chat_template = (
+    tokenizer = tokenizer_of(
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
+    raw |= {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id}
+    torch.manual_seed(3)
+    folder = tmp_path / "model"
+    AutoModelForCausalLM.from_config(Qwen2Config.from_dict(raw)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     data = tmp_path / "gsm8k.jsonl"
     rows = [
@@ -110,9 +96,7 @@ def small(tmp_path: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.long
-def test_the_smallest_recipe_makes_two_updates(
-    small: tuple[Path, Path], tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_smallest_recipe_makes_two_updates(small, tmp_path, command, monkeypatch):
     """Of each update's two groups of two, a judge makes the first all wrong, the second half right.
 
     The mask removes the first. The second has mean 1/2 and population variance 1/4, so its

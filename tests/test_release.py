@@ -1,7 +1,5 @@
 """What the wheel says of itself, and how much an installation takes."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

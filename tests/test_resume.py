@@ -1,7 +1,5 @@
 """Runs of every kind that are killed anywhere and resumed end in the bits of uninterrupted ones."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -39,8 +37,6 @@ from tests.runs import (
 from tests.test_mixture_run import MIXTURE
 from tests.waiting import until
 
-pytest_plugins = ["tests.run_fixtures"]
-
 
 def test_every_update_of_the_reference_moves_the_weights(reference: Path):
     updates = [line for line in read_metrics(reference) if line["kind"] == "update"]
@@ -51,9 +47,7 @@ def test_every_update_of_the_reference_moves_the_weights(reference: Path):
 
 
 @pytest.mark.promise("seed")
-def test_two_uninterrupted_runs_are_the_same_and_another_seed_is_not(
-    reference: Path, tmp_path: Path
-):
+def test_two_uninterrupted_runs_are_the_same_and_another_seed_is_not(reference, tmp_path):
     finished(tmp_path / "again")
     assert_same(tmp_path / "again", reference)
     finished(tmp_path / "other", "--seed", 11, "--schedule.stages", 1)
@@ -88,9 +82,7 @@ KINDS = {
     ),
     "mixture": Kind(SURPLUS, partial(write_config, text=MIXTURE)),
     "turns": Kind(("--trust",), write_turns),
-    "two passes": Kind(
-        ("--schedule.batches_per_stage", "1", "--schedule.passes_per_batch", "3"),
-    ),
+    "two passes": Kind(("--schedule.batches_per_stage", "1", "--schedule.passes_per_batch", "3")),
 }
 
 # Where a kill of the plain run comes, at which pass of the place, and what is on disk then: rollout
@@ -199,9 +191,7 @@ STORED: list[tuple[str, str, list[dict[int, int]]]] = [
 
 
 @pytest.mark.parametrize(("kind", "name", "updates"), some(1, STORED))
-def test_logprobs_of_other_policies_are_stored_and_change_the_weights(
-    whole: dict[str, Path], kind: str, name: str, updates: list[dict[int, int]]
-):
+def test_logprobs_of_other_policies_are_stored_and_change_the_weights(whole, kind, name, updates):
     lines = metrics.read_metrics(whole[kind] / "metrics.jsonl")
     timed = [line["time/logprobs"] for line in lines if line["kind"] == "update"]
     for stage, expected in enumerate(updates):
@@ -219,13 +209,9 @@ def test_logprobs_of_other_policies_are_stored_and_change_the_weights(
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", KINDS)
-def test_a_run_killed_after_every_sixth_publish_ends_in_the_same_bits(
-    whole: dict[str, Path], tmp_path: Path, name: str
-):
-    """Six, since an evaluation publishes four files and a folder, and starts over if killed.
-
-    With proximal logprobs more is published up to the next checkpoint, unless each update has one.
-    """
+def test_a_run_killed_after_every_sixth_publish_ends_in_the_same_bits(whole, tmp_path, name):
+    """Six, since an evaluation publishes four files and a folder, and starts over if killed. With
+    proximal logprobs more is published up to the next checkpoint, unless each update has one."""
     run_dir, statuses = tmp_path / "run", list[int]()
     while not statuses or (statuses[-1] == -signal.SIGKILL and len(statuses) < 30):
         every = ("--checkpoint.every", 1) if name == "proximal" else ()
@@ -265,9 +251,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(reference: Path, tmp_pat
 
 
 @pytest.mark.long
-def test_a_run_of_the_installed_command_is_resumed_by_a_fresh_interpreter(
-    reference: Path, tmp_path: Path
-):
+def test_a_run_of_the_installed_command_is_resumed_by_a_fresh_interpreter(reference, tmp_path):
     run_dir = tmp_path / "run"
     words = ["train", str(write_config(tmp_path)), "--run-dir", str(run_dir)]
     environment = {**os.environ, **ENVIRONMENT}

@@ -5,8 +5,6 @@ before that (importance sampling ratios, advantages) comes from the code of its
 `_generate_and_score_completions`. TRL is imported on first use, which takes seconds.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import inspect
@@ -35,6 +33,9 @@ REDUCTIONS = {
 }
 
 
+VESPO = {"vespo_k_pos": 2.0, "vespo_lambda_pos": 3.0, "vespo_k_neg": 3.0, "vespo_lambda_neg": 2.0}
+
+
 @dataclass(frozen=True)
 class Update:
     logprobs: torch.Tensor
@@ -46,11 +47,8 @@ class Update:
 
 
 def random_update(seed: int, dtype: torch.dtype = torch.float64) -> Update:
-    """Return a ragged update with ratios inside and outside every interval.
-
-    Advantages have both signs, and one is 0. Padding holds arbitrary logprobs,
-    which must be ignored.
-    """
+    """Return a ragged update with ratios inside and outside every interval. Advantages have both
+    signs, and one is 0. Padding holds arbitrary logprobs, which must be ignored."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(scale: float) -> torch.Tensor:
@@ -89,12 +87,8 @@ def ours(update: Update, *, reduction: str, varied: Any = True, **groups: Any) -
         trainer_behavior_logprobs=update.trainer,
         reference_logprobs=update.reference,
     )
-    divisor = denominator(
-        reduction,
-        tokens=int(update.mask.sum()),
-        responses=len(update.mask),
-        max_new_tokens=MAX_NEW_TOKENS,
-    )
+    counts = {"tokens": int(update.mask.sum()), "responses": len(update.mask)}
+    divisor = denominator(reduction, **counts, max_new_tokens=MAX_NEW_TOKENS)
     logprobs = update.logprobs.clone().requires_grad_()
     loss_BT, _ = UpdateLoss(config)(batch, logprobs, {})
     loss = reduced_loss(loss_BT, update.mask, reduction, divisor)
@@ -114,10 +108,8 @@ def theirs(
     clip: tuple[float | None, float | None] = (None, None),
     logged: dict[str, list[float]] | None = None,
 ) -> Result:
-    """Return TRL's loss and its gradient w.r.t. the logprobs.
-
-    TRL's method accepts any object as `self` that has the attributes it reads.
-    """
+    """Return TRL's loss and its gradient w.r.t. the logprobs. TRL's method accepts any object as
+    `self` that has the attributes it reads."""
     from trl import GRPOTrainer
 
     logprobs = update.logprobs.clone().requires_grad_()
@@ -126,14 +118,7 @@ def theirs(
         loss_type=loss_type,
         epsilon_low=1 - low,
         epsilon_high=high if loss_type == "cispo" else high - 1,
-        args=SimpleNamespace(
-            delta=delta,
-            use_bias_correction_kl=True,
-            vespo_k_pos=2.0,
-            vespo_lambda_pos=3.0,
-            vespo_k_neg=3.0,
-            vespo_lambda_neg=2.0,
-        ),
+        args=SimpleNamespace(delta=delta, use_bias_correction_kl=True, **VESPO),
         get_gamma_weights=GRPOTrainer.get_gamma_weights,
         max_completion_length=MAX_NEW_TOKENS,
         importance_sampling_level=level,

@@ -1,7 +1,5 @@
 """Single updates whose gradients a test can look at."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -25,9 +23,7 @@ Gradients = dict[str, torch.Tensor]
 
 def config_of(objective: dict[str, Any] | None = None, **groups: Any) -> RunConfig:
     """Return a config of Mu-GRPO with AdamW as it is in torch and no bound on the gradient's norm.
-
-    These are defaults: `objective` and `groups` lie over them.
-    """
+    These are defaults: `objective` and `groups` lie over them."""
     plain = {"lr_schedule": "constant", "betas": (0.9, 0.999), "max_grad_norm": 1e9}
     optimizer = {**plain, **groups.pop("optimizer", {})}
     chosen = {} if objective is None else {"objective": objective}
@@ -67,11 +63,9 @@ def of_ratios(
     proximal: Sequence[float] | None = None,
     **knobs: Any,
 ) -> Result:
-    """Return (token losses, weights on grad log pi, clipped) of one response, in fp64.
-
-    `ratios` are pi / beta, and `proximal` prox / beta. The policy's logprobs are -1, -2, -3, ...
-    The loss is minimized, so the weight on grad log pi is minus the gradient w.r.t. the logprob.
-    """
+    """Return (token losses, weights on grad log pi, clipped) of one response, in fp64. `ratios` are
+    pi / beta, and `proximal` prox / beta. The policy's logprobs are -1, -2, -3, ... The loss is
+    minimized, so the weight on grad log pi is minus the gradient w.r.t. the logprob."""
     logprobs = -torch.arange(1.0, len(ratios) + 1, dtype=torch.float64)[None]
     behavior = logprobs - torch.tensor([ratios], dtype=torch.float64).log()
     if proximal is not None:
@@ -96,10 +90,7 @@ def assert_response(
 
 
 def step(
-    experience: Experience,
-    config: RunConfig,
-    policy: Policy | None = None,
-    share: bool = True,
+    experience: Experience, config: RunConfig, policy: Policy | None = None, share: bool = True
 ) -> tuple[dict[str, Any], Gradients]:
     """Return metrics and gradients of one update, with shared prompts if `share` allows them."""
     policy = policy or load_policy(ModelOptions())
@@ -140,10 +131,8 @@ def part(experience: Experience, rows: list[int], rewards: list[float | None]) -
 
 
 def with_stored(experience: Experience, *names: str, spread: float = 0.2) -> Experience:
-    """Return `experience`, stale, with stored logprobs of other policies.
-
-    They differ from the behavior policy's by normal noise with the standard deviation `spread`.
-    """
+    """Return `experience`, stale, with stored logprobs of other policies. They differ from the
+    behavior policy's by normal noise with the standard deviation `spread`."""
     moved, rng = stale(experience), np.random.default_rng(4)
     behavior = [r.behavior_logprobs for r in moved.rollouts]
     stored = {

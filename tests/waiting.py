@@ -1,7 +1,5 @@
 """Other processes: whether they live, whose children they are, and waiting for what they do."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -34,6 +32,20 @@ def alive(process: int) -> bool:
         return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def ranks_of(pid: int) -> list[int]:
+    """Return the process ids of the running ranks that a process drives, by rank."""
+    found = {}
+    for status in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            words = dict(w.split("=", 1) for w in status.read_text().split("\0") if "=" in w)
+        except (OSError, UnicodeDecodeError):
+            continue
+        driver = words.get("MUGRPO_DRIVER", "").partition(" ")[0]
+        if driver == str(pid) and "RANK" in words:
+            found[int(words["RANK"])] = int(status.parent.name)
+    return [found[rank] for rank in sorted(found)]
 
 
 def engines_of(pid: int) -> list[int]:

@@ -1,7 +1,5 @@
 """Sealed folders: what is checked, and what is not read twice."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -37,9 +35,7 @@ def test_a_seal_holds_the_sha256_of_every_file(sealed: Path):
     }
 
 
-def test_what_this_process_has_written_or_checked_is_not_read_again(
-    sealed: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_what_this_process_has_written_or_checked_is_not_read_again(sealed, monkeypatch):
     read: list[Path] = []
     real = publishing.sha256_of
     monkeypatch.setattr(publishing, "sha256_of", lambda path: read.append(path) or real(path))
@@ -75,9 +71,7 @@ def test_a_lost_file_or_seal_is_found(sealed: Path):
     assert sealed_folder_fault(sealed) == f"has no readable {SUMS}"
 
 
-def test_what_is_published_fleetingly_does_not_wait_for_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_what_is_published_fleetingly_does_not_wait_for_the_disk(tmp_path, monkeypatch):
     """A file and its folder are two waits; a folder, its file and the folder above are three."""
     waits = list[int]()
     monkeypatch.setattr(os, "fsync", waits.append)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from dataclasses import fields, replace
 from pathlib import Path
@@ -23,6 +21,7 @@ from mugrpo.disk.shards import (
     write_scores,
 )
 from tests.cases import table
+from tests.faults.harm import flip_bit, truncate
 
 
 def made(number: int, problem_id: str = "p", length: int | None = None) -> Rollout:
@@ -108,17 +107,15 @@ def test_turns_come_back_as_they_were_written_beside_rollouts_without(tmp_path):
         ({"turns": None}, "turns need a loss mask"),
         ({"loss_mask": np.array([True])}, "turns need a loss mask"),
         ({"turns": np.array([1], np.int32)}, "begins with a sampled id"),
-        ({"loss_mask": np.array([True, False])}, "must be 0"),
+        ({"behavior_logprobs": np.array([-1, -2], np.float32)}, "must be 0"),
     ],
 )
 def test_turns_that_contradict_the_response_are_refused(tmp_path, change, words):
-    """Two tokens with logprobs, of which the environment said the second if any."""
+    """Two tokens, of which the environment said the second."""
     good = {"loss_mask": np.array([True, False]), "turns": np.array([0], np.int32)}
-    logprobs = np.array([-1, 0], np.float32) if "turns" in change else made(0, length=2)
-    if not isinstance(logprobs, np.ndarray):
-        logprobs = logprobs.behavior_logprobs
-    bad = replace(made(0, length=2), behavior_logprobs=logprobs, **good | change)
+    good["behavior_logprobs"] = np.array([-1, 0], np.float32)
     with pytest.raises(ValueError, match=words):
+        bad = replace(made(0, length=2), **good | change)
         write_rollouts(ShardSet(tmp_path, "rollouts"), 0, [bad])
 
 
@@ -160,16 +157,10 @@ def test_scores_on_disk_are_plain_parquet_with_null_for_no_reward(tmp_path):
     shards = ShardSet(tmp_path, "scores")
     write_scores(shards, 0, [Score(Status.RIGHT, 1.0, {"a": 1}), Score(Status.ERROR, None)])
     table = pq.read_table(shards.path(0))
-    assert [(f.name, str(f.type)) for f in table.schema] == [
-        ("status", "string"),
-        ("reward", "double"),
-        ("parts", "string"),
-    ]
-    assert table.to_pydict() == {
-        "status": ["right", "error"],
-        "reward": [1.0, None],
-        "parts": ['{"a": 1}', "{}"],
-    }
+    types = {field.name: str(field.type) for field in table.schema}
+    assert types == {"status": "string", "reward": "double", "parts": "string"}
+    rows = [("right", 1.0, '{"a": 1}'), ("error", None, "{}")]
+    assert table.to_pylist() == [dict(zip(types, row, strict=True)) for row in rows]
 
 
 def test_rows_come_in_the_order_asked_for_across_shards_and_row_groups(rollouts, monkeypatch):
@@ -201,16 +192,13 @@ def test_a_shard_that_is_written_again_is_verified_again(tmp_path):
     write_rollouts(shards, 0, [made(0)])
     shards.open(0)
     write_rollouts(shards, 0, [made(1)])
-    cut_short(shards.path(0))
+    truncate(shards.path(0))
     with pytest.raises(RunStopped, match="repair"):
         shards.open(0)
 
 
-@pytest.mark.parametrize(
-    ("limit", "reads"),
-    # Row groups a = (0, 0), b = (0, 1), c = (1, 0), read as a a b a c b a; the one read first goes.
-    [(1, 6), (2, 4), (3, 3)],
-)
+# Row groups a = (0, 0), b = (0, 1), c = (1, 0), read as a a b a c b a; the one read first goes.
+@pytest.mark.parametrize(("limit", "reads"), [(1, 6), (2, 4), (3, 3)])
 def test_a_reader_keeps_no_more_row_groups_than_its_limit(rollouts, monkeypatch, limit, reads):
     counted = []
     original = pq.ParquetFile.read_row_group
@@ -232,11 +220,8 @@ def test_the_manifest_says_what_a_shard_holds(rollouts):
     write_rollouts(shards, 7, [made(0)], slots=3, seconds=0.5)
     stored = json.loads((rollouts.folder / "manifest.json").read_text())
     assert stored["kind"] == "rollouts"
-    assert [(k, v["rows"]) for k, v in stored["shards"].items()] == [
-        ("0", 600),
-        ("1", 300),
-        ("7", 1),
-    ]
+    rows = {number: entry["rows"] for number, entry in stored["shards"].items()}
+    assert rows == {"0": 600, "1": 300, "7": 1}
     again = ShardSet(rollouts.folder, "rollouts")
     assert again.numbers() == [0, 1, 7] and 2 not in again
     notes = {name: again.entry(7)[name] for name in ("tokens", "slots", "seconds")}
@@ -244,21 +229,11 @@ def test_the_manifest_says_what_a_shard_holds(rollouts):
     assert again.entry(7)["bytes"] == again.path(7).stat().st_size
 
 
-def flip_a_byte(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(bytes(data))
-
-
-def cut_short(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-10])
-
-
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (flip_a_byte, "does not match its checksum"),
-        (cut_short, r"has \d+ bytes instead of \d+"),
+        (flip_bit, "does not match its checksum"),
+        (truncate, r"has \d+ bytes instead of \d+"),
         (Path.unlink, "is missing"),
     ],
 )
@@ -276,22 +251,14 @@ def test_a_damaged_shard_stops_every_reader_and_is_named(rollouts, damage, words
     assert rollout_from_row(reader.rows([(0, 5)])[0]).sample == 5  # the other shard is intact
 
 
-@pytest.mark.parametrize(
-    "listed",
-    [
-        {"0": None},
-        {"0": []},
-        {"0": {"rows": 1}},
-        {"0": {"rows": "1", "bytes": 1, "sha256": ""}},
-        {"0": {"rows": True, "bytes": 1, "sha256": ""}},
-        {"one": {"rows": 1, "bytes": 1, "sha256": ""}},
-        [],
-        None,
-    ],
-)
+ENTRY = {"rows": 1, "bytes": 1, "sha256": ""}
+ODD = [{"0": None}, {"0": []}, {"0": {"rows": 1}}, {"one": ENTRY}, [], None]
+ODD += [{"0": {**ENTRY, "rows": rows}} for rows in ("1", True)]
+
+
+@table("listed", ODD)
 def test_a_manifest_of_odd_entries_is_refused_though_its_checksum_fits(tmp_path, listed):
     publish_json(tmp_path / "manifest.json", with_checksum({"kind": "rollouts", "shards": listed}))
-
     with pytest.raises(RunStopped, match=r"is no manifest of shards.*`mugrpo repair`"):
         ShardSet(tmp_path, "rollouts")
 
@@ -319,14 +286,23 @@ def test_a_shard_is_listed_only_after_its_file_is_there(tmp_path, monkeypatch):
 def test_a_rollout_that_contradicts_itself_is_refused_and_nothing_is_written(
     tmp_path, ids, logprobs
 ):
-    template = made(0, "p9")
-    bad = Rollout(
-        **{f.name: getattr(template, f.name) for f in fields(Rollout)}
-        | {
-            "response_ids": np.zeros(ids, np.int32),
-            "behavior_logprobs": np.zeros(logprobs, np.float32),
-        }
-    )
+    changes = {"response_ids": np.zeros(ids, np.int32)}
+    changes["behavior_logprobs"] = np.zeros(logprobs, np.float32)
+    bad = replace(made(0, "p9"), **changes)
     with pytest.raises(ValueError, match=f"p9/0/0: {ids} response ids with {logprobs} logprobs"):
         write_rollouts(ShardSet(tmp_path, "rollouts"), 0, [made(1), bad])
     assert list(tmp_path.iterdir()) == []
+
+
+FAILED = {Status.UNFINISHED, Status.SKIPPED, Status.ERROR}
+UNREWARDED = {Status.SKIPPED, Status.ERROR}
+
+
+@table("status", Status)
+def test_a_score_has_no_reward_exactly_if_its_status_gives_none(status):
+    assert status.failed is (status in FAILED)
+    assert status.rewarded is (status not in UNREWARDED)
+    allowed, refused = (None, 0.0) if status in UNREWARDED else (0.0, None)
+    assert Score(status, allowed).reward == allowed
+    with pytest.raises(ValueError, match=f"status '{status.value}' has reward {refused}"):
+        Score(status, refused)

@@ -1,6 +1,8 @@
-"""What continuous batching adds to what every engine promises."""
+"""What continuous batching adds to what every engine promises, and requests that come later."""
 
-from __future__ import annotations
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,14 +12,27 @@ from transformers import AutoModelForCausalLM, Gemma2Config, Mamba2Config
 from mugrpo.config.engines import ContinuousOptions, HFOptions
 from mugrpo.config.run import ModelOptions
 from mugrpo.disk.errors import UsageError
+from mugrpo.disk.records import FinishReason
 from mugrpo.engines import continuous, make_engine
-from mugrpo.engines.base import Request
+from mugrpo.engines.base import Completion, Request
 from mugrpo.engines.cache import BLOCK, SlotCache
 from mugrpo.engines.continuous import ContinuousEngine
 from mugrpo.engines.hf import HFEngine
+from mugrpo.engines.process import Host, RemoteEngine
 from mugrpo.model.policy import Policy, load_policy
-from tests.builders import PROMPTS, chain_tokenizer, encoded, generated, plain_logprobs, tiny_policy
+from mugrpo.processes.messages import from_json
+from tests.builders import (
+    PROMPTS,
+    chain_tokenizer,
+    collected,
+    encoded,
+    engine_of,
+    generated,
+    plain_logprobs,
+    tiny_policy,
+)
 from tests.cases import cross, table
+from tests.model.test_probe import SIZES
 
 LONG = 2 * BLOCK + 5  # response tokens: three blocks
 
@@ -30,10 +45,8 @@ def groups_of(policy: Policy, size: int) -> list[Request]:
 
 @cross(form=["gemma3", "gpt2", "mistral", "qwen3", "llama"], size_slots=[(5, 7), (1, 4), (5, 64)])
 def test_tokens_are_the_plain_engines_and_logprobs_the_plain_models(form, size_slots):
-    """Groups that do not fit the slots, groups of one, and all requests at once.
-
-    Windows of five tokens (gemma3, mistral) end within a block, at its edge and in the prompt.
-    """
+    """Groups that do not fit the slots, groups of one, and all requests at once. Windows of five
+    tokens (gemma3, mistral) end within a block, at its edge and in the prompt."""
     policy, (size, slots) = tiny_policy(form), size_slots
     requests = groups_of(policy, size)
     completions = generated(policy, requests, batch_size=slots, max_new_tokens=LONG)
@@ -63,11 +76,9 @@ def test_a_prompt_goes_through_the_model_once_for_all_its_responses(monkeypatch)
 
 
 def test_what_was_computed_is_counted():
-    """Three responses of four tokens in two slots, and two prompts.
-
-    Each admission draws a first token; two slots then decode 3 steps for the first two responses,
-    and 3 more for the third, beside which one slot is empty: 3 + 2 x (3 + 3) tokens.
-    """
+    """Three responses of four tokens in two slots, and two prompts. Each admission draws a first
+    token; two slots then decode 3 steps for the first two responses, and 3 more for the third,
+    beside which one slot is empty: 3 + 2 x (3 + 3) tokens."""
     policy = tiny_policy("llama")
     policy.stop_ids = []
     one, other = encoded(policy, PROMPTS[0]), encoded(policy, PROMPTS[1])
@@ -98,18 +109,7 @@ def test_bf16_logprobs_are_as_close_to_the_exact_ones_as_the_plain_engines():
 
 def test_a_model_that_asks_for_another_attention_is_refused():
     torch.manual_seed(0)
-    config = Gemma2Config(
-        vocab_size=24,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        bos_token_id=None,
-        eos_token_id=1,
-        attn_logit_softcapping=50.0,
-    )
+    config = Gemma2Config(**SIZES, attn_logit_softcapping=50.0)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     policy = Policy(model, chain_tokenizer(), ModelOptions())
     with pytest.raises(UsageError, match=r"softcap is not supported.*--engine\.name hf"):
@@ -133,8 +133,6 @@ def test_a_model_that_no_engine_can_decode_is_refused(engine, sentence):
     with pytest.raises(UsageError, match=sentence):
         make_engine(policy, engine)
 
-
-# ---- the cache against attention over whole sequences ----
 
 HEADS, SIZE, QUERIES = 2, 4, 3
 
@@ -203,10 +201,8 @@ def test_slots_attend_as_separate_sequences_do(window, seed, split):
 
 
 def test_keys_with_much_in_common_lose_no_precision_in_bf16():
-    """What all keys have in common changes no softmax; whole numbers to 66 are exact in bf16.
-
-    With scores of about 64 x 4 = 256, rounded to 1 or 2, attention would be that to other tokens.
-    """
+    """What all keys have in common changes no softmax; whole numbers to 66 are exact in bf16. With
+    scores of about 64 x 4 = 256, rounded to 1 or 2, attention would be that to other tokens."""
     torch.manual_seed(0)
     plain, common = SlotCache(2), SlotCache(2)
     keys = torch.randint(-2, 3, (HEADS, 9, SIZE)).bfloat16()
@@ -218,3 +214,117 @@ def test_keys_with_much_in_common_lose_no_precision_in_bf16():
         cache.aim(np.array([0, 0]), torch.device("cpu"))
         outputs.append(cache.attend(0, query.bfloat16(), key + shift, value.bfloat16(), None))
     torch.testing.assert_close(outputs[1], outputs[0], atol=0.03, rtol=0)
+
+
+LIMIT = 12
+
+
+def requests_of(policy: Policy, count: int) -> list[Request]:
+    return [
+        Request(encoded(policy, PROMPTS[i % len(PROMPTS)]), 70 + i, 3 + i % 7) for i in range(count)
+    ]
+
+
+def taken(engine, requests, more: Iterable[Sequence[Request]] = ()) -> list[Completion]:
+    steps = engine.generate(requests, temperature=1.0, max_new_tokens=LIMIT, more=more)
+    return collected(steps)
+
+
+def endless(form: str) -> Policy:
+    """Return a policy whose responses end only at their limits."""
+    policy = tiny_policy(form)
+    policy.stop_ids = []
+    return policy
+
+
+@table("first", [0, 2, 9])
+def test_requests_that_come_later_get_the_responses_that_they_would_get_at_once(first: int):
+    """Nothing at first, then one or more at a time, with steps at which none comes."""
+    policy = endless("llama")
+    engine = ContinuousEngine(policy, ContinuousOptions(slots=4))
+    requests = requests_of(policy, 9)
+    expected = taken(engine, requests)
+    assert [len(c.ids) for c in expected] == [3 + i % 7 for i in range(9)]
+    assert {c.finish_reason for c in expected} == {FinishReason.LENGTH}
+    cuts = sorted({first, 3, 4, 9} - set(range(first)))
+    parts = [requests[a:b] for a, b in pairwise(cuts)]
+    spaced = [part for piece in parts for part in ((), piece, ())]
+    completions = taken(engine, requests[:first], spaced)
+    for ours, theirs in zip(completions, expected, strict=True):
+        np.testing.assert_array_equal(ours.ids, theirs.ids)
+        np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-5)
+        assert ours.finish_reason is theirs.finish_reason
+
+
+def test_a_request_begins_beside_those_that_run_and_an_idle_engine_asks_again():
+    """Two responses of four tokens; a third request comes after the first step, for two tokens. An
+    admission draws a first token and the same step decodes a second. So the third ends in the step
+    it begins in, two steps before the others. Then the engine is idle until a fourth comes."""
+    policy = endless("llama")
+    engine = ContinuousEngine(policy, ContinuousOptions(slots=4))
+    prompt = encoded(policy, PROMPTS[0])
+    two = [Request(prompt, seed, 4) for seed in (0, 1)]
+    third, fourth = [Request(prompt, 2, 2)], [Request(prompt, 3, 2)]
+    more = [(), third, (), (), (), fourth]
+    decoded = list(engine.generate(two, temperature=1.0, max_new_tokens=LIMIT, more=more))
+    ends = [[index for index, _ in d.completions] for d in decoded]
+    assert ends == [[], [2], [0, 1], [], [], [3], []]
+    # 2 + 1 + 1 first tokens; two slots in the first step, then three, of which some are idle.
+    assert [d.slots for d in decoded] == [2 + 2, 1 + 3, 3, 0, 0, 1 + 3, 0]
+
+
+@table("name", ["hf", "continuous"])
+def test_a_request_may_have_a_lower_limit_than_its_call(name: str):
+    """Only the tokens after the limit are missing, and it is the reason for the end."""
+    policy = tiny_policy("llama")
+    policy.stop_ids = list(range(0, policy.vocab_size, 6))
+    prompt = encoded(policy, PROMPTS[0])
+    engine = engine_of(name, policy, slots=8)
+    whole = taken(engine, [Request(prompt, seed) for seed in range(16)])
+    cut = taken(engine, [Request(prompt, seed, 4) for seed in range(16)])
+    assert {len(c.ids) <= 4 for c in whole} == {True, False}
+    for ours, theirs in zip(cut, whole, strict=True):
+        np.testing.assert_array_equal(ours.ids, theirs.ids[:4])
+        longer = len(theirs.ids) > 4
+        assert ours.finish_reason is (FinishReason.LENGTH if longer else theirs.finish_reason)
+
+
+class Worker:
+    """A started process that answers each request with its seed, one request per message."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, object]] = []
+        self.tasks: list[list[int]] = []  # the indices of each
+
+    def send(self, text: str) -> None:
+        message = from_json(text)
+        if "load" in message:
+            self.messages.append({"loaded": True})
+            return
+        task = message["generate"]
+        self.tasks.append([index for index, *_ in task["requests"]])
+        for index, _, seed, limit in task["requests"]:
+            ids = np.full(limit or task["max_new_tokens"], seed, np.int32)
+            zeros = np.zeros(len(ids), np.float32).tobytes()
+            entry = {"index": index, "ids": ids.tobytes(), "logprobs": zeros, "reason": "length"}
+            self.messages.append({"completions": [entry], "slots": len(ids)})
+        self.messages.append({"end": True})
+
+    def hear(self, patience: float = 0.0):
+        return self.messages.pop(0) if self.messages else None
+
+    def end(self) -> str:
+        return ""
+
+
+def test_a_process_gets_requests_while_it_works_and_after_it_has_been_idle():
+    """Two requests, one while they run, none for a while, and one for the idle process."""
+    worker = Worker()
+    host = Host(None, {}, {}, Path("log"), 100, "stay", slots=2)
+    engine = RemoteEngine(host, lambda: worker, pytest.fail, lambda: None)
+    prompt = np.array([1, 2], np.int32)
+    requests = [Request(prompt, seed, seed) for seed in (3, 4, 5, 6)]
+    more = [[requests[2]], (), (), (), (), (), [requests[3]]]
+    completions = taken(engine, requests[:2], more)
+    assert [c.ids.tolist() for c in completions] == [[n] * n for n in (3, 4, 5, 6)]
+    assert worker.tasks == [[0, 1], [2], [3]]

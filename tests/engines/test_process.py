@@ -1,7 +1,5 @@
 """Engines in processes of their own: the same tokens, and what happens if a process dies."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal
@@ -25,7 +23,7 @@ from mugrpo.engines.process import RemoteEngine
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.model.pretrained import EMBEDDED
 from mugrpo.processes.peer import Peer
-from tests.builders import PROMPTS, encoded
+from tests.builders import PROMPTS, collected, encoded
 from tests.waiting import alive, soon
 
 COUNT, LIMIT = 24, 24  # one slot: a second or two of work, so some is left at a kill
@@ -88,19 +86,10 @@ def shared(kept: Remote) -> Remote:
     return kept
 
 
-def taken(
-    engine, requests, *, after=lambda done: None, temperature=1.0, top_p=1.0
-) -> list[Completion]:
+def taken(engine, requests, *, after=lambda done: None) -> list[Completion]:
     """Return a completion for each of `requests`. `after` is called with how many are done."""
-    completions: dict[int, Completion] = {}
-    for decoded in engine.generate(
-        requests, temperature=temperature, max_new_tokens=LIMIT, top_p=top_p
-    ):
-        for index, completion in decoded.completions:
-            assert index not in completions
-            completions[index] = completion
-        after(len(completions))
-    return [completions[index] for index in range(len(requests))]
+    steps = engine.generate(requests, temperature=1.0, max_new_tokens=LIMIT, top_p=1.0)
+    return collected(steps, after)
 
 
 def assert_same(actual: list[Completion], expected: list[Completion]) -> None:
@@ -201,9 +190,7 @@ def die_in_generation(
 
 @pytest.mark.long
 @pytest.mark.promise("no orphans")
-def test_a_process_that_generates_ends_with_a_killed_run(
-    embedded_policy: Policy, requests, tmp_path: Path
-):
+def test_a_process_that_generates_ends_with_a_killed_run(embedded_policy, requests, tmp_path):
     context = multiprocessing.get_context("fork")  # saves it the imports
     ours, theirs = context.Pipe()
     run = context.Process(
@@ -216,15 +203,15 @@ def test_a_process_that_generates_ends_with_a_killed_run(
     assert soon(lambda: not alive(pid))
 
 
-# ---- answers are checked ----
-
-LIAR = """
+HEAD = f"""
 import sys
-sys.path.insert(0, PACKAGE)
+sys.path.insert(0, {str(Path(process.__file__).parents[1])!r})
 from processes.child import Channel
 import numpy as np
 channel = Channel()
 channel.receive()
+"""
+LIAR = """
 while True:
     message = channel.receive()
     if "load" in message:
@@ -236,26 +223,15 @@ while True:
 """
 
 
-def lie(monkeypatch: pytest.MonkeyPatch, folder: Path, said: str) -> None:
-    """Make the engines' processes answer every task with `said`, a Python expression."""
-    worker = folder / "worker.py"
-    package = str(Path(process.__file__).parents[1])
-    worker.write_text(LIAR.replace("PACKAGE", repr(package)).replace("ANSWER", said))
-    monkeypatch.setattr(process, "_WORKER", worker)
-
-
-def answer(ids: str = "[2, 1]", logprobs: str = "[-0.5, -0.5]", reason: str = "stop") -> str:
-    return (
-        f'{{"slots": 2, "completions": [{{"index": index, "reason": "{reason}", '
-        f'"ids": np.array({ids}, np.int32).tobytes(), '
-        f'"logprobs": np.array({logprobs}, np.float32).tobytes()}} for index, *_ in asked]}}'
-    )
+WRONG_ID = """{"slots": 2, "completions": [
+    {"index": index, "reason": "stop", "ids": np.array([2, 99], np.int32).tobytes(),
+     "logprobs": np.array([-0.5, -0.5], np.float32).tobytes()} for index, *_ in asked]}"""
 
 
 @pytest.mark.parametrize(
     ("said", "error", "text"),
     [
-        (answer(ids="[2, 99]"), RunStopped, "impossible completion"),
+        (WRONG_ID, RunStopped, "impossible completion"),
         ('{"failed": "memory", "text": "out of memory"}', MemoryError, "out of memory"),
         ('{"failed": "refused", "text": "no such option"}', UsageError, "no such option"),
     ],
@@ -263,7 +239,9 @@ def answer(ids: str = "[2, 1]", logprobs: str = "[-0.5, -0.5]", reason: str = "s
 def test_an_answer_that_cannot_be_right_stops_the_run(
     embedded_policy: Policy, requests, tmp_path: Path, monkeypatch, said, error, text
 ):
-    lie(monkeypatch, tmp_path, said)
+    """The process answers every task with `said`, a Python expression."""
+    (tmp_path / "worker.py").write_text(HEAD + LIAR.replace("ANSWER", said))
+    monkeypatch.setattr(process, "_WORKER", tmp_path / "worker.py")
     monkeypatch.setattr(process, "RESTARTS", 0)
     lying = Remote(embedded_policy, tmp_path)
     with pytest.raises(error, match=text):
@@ -272,12 +250,6 @@ def test_an_answer_that_cannot_be_right_stops_the_run(
 
 
 SLEEPER = """
-import sys
-sys.path.insert(0, PACKAGE)
-from processes.child import Channel
-import numpy as np
-channel = Channel()
-channel.receive()
 asleep, naps, loads = False, 0, 0
 while True:
     message = channel.receive()
@@ -301,10 +273,8 @@ def test_an_engine_that_slept_loads_the_weights_again(
     embedded_policy: Policy, requests, tmp_path: Path, monkeypatch, sleeps, loads
 ):
     """What the process answers is how often it was asked to sleep and to load."""
-    worker = tmp_path / "worker.py"
-    package = str(Path(process.__file__).parents[1])
-    worker.write_text(SLEEPER.replace("PACKAGE", repr(package)).replace("SLEEPS", str(sleeps)))
-    monkeypatch.setattr(process, "_WORKER", worker)
+    (tmp_path / "worker.py").write_text(HEAD + SLEEPER.replace("SLEEPS", str(sleeps)))
+    monkeypatch.setattr(process, "_WORKER", tmp_path / "worker.py")
     remote = Remote(embedded_policy, tmp_path)
     remote.engine._host = replace(remote.engine._host, rest="sleep")
     remote.engine.refresh(0, lambda: CHAIN)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 import torch
 from scipy.stats import chisquare
@@ -105,22 +103,15 @@ def test_a_token_too_rare_for_float32_sums_is_still_drawn():
     assert drawn(logprobs.expand(2, -1), uniforms).tolist() == [0, 1]
 
 
-def sampled_counts(probabilities: list[float], draws: int) -> np.ndarray:
-    logprobs = torch.tensor(probabilities).log().expand(draws, -1)
-    numbers = torch.from_numpy(uniforms(range(draws // 20), 20).ravel())
-    return np.bincount(drawn(logprobs, numbers), minlength=len(probabilities))
-
-
 def test_sampled_frequencies_are_the_distributions():
     draws = 20_000
     probabilities = [0.02, 0.4, 0.08, 0.25, 0.05, 0.2]
-    counts = sampled_counts(probabilities, draws)
+    logprobs = torch.tensor(probabilities).log().expand(draws, -1)
+    numbers = torch.from_numpy(uniforms(range(draws // 20), 20).ravel())
+    counts = np.bincount(drawn(logprobs, numbers), minlength=len(probabilities))
     assert chisquare(counts, np.array(probabilities) * draws).pvalue > 1e-3
     wrong = np.array([0.02, 0.4, 0.08, 0.23, 0.07, 0.2])  # the same test must tell these apart
     assert chisquare(counts, wrong * draws).pvalue < 1e-3
-
-
-# ---- top-p ----
 
 
 @table(

@@ -1,7 +1,5 @@
 """What a vLLM process asks of vLLM, in which order. The real one: `make test-vllm`."""
 
-from __future__ import annotations
-
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -25,12 +23,7 @@ from mugrpo.model.pretrained import model_path
 from mugrpo.model.vocabulary import Vocabulary
 from tests.model.test_architectures import tiny
 
-SETUP = {
-    "arguments": {"dtype": "float32"},
-    "sleeps": True,
-    "stop_ids": [1],
-    "adapters": None,
-}
+SETUP = {"arguments": {"dtype": "float32"}, "sleeps": True, "stop_ids": [1], "adapters": None}
 
 
 WITH_ADAPTERS = {
@@ -95,10 +88,8 @@ def test_one_engine_takes_all_weights(calls: Calls):
 
 
 def test_a_request_has_its_tasks_sampling(calls: Calls):
-    """A task that does not name top_p asks for the whole distribution.
-
-    A request may have its own limit of tokens.
-    """
+    """A task that does not name top_p asks for the whole distribution. A request may have its own
+    limit of tokens."""
     worker = VLLM(SETUP)
     worker.load("/initial", 0)
     task = {"prompts": [np.array([5, 6], np.int32)], "temperature": 0.6, "max_new_tokens": 9}
@@ -109,17 +100,9 @@ def test_a_request_has_its_tasks_sampling(calls: Calls):
     expected = zip((7, 8), (0.95, 1.0), (9, 5), asked, strict=True)
     for seed, top_p, limit, (_, prompt, parameters) in expected:
         assert prompt == {"prompt_token_ids": [5, 6]}
-        assert parameters == {
-            "temperature": 0.6,
-            "top_p": top_p,
-            "max_tokens": limit,
-            "seed": seed,
-            "logprobs": 0,
-            "stop_token_ids": [1],
-            "ignore_eos": True,
-            "detokenize": False,
-            "output_kind": "final",
-        }
+        own = {"temperature": 0.6, "top_p": top_p, "max_tokens": limit, "seed": seed}
+        always = {"logprobs": 0, "stop_token_ids": [1], "ignore_eos": True, "detokenize": False}
+        assert parameters == {**own, **always, "output_kind": "final"}
 
 
 def test_on_a_gpu_it_sleeps_and_wakes_the_weights_before_the_cache(calls: Calls):
@@ -181,18 +164,10 @@ def test_an_adapter_replaces_the_one_before_and_the_base_model_stays(calls: Call
     worker.load(one, 4)
     assert worker.sleep()
     worker.load(two, 8)
-    assert calls.asked == [
-        "reset",
-        ("add", ("update-4", 5, one)),
-        "reset",
-        ("sleep", 1),
-        ("wake", ["weights"]),
-        ("remove", 5),
-        ("add", ("update-8", 9, two)),
-        ("wake", ["kv_cache"]),
-        "reset",
-    ]
+    first, second = ("add", ("update-4", 5, one)), ("add", ("update-8", 9, two))
+    swap = [("sleep", 1), ("wake", ["weights"]), ("remove", 5), second, ("wake", ["kv_cache"])]
+    assert calls.asked == ["reset", first, "reset", *swap, "reset"]
     again = VLLM(WITH_ADAPTERS)  # after its process died
     again.load(two, 8)
     assert calls.made[1]["model"] == "/base"
-    assert calls.asked[-2:] == [("add", ("update-8", 9, two)), "reset"]
+    assert calls.asked[-2:] == [second, "reset"]

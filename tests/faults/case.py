@@ -1,7 +1,5 @@
 """A data set of chains and a run on it, for tests of data, rewards and models that are refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json
@@ -89,11 +87,8 @@ class Case:
         refused(self.train(*options, name=name), *parts)
         assert self.loads == [] and not self.run_dir.exists()
 
-    def starts(self, *options: object, name: str = "p.jsonl") -> Ended:
+    def starts(self, *options: object, shards: int = 1, name: str = "p.jsonl") -> Ended:
         """Check that the run starts in the same directory, without --force."""
-        return self.starts_in_shards(*options, shards=1, name=name)
-
-    def starts_in_shards(self, *options: object, shards: int, name: str = "p.jsonl") -> Ended:
         ended = self.command("generate", *self.words(*options, name=name))
         assert ended.status == 0, ended
         assert state(self.run_dir).rollouts == (shards, 0) and self.loads

@@ -1,7 +1,5 @@
 """The fixture `case` of the tests of faults."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

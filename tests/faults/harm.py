@@ -1,7 +1,5 @@
 """Checks of error messages, damage to files, and calls that fail, for the tests of faults."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from contextlib import suppress
@@ -97,10 +95,8 @@ def accepted(run_dir: Path) -> None:
 def fail_at(
     monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *calls: int, error: Exception = CPU
 ) -> list[int]:
-    """Raise `error` at the given `calls` of `owner.name`, counted from 1.
-
-    Return a list whose only element is the number of calls so far.
-    """
+    """Raise `error` at the given `calls` of `owner.name`, counted from 1. Return a list whose only
+    element is the number of calls so far."""
     original, count = getattr(owner, name), [0]
 
     def failing(*args: Any, **options: Any) -> Any:

@@ -1,7 +1,5 @@
 """Changes of config, data, model or code between a start and a resume."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal
@@ -12,49 +10,27 @@ import pytest
 from tests.cases import some
 from tests.faults.case import Case
 from tests.faults.harm import accepted, contents, refused
-from tests.runs import (
-    MODEL,
-    Command,
-    assert_same,
-    checkpoints,
-    final_weights,
-    killed,
-    mugrpo,
-)
-
-pytest_plugins = ["tests.run_fixtures"]
+from tests.runs import MODEL, Command, assert_same, checkpoints, final_weights, killed, mugrpo
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("key", "words"),
-    some(
-        1,
-        [
-            ("problems_sha256", "the problems changed"),
-            ("model_sha256", "the model changed"),
-            ("code_sha256", "mugrpo's code changed"),
-        ],
-    ),
-)
+@pytest.mark.parametrize("changed", some(1, ["problems", "model", "code"]))
 def test_changed_problems_model_or_code_are_refused_unless_forced(
-    run_dir: Path, command: Command, reference: Path, key: str, words: str
+    run_dir, command, reference, changed
 ):
     stored = json.loads((run_dir / "config.json").read_text())
-    stored["provenance"][key] = "0" * 64
+    stored["provenance"][key := f"{changed}_sha256"] = "0" * 64
     (run_dir / "config.json").write_text(json.dumps(stored))
     accepted(run_dir)
     before = contents(run_dir)
-    refused(command("train", run_dir), f"{words} ({key} does not match)", "--force")
+    refused(command("train", run_dir), f"{changed} changed ({key} does not match)", "--force")
     assert contents(run_dir) == before
     assert command("train", run_dir, "--force").status == 0
     assert_same(run_dir, reference)
     assert command("train", run_dir).status == 0
 
 
-def test_data_and_a_model_that_have_moved_are_told_by_their_contents(
-    tmp_path: Path, command: Command
-):
+def test_data_and_a_model_that_have_moved_are_told_by_their_contents(tmp_path, command):
     case, model, data = Case(tmp_path, command, []), tmp_path / "model", tmp_path / "q.jsonl"
     case.data()
     shutil.copytree(MODEL, model)
@@ -73,9 +49,7 @@ def test_data_and_a_model_that_have_moved_are_told_by_their_contents(
 
 @pytest.mark.promise("threads")
 @pytest.mark.parametrize("name", some(1, ["threads", "arithmetic"]))
-def test_another_number_of_threads_or_version_is_reported_and_goes_on(
-    run_dir: Path, command: Command, name: str
-):
+def test_another_number_of_threads_or_version_is_reported_and_goes_on(run_dir, command, name):
     stored = json.loads((run_dir / "config.json").read_text())
     now, stored["provenance"][name] = stored["provenance"][name], "another"
     (run_dir / "config.json").write_text(json.dumps(stored))

@@ -1,7 +1,5 @@
 """Run directories that are locked, hold something else, or are in an odd place."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -14,15 +12,8 @@ import pytest
 
 from tests.cases import table
 from tests.faults.harm import contents, refused
-from tests.runs import (
-    Command,
-    assert_same,
-    start,
-    write_config,
-)
+from tests.runs import Command, assert_same, start, write_config
 from tests.waiting import until
-
-pytest_plugins = ["tests.run_fixtures"]
 
 
 @contextlib.contextmanager
@@ -58,9 +49,7 @@ def test_a_second_process_is_refused_with_the_first_ones_pid_and_disturbs_nothin
 
 
 @table(("name", "words"), [("lock", ["train"]), ("metrics.jsonl", ["repair"])])
-def test_no_command_follows_a_link_out_of_a_run(
-    tmp_path: Path, command: Command, reference: Path, name: str, words: list[str]
-):
+def test_no_command_follows_a_link_out_of_a_run(tmp_path, command, reference, name, words):
     run_dir = Path(shutil.copytree(reference, tmp_path / "run"))
     precious = tmp_path / "precious"
     precious.write_text("not the run's")
@@ -72,9 +61,7 @@ def test_no_command_follows_a_link_out_of_a_run(
 
 
 @table("linked", ["logs", "samples", "stages/001", "checkpoints"])
-def test_no_folder_around_a_run_lets_it_link_out(
-    tmp_path: Path, command: Command, reference: Path, linked: str
-):
+def test_no_folder_around_a_run_lets_it_link_out(tmp_path, command, reference, linked):
     """The runs of a bakeoff stand in such folders. That proves nothing about what stands there."""
     run_dir = Path(shutil.copytree(reference, tmp_path / "bakeoff" / "stage-000" / "run"))
     own = Path(shutil.copytree(reference, tmp_path / "own"))
@@ -87,9 +74,7 @@ def test_no_folder_around_a_run_lets_it_link_out(
 
 
 @pytest.mark.long
-def test_the_lock_of_a_killed_process_is_free_and_reported(
-    tmp_path: Path, command: Command, reference: Path
-):
+def test_the_lock_of_a_killed_process_is_free_and_reported(tmp_path, command, reference):
     run_dir = tmp_path / "run"
     config = write_config(tmp_path / "config")
     with at_work(run_dir) as pid:
@@ -100,17 +85,3 @@ def test_the_lock_of_a_killed_process_is_free_and_reported(
         rf"the last process here \(pid {pid} on .*\) ended without unlocking", again.out
     )
     assert_same(run_dir, reference)
-
-
-def test_a_directory_with_other_files_is_refused_and_left_as_it_is(
-    tmp_path: Path, command: Command
-):
-    folder = tmp_path / "thesis"
-    folder.mkdir()
-    (folder / "chapter.tmp.1").write_text("draft")
-    (folder / "chapter").write_text("text")
-    config = write_config(tmp_path)
-    for words in (["train", config, "--run-dir", folder], ["train", folder]):
-        refused(command(*words), f"{folder} is not a run", "but holds chapter", "--run-dir")
-    refused(command("repair", folder), f"{folder} is not a run")
-    assert sorted(p.name for p in folder.iterdir()) == ["chapter", "chapter.tmp.1"]

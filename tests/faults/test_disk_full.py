@@ -1,7 +1,5 @@
 """A full disk."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -21,7 +19,7 @@ from tests.runs import (
     train,
 )
 
-pytest_plugins = ["tests.run_fixtures"]
+SHARD, CHECKPOINT = "stages/000/rollouts/shard-00001.parquet", "checkpoints/update-000004"
 
 
 @pytest.mark.promise("full disk")
@@ -31,32 +29,14 @@ pytest_plugins = ["tests.run_fixtures"]
         1,
         [
             # In the second batch of the second shard; no room is left.
-            (
-                "engine batch",
-                4,
-                0,
-                "stages/000/rollouts/shard-00001.parquet",
-                State((1, 0), (0, 0), (), "evaluation 0"),
-            ),
+            ("engine batch", 4, 0, SHARD, State((1, 0), (0, 0), (), "evaluation 0")),
             # 3 MB are left: enough for the model (2.1 MB), too little for the optimizer (4.2 MB).
-            (
-                "gradient",
-                4,
-                3_000_000,
-                "checkpoints/update-000004",
-                State((3, 3), (3, 3), (2,), "update 4"),
-            ),
+            ("gradient", 4, 3_000_000, CHECKPOINT, State((3, 3), (3, 3), (2,), "update 4")),
         ],
     ),
 )
 def test_a_full_disk_stops_the_run_with_path_and_bytes_and_with_room_it_resumes(
-    reference: Path,
-    small_disk: Path,
-    place: str,
-    nth: int,
-    spare: int,
-    target: str,
-    on_disk: State,
+    reference: Path, small_disk: Path, place: str, nth: int, spare: int, target: str, on_disk: State
 ):
     run_dir, filler = small_disk / "run", small_disk / "filler"
     ended = train(run_dir, at=place, nth=nth, act=f"fill {filler} {spare}")
@@ -74,9 +54,7 @@ def test_a_full_disk_stops_the_run_with_path_and_bytes_and_with_room_it_resumes(
 
 
 @pytest.mark.long
-def test_a_metrics_line_that_the_disk_has_no_room_for_stops_the_run(
-    small_disk: Path, tmp_path: Path
-):
+def test_a_metrics_line_that_the_disk_has_no_room_for_stops_the_run(small_disk, tmp_path):
     one_stage = ("--schedule.stages", 1, "--schedule.batches_per_stage", 8)
     options = (*one_stage, "--checkpoint.every", 0, "--evaluation.every", 0)
     run_dir, filler = small_disk / "run", small_disk / "filler"

@@ -5,8 +5,6 @@ or the remedy is refused in a sentence. Whoever makes the checksums fit a change
 found, but where something else tells the same number.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal
@@ -19,17 +17,7 @@ import pytest
 from mugrpo.disk.metrics import encoded
 from tests.cases import some
 from tests.faults.harm import contents, flip_bit, refused, stopped, summed, truncate
-from tests.runs import (
-    Command,
-    assert_same,
-    final_weights,
-    killed,
-    mugrpo,
-    read_metrics,
-    shards,
-)
-
-pytest_plugins = ["tests.run_fixtures"]
+from tests.runs import Command, assert_same, final_weights, killed, mugrpo, read_metrics, shards
 
 Harm = Callable[[Path], object]
 
@@ -224,9 +212,7 @@ def test_an_evaluation_and_its_line_must_agree_and_are_made_again_together(
     assert_same(whole, reference)
 
 
-def test_a_number_that_is_changed_with_its_checksum_is_not_found(
-    run_dir: Path, command: Command, reference: Path
-):
+def test_a_number_that_is_changed_with_its_checksum_is_not_found(run_dir, command, reference):
     """Whoever may write a run's folder may write any number: docs/reliability.md says so."""
     in_line(run_dir / "metrics.jsonl", 3, "loss", sums=True)
     all_agree_that_it_is_whole(command, run_dir)
@@ -236,9 +222,7 @@ def test_a_number_that_is_changed_with_its_checksum_is_not_found(
 
 
 @pytest.mark.long
-def test_lines_of_updates_that_no_checkpoint_holds_are_made_again(
-    tmp_path: Path, command: Command, reference: Path
-):
+def test_lines_of_updates_that_no_checkpoint_holds_are_made_again(tmp_path, command, reference):
     """It is killed before the checkpoint of update 6, in whose place there could be any number."""
     run_dir = tmp_path / "run"
     killed(run_dir, "gradient", 6)
@@ -275,8 +259,7 @@ def test_a_change_that_was_forced_is_no_damage_before_and_after_the_next_checkpo
 
 @pytest.mark.promise("changed")
 @pytest.mark.parametrize(
-    "name",
-    some(1, [NEWEST, f"{ROLLOUTS}/manifest.json", f"{SCORES}/manifest.json", "stages/001"]),
+    "name", some(1, [NEWEST, f"{ROLLOUTS}/manifest.json", f"{SCORES}/manifest.json", "stages/001"])
 )
 def test_what_is_missing_is_made_again_as_if_it_had_not_been_published(
     run_dir: Path, command: Command, reference: Path, name: str

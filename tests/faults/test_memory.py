@@ -1,7 +1,5 @@
 """Runs whose memory runs out in generation or in training."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +23,9 @@ from tests.runs import (
     write_config,
 )
 
-pytest_plugins = ["tests.run_fixtures"]
-
 
 def updates(run_dir: Path) -> dict[int, dict[str, Any]]:
     return {line["update"]: line for line in read_metrics(run_dir) if line["kind"] == "update"}
-
-
-def assert_close_to(run_dir: Path, reference: Path) -> None:
-    """Check that two runs have the same model after the last update, up to rounding."""
-    ours, theirs = (
-        load_file(folder / "checkpoints" / "update-000006" / "model.safetensors")
-        for folder in (run_dir, reference)
-    )
-    for name, tensor in ours.items():
-        torch.testing.assert_close(tensor, theirs[name], rtol=1e-3, atol=1e-5, msg=name)
 
 
 def test_a_run_goes_on_in_smaller_micro_batches_and_says_so(
@@ -59,7 +45,10 @@ def test_a_run_goes_on_in_smaller_micro_batches_and_says_so(
         f"memory      2 updates with micro_batch_tokens lowered, down to {lowered}\n" in ended.out
     )
     assert before.items() < shards(run_dir).items()
-    assert_close_to(run_dir, reference)
+    name = "checkpoints/update-000006/model.safetensors"
+    ours, theirs = (load_file(folder / name) for folder in (run_dir, reference))
+    for key, tensor in ours.items():  # up to rounding
+        torch.testing.assert_close(tensor, theirs[key], rtol=1e-3, atol=1e-5, msg=key)
 
 
 FIRST_EVALUATION = (1, State((0, 0), (0, 0), (), ""))
@@ -73,13 +62,7 @@ HF, CONTINUOUS = (HFEngine, "hf"), (ContinuousEngine, "continuous")
     some(1, [(*CONTINUOUS, *CANARY), (*HF, *FIRST_EVALUATION), (*HF, *SECOND_SHARD)]),
 )
 def test_generation_that_runs_out_of_memory_names_the_engines_option_and_keeps_shards(
-    tmp_path: Path,
-    command: Command,
-    monkeypatch: pytest.MonkeyPatch,
-    engine: type,
-    name: str,
-    nth: int,
-    left: State,
+    tmp_path, command, monkeypatch, engine, name, nth, left
 ):
     """The error comes after the first completions of the engine's `nth` call."""
     text = CONFIG.replace('name = "hf"', f'name = "{name}"')

@@ -1,9 +1,8 @@
-"""Tokenizers and templates that do not fit, and engines whose logprobs are off."""
-
-from __future__ import annotations
+"""Models and tokenizers that do not fit, and engines whose logprobs are off."""
 
 import dataclasses
 import io
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,21 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
 from mugrpo.engines.base import Completion
 from mugrpo.engines.hf import HFEngine
 from tests.cases import some
 from tests.faults.harm import edited, refused, stopped
-from tests.runs import (
-    Command,
-    final_weights,
-    shards,
-    state,
-    write_config,
-)
-
-pytest_plugins = ["tests.run_fixtures"]
+from tests.runs import Command, final_weights, shards, state, write_config
 
 
 @pytest.fixture
@@ -42,12 +34,18 @@ def engine_batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return batches
 
 
+@pytest.fixture
+def words(model: Path, tmp_path: Path) -> list[object]:
+    """The command that trains the tiny run with `model`."""
+    config, run_dir = write_config(tmp_path), tmp_path / "run"
+    return ["train", config, "--run-dir", run_dir, "--model.path", model]
+
+
 @pytest.mark.long
 def test_a_tokenizer_without_eos_is_refused_before_the_engine_and_an_option_names_one(
-    model: Path, tmp_path: Path, command: Command, engine_batches: list[int], reference: Path
+    model, words, tmp_path, command, engine_batches, reference
 ):
     edited(model / "tokenizer_config.json", eos_token=None)
-    words = ["train", write_config(tmp_path), "--run-dir", tmp_path / "run", "--model.path", model]
     refused(command(*words), str(model), "has no end-of-sequence token", "--model.eos_token")
     assert engine_batches == []
     named = command(*words, "--model.eos_token", "<eos>", "--force")
@@ -56,34 +54,20 @@ def test_a_tokenizer_without_eos_is_refused_before_the_engine_and_an_option_name
     assert final_weights(tmp_path / "run") == final_weights(reference)
 
 
-@pytest.mark.parametrize(
-    ("file", "part"),
-    some(
-        1,
-        [
-            ("config.json", "AutoConfig"),
-            ("config.json", "AutoModelForCausalLM"),
-            ("tokenizer_config.json", "AutoTokenizer"),
-        ],
-    ),
-)
+@pytest.mark.parametrize("part", some(1, ["AutoConfig", "AutoModelForCausalLM", "AutoTokenizer"]))
 def test_a_models_own_code_is_neither_run_nor_asked_about(
-    model: Path,
-    tmp_path: Path,
-    command: Command,
-    monkeypatch: pytest.MonkeyPatch,
-    file: str,
-    part: str,
+    model, words, tmp_path, command, monkeypatch, part
 ):
     """Its type is one that transformers does not have. The terminal would answer yes."""
-    ran = tmp_path / "ran"
+    ran, file = tmp_path / "ran", "config.json"
+    if part == "AutoTokenizer":
+        file = "tokenizer_config.json"
     (model / "own.py").write_text(f"open({str(ran)!r}, 'w')\nclass Own: ...\n")
     named = "own.Own" if file == "config.json" else ["own.Own", None]
     edited(model / file, auto_map={part: named}, tokenizer_class="Own")
     if file == "config.json":
         edited(model / file, model_type="own")
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
-    words = ["train", write_config(tmp_path), "--run-dir", tmp_path / "run", "--model.path", model]
     ended = command(*words)
     assert not ran.exists()
     refused(ended, str(model))
@@ -94,18 +78,14 @@ def test_a_models_own_code_is_neither_run_nor_asked_about(
 
 @pytest.mark.parametrize("value", some(1, [float("nan"), float("inf"), float("-inf")]))
 def test_a_model_with_a_weight_that_is_not_finite_is_refused_by_the_weights_name(
-    model: Path, tmp_path: Path, command: Command, engine_batches: list[int], value: float
+    model, words, tmp_path: Path, command: Command, engine_batches: list[int], value: float
 ):
     file, name = model / "model.safetensors", "model.layers.1.mlp.down_proj.weight"
     tensors = load_file(file)
     tensors[name][3, 4] = value
     save_file(tensors, file, {"format": "pt"})
-    words = ["train", write_config(tmp_path), "--run-dir", tmp_path / "run", "--model.path", model]
     refused(command(*words), f"{name} of the model {model} contains NaN or inf")
     assert engine_batches == []
-
-
-# ---- the canary: on values in tests/stages/test_canary.py ----
 
 
 @pytest.mark.long
@@ -152,12 +132,22 @@ def test_the_canary_finds_an_engine_that_is_wrong_in_long_rows_alone(
     assert state(tmp_path / "long").rollouts == (0, 0)
 
 
-@pytest.mark.parametrize("template", ["{{ messages.__class__.__mro__ }}"])
-def test_a_chat_template_that_fails_is_refused(
-    model: Path, tmp_path: Path, command: Command, template: str
-):
-    (model / "chat_template.jinja").write_text(template)
-    words = ["train", write_config(tmp_path), "--run-dir", tmp_path / "run", "--model.path", model]
+def test_a_chat_template_that_fails_is_refused(model, words, tmp_path, command):
+    (model / "chat_template.jinja").write_text("{{ messages.__class__.__mro__ }}")
     ended = command(*words, "--prompt.chat_template", "none")
     refused(ended, "the chat template fails on problem", "name another with --prompt.chat_template")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_hub_id_with_an_adapter_is_refused_even_if_there_is_a_model_too(case, monkeypatch, model):
+    """transformers would load the model that the adapter names. The hub's cache has the files."""
+    (model / "adapter_config.json").write_text('{"base_model_name_or_path": "nobody/another"}')
+    repository = case.folder / "models--nobody--nothing"
+    shutil.copytree(model, repository / "snapshots" / ("0" * 40))
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0" * 40)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(case.folder))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    case.data()
+    parts = ("nobody/nothing holds an adapter", "peft's merge_and_unload")
+    case.refused("--model.path", "nobody/nothing", parts=parts)

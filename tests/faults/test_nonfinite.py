@@ -1,7 +1,5 @@
 """Losses, gradients and weights that are not finite."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable
@@ -19,24 +17,7 @@ from mugrpo.rollouts.schedule import Schedule
 from mugrpo.tasks.embedded import Chain, ChainOptions
 from tests.cases import some
 from tests.faults.harm import resume_words, stopped
-from tests.runs import (
-    Command,
-    assert_same,
-    checkpoints,
-    final_weights,
-    read_metrics,
-    write_config,
-)
-
-pytest_plugins = ["tests.run_fixtures"]
-
-
-def nan_loss(part: torch.Tensor, _loss_BT: torch.Tensor) -> torch.Tensor:
-    return part * math.nan
-
-
-def infinite_loss(part: torch.Tensor, _loss_BT: torch.Tensor) -> torch.Tensor:
-    return part + math.inf
+from tests.runs import Command, assert_same, checkpoints, final_weights, read_metrics, write_config
 
 
 def nan_gradient(part: torch.Tensor, loss_BT: torch.Tensor) -> torch.Tensor:
@@ -44,12 +25,16 @@ def nan_gradient(part: torch.Tensor, loss_BT: torch.Tensor) -> torch.Tensor:
     return part + (loss_BT.sum() * 0).sqrt()
 
 
-def poison(
-    monkeypatch: pytest.MonkeyPatch,
-    updates: set[int],
-    how: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = nan_loss,
-) -> None:
-    """Apply `how` to the loss of the given updates."""
+Spoil = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+SPOILS: dict[str, Spoil] = {
+    "nan": lambda part, _: part * math.nan,
+    "inf": lambda part, _: part + math.inf,
+    "nan gradient": nan_gradient,
+}
+
+
+def poison(monkeypatch: pytest.MonkeyPatch, updates: set[int], how: str = "nan") -> None:
+    """Spoil the loss of the given updates."""
     step, reduced = Trainer.step, gradient.reduced_loss
     now = 0
 
@@ -60,7 +45,7 @@ def poison(
 
     def spoiled(loss_BT: torch.Tensor, *rest: Any) -> torch.Tensor:
         part = reduced(loss_BT, *rest)
-        return how(part, loss_BT) if now in updates else part
+        return SPOILS[how](part, loss_BT) if now in updates else part
 
     monkeypatch.setattr(Trainer, "step", noted)
     monkeypatch.setattr(gradient, "reduced_loss", spoiled)
@@ -81,22 +66,10 @@ def finite_or(text: str) -> str:
 
 @pytest.mark.parametrize(
     ("how", "loss", "grad_norm"),
-    some(
-        1,
-        [
-            (nan_loss, "nan", "nan"),
-            (infinite_loss, "inf", "finite"),
-            (nan_gradient, "finite", "nan"),
-        ],
-    ),
+    some(1, [("nan", "nan", "nan"), ("inf", "inf", "finite"), ("nan gradient", "finite", "nan")]),
 )
 def test_an_update_with_a_non_finite_loss_or_gradient_is_not_applied_and_its_groups_are_kept(
-    run_dir: Path,
-    command: Command,
-    monkeypatch: pytest.MonkeyPatch,
-    how: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-    loss: str,
-    grad_norm: str,
+    run_dir, command, monkeypatch, how, loss, grad_norm
 ):
     poison(monkeypatch, {5}, how)
     ended = command("train", run_dir, "--checkpoint.every", 1)

@@ -1,8 +1,9 @@
-"""What a run tries before its first rollout, and what `mugrpo check` tells."""
+"""What a run tries before its first rollout, what `mugrpo check` tells, and rewards that fail."""
 
-from __future__ import annotations
-
+import json
 import re
+import signal
+from pathlib import Path
 
 import pytest
 
@@ -10,22 +11,25 @@ from mugrpo.report.summary import LEARNED_NOTHING
 from tests.builders import chain_tokenizer
 from tests.cases import some
 from tests.faults.case import Case, chains
-from tests.faults.harm import refused, stopped
+from tests.faults.harm import refused, resume_words, stopped
+from tests.runs import mugrpo, read_metrics, shards, state
 
-pytest_plugins = ["tests.run_fixtures"]
 
-
-def judge(case: Case, body: str) -> tuple[str, str]:
-    """Write a reward function with this body and return the option that chooses it."""
+def judge(case: Case, body: str, head: str = "") -> tuple[str, str]:
+    """Write a data set and a reward function with this body; return the option that chooses it."""
+    case.data()
     file = case.folder / "mine.py"
-    file.write_text(f"def judge(completions, answer, **columns):\n    {body}\n")
+    file.write_text(f"{head}\ndef judge(completions, **columns):\n    {body}\n")
     return "--task.rewards", f"{file}:judge"
+
+
+def all_get(reward: object) -> str:
+    return f"return [{reward}] * len(completions)"
 
 
 @pytest.mark.long
 def test_a_reward_that_may_fail_or_does_not_apply_is_only_told(case: Case):
     """None for the made-up completion may be right, and so may an error if all may fail."""
-    case.data()
     ended = case.command("check", *case.words(*judge(case, "return [None]")))
     assert ended.status == 0 and "got no reward (skipped)" in ended.out
     failing = (*judge(case, "raise ValueError('odd')"), "--rewards.failure_limit", 1)
@@ -33,26 +37,9 @@ def test_a_reward_that_may_fail_or_does_not_apply_is_only_told(case: Case):
     assert ended.status == 0 and "got no reward (error)" in ended.out
 
 
-# ---- stops that can be resumed ----
-
-
-def generated(case: Case, judge_text: str, *options: object) -> list[object]:
-    """Generate a stage with a reward function that consults a server: the file `case.folder/up`."""
-    case.data()
-    file, server = case.folder / "mine.py", case.folder / "up"
-    file.write_text(f"import os, signal\nUP = {str(server)!r}\n{judge_text}")
-    server.touch()
-    case.starts(*(words := ["--task.rewards", f"{file}:judge", *options]))
-    server.unlink()
-    return words
-
-
-SERVED = """
-def judge(completions, **columns):
-    if not os.path.exists(UP):
-        raise ConnectionError("the server is away")
-    return [1.0] * len(completions)
-"""
+def unless(path: Path, error: str) -> str:
+    """Return the body of a reward function that raises `error` while there is no `path`."""
+    return f"if not os.path.exists({str(path)!r}): raise {error}\n    {all_get(1.0)}"
 
 
 @pytest.mark.long
@@ -60,13 +47,15 @@ def judge(completions, **columns):
 def test_a_judge_that_is_away_stops_a_run_with_rollouts_and_the_same_command_resumes_it(
     case: Case, limit: float
 ):
-    words = generated(case, SERVED, "--rewards.failure_limit", limit)
+    server = case.folder / "up"
+    server.touch()
+    body = unless(server, "ConnectionError('the server is away')")
+    words = [*judge(case, body, "import os"), "--rewards.failure_limit", limit]
+    case.starts(*words)
+    server.unlink()
     stopped(case.train(*words), "the reference answer", "ConnectionError: the server is away")
-    (case.folder / "up").touch()
+    server.touch()
     assert case.train(*words).status == LEARNED_NOTHING  # all rewards are 1
-
-
-# ---- mugrpo check ----
 
 
 def test_check_shows_prompts_and_rewards_and_makes_nothing(case: Case):
@@ -94,12 +83,8 @@ def test_check_shows_prompts_and_rewards_and_makes_nothing(case: Case):
 
 def test_check_says_that_a_reward_with_a_state_answers_otherwise_the_second_time(case: Case):
     """The state is the number of calls, as of a reward that scales by what it has seen."""
-    case.data()
-    (case.folder / "mine.py").write_text(
-        "seen = []\ndef judge(completions, **columns):\n"
-        "    seen.append(1)\n    return [1 / len(seen)] * len(completions)\n"
-    )
-    words = case.words("--task.rewards", f"{case.folder}/mine.py:judge")
+    body = f"seen.append(1)\n    {all_get('1 / len(seen)')}"
+    words = case.words(*judge(case, body, "seen = []"))
     assert "asked twice, the rewards answer differently" in case.command("check", *words).out
     steady = case.words(*judge(case, "return [len(text) / 9 for text in completions]"))
     assert "asked twice" not in case.command("check", *steady).out
@@ -136,7 +121,6 @@ def test_check_asks_the_environment_for_its_reward(case: Case):
 
 
 def test_check_tells_all_faults_and_memory_last(case: Case, monkeypatch):
-    case.data()
     monkeypatch.setattr("mugrpo.run.memory.host_memory", lambda: 1)
     engine = ("--engine.name", "vllm", "--engine.python", "/nowhere/python")
     words = case.words(*engine, *judge(case, "raise ValueError('odd')"))
@@ -153,3 +137,55 @@ def test_an_interpreter_without_vllm_is_refused_before_the_first_rollout(case: C
     case.data()
     refused(case.train("--engine.name", "vllm"), "has no vLLM", "mugrpo vllm-env")
     assert case.loads == []
+
+
+@pytest.mark.long
+def test_a_reward_changed_by_force_does_not_mix_with_the_old_one(case: Case):
+    options = (*judge(case, all_get(0.25)), "--rollouts.shard_rollouts", 8)
+    options = (*options, "--rewards.truncated", "scored")
+    case.starts(*options, shards=3)
+    ended = mugrpo("score", *case.words(*options), at="score shard without manifest", nth=2)
+    assert ended.status == -signal.SIGKILL
+    judge(case, all_get(0.75))
+    refused(case.command("score", *case.words(*options)), "a reward function's file changed")
+    ended = case.command("score", *case.words(*options, "--force"))
+    assert ended.status == 0
+    manifest = json.loads((case.run_dir / "stages/000/scores/manifest.json").read_text())
+    sums = [entry["reward_sum"] for entry in manifest["shards"].values()]
+    assert sums == [6.0, 6.0, 6.0]
+
+
+@pytest.mark.long
+def test_a_judge_that_fails_in_a_later_evaluation_leaves_the_shards(case: Case):
+    whole = case.folder / "whole"
+    whole.touch()
+    reward = judge(case, unless(whole, "ValueError('out of order')"), "import os")
+    options = (*reward, "--evaluation.every", 3)
+    ended = mugrpo("train", *case.words(*options), at="checkpoint", nth=1)
+    assert ended.status == -signal.SIGKILL
+    made = shards(case.run_dir)
+    whole.unlink()
+    ended = case.command("train", *case.words(*options))
+    stopped(ended, "could not be judged", "out of order", "rollouts are kept")
+    assert shards(case.run_dir) == made
+    assert [p.name for p in (case.run_dir / "evaluations").iterdir()] == ["update-000000"]
+    whole.touch()
+    assert case.command(*resume_words(ended)).status == LEARNED_NOTHING
+    assert {name: shards(case.run_dir)[name] for name in made} == made
+    made = [line for line in read_metrics(case.run_dir) if line["kind"] == "evaluation"]
+    assert [line["update"] for line in made] == [0, 3]
+
+
+def test_a_reward_that_is_none_for_all_responses_stops_the_run_before_an_update(case: Case):
+    ended = case.train(*judge(case, all_get(None)), "--rewards.truncated", "scored")
+    stopped(ended, "3 of a shard's 24 responses", "skipped: no reward is a number")
+    assert "got no reward (skipped)" in ended.out  # told before the first rollout, too
+    assert state(case.run_dir).rollouts == (1, 0) and read_metrics(case.run_dir) == []
+
+
+def test_a_run_with_equal_rewards_ends_with_status_4(case: Case):
+    ended = case.train(*judge(case, all_get(0.0)), "--schedule.stages", 1)
+    assert ended.status == LEARNED_NOTHING == 4, ended
+    assert "nothing was learned: none of the 3 updates had a gradient" in ended.err
+    updates = [line for line in read_metrics(case.run_dir) if line["kind"] == "update"]
+    assert {line["grad_norm"] for line in updates} == {0}

@@ -1,7 +1,5 @@
 """What is refused before a run begins, and with an existing run: one table each."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys
@@ -13,10 +11,8 @@ import pytest
 from mugrpo.model import policy
 from tests.cases import table
 from tests.faults.case import GOOD, Case, chain, chains, lines
-from tests.faults.harm import accepted, contents, refused
+from tests.faults.harm import accepted, contents, edited, refused
 from tests.runs import MODEL, Command, write_config
-
-pytest_plugins = ["tests.run_fixtures"]
 
 FIRST = b'{"prompt": "1+1=", "answer": "2"}\n'  # 34 bytes
 CONVERSATIONS = lines(
@@ -68,13 +64,7 @@ DATA: list[tuple[bytes, str, str, str]] = [
 
 @table(("content", "name", "options", "words"), DATA)
 def test_what_cannot_work_is_refused_before_a_model_is_loaded_or_a_file_written(
-    tmp_path: Path,
-    command: Command,
-    monkeypatch: pytest.MonkeyPatch,
-    content: bytes,
-    name: str,
-    options: str,
-    words: str,
+    tmp_path, command, monkeypatch, content, name, options, words
 ):
     monkeypatch.setattr(policy, "load_model", lambda *_: pytest.fail("a model is loaded"))
     case = Case(tmp_path, command, [])
@@ -91,11 +81,7 @@ PARTS = [
     ("return [1.0]", "--sinks.wandb p", "pip install 'mugrpo[wandb]'"),
     ("return [1.0]", "--lora.rank 4", "pip install 'mugrpo[lora]'"),
     ("return [1.0]", "--engine.name vllm --engine.python /no/such", "cannot be run (No such file"),
-    (
-        "return [1.0]",
-        f"--engine.name vllm --engine.python {sys.executable}",
-        "has no vLLM",
-    ),
+    ("return [1.0]", f"--engine.name vllm --engine.python {sys.executable}", "has no vLLM"),
     ("return [1.0]", "--objective.name file --objective.path absent.py", "there is no file"),
     (
         "return [1.0]",
@@ -107,12 +93,7 @@ PARTS = [
 
 @table(("body", "options", "words"), PARTS, first=2)
 def test_a_part_that_cannot_work_is_refused_before_the_first_rollout(
-    tmp_path: Path,
-    command: Command,
-    monkeypatch: pytest.MonkeyPatch,
-    body: str,
-    options: str,
-    words: str,
+    tmp_path, command, monkeypatch, body, options, words
 ):
     for package in ("wandb", "peft"):
         monkeypatch.setitem(sys.modules, package, None)
@@ -146,15 +127,13 @@ def test_a_change_of_a_run_is_refused_and_nothing_is_touched(run_dir: Path, comm
 def test_a_config_json_that_is_none_is_refused(run_dir: Path, command: Command):
     config = run_dir / "config.json"
     stored = json.loads(config.read_text())
-    for text, words in (
-        ('{"seed": 0}', "run format None"),
-        (json.dumps({**stored, "format": stored["format"] + 1}), "run format"),
-        (
-            json.dumps({"config": stored["config"], "format": stored["format"]}),
-            "approve it with --trust",
-        ),
+    older = {"config": stored["config"], "format": stored["format"]}
+    for values, words in (
+        ({"seed": 0}, "run format None"),
+        ({**stored, "format": stored["format"] + 1}, "run format"),
+        (older, "approve it with --trust"),
     ):
-        config.write_text(text)
+        config.write_text(json.dumps(values))
         accepted(run_dir)
         refused(command("train", run_dir), words)
 
@@ -175,11 +154,14 @@ def test_a_folder_or_file_that_is_no_run_is_refused_and_left(tmp_path: Path, com
     folder.mkdir()
     refused(command("train", folder), f"{folder} is an empty directory", "config file")
     (folder / "chapter").write_text("draft")
-    for words in (["train", config, "--run-dir", folder], ["train", folder], ["repair", folder]):
-        refused(command(*words), f"{folder} is not a run")
+    (folder / "chapter.tmp.1").write_text("draft")
+    for words in (["train", config, "--run-dir", folder], ["train", folder]):
+        refused(command(*words), f"{folder} is not a run", "but holds chapter", "--run-dir")
+    refused(command("repair", folder), f"{folder} is not a run")
     for words in (["train", config, "--run-dir", file], ["repair", file]):
         refused(command(*words), f"{file} is not a ")
-    assert (file.read_text(), [p.name for p in folder.iterdir()]) == ("text", ["chapter"])
+    names = sorted(path.name for path in folder.iterdir())
+    assert (file.read_text(), names) == ("text", ["chapter", "chapter.tmp.1"])
 
 
 @table(
@@ -200,15 +182,9 @@ def test_a_folder_or_file_that_is_no_run_is_refused_and_left(tmp_path: Path, com
         ("tokenizer_config.json", {"eos_token": None}, "name one with --model.eos_token"),
     ],
 )
-def test_a_model_that_cannot_be_used_is_refused(
-    tmp_path: Path, command: Command, file: str, change: dict[str, object] | None, words: str
-):
+def test_a_model_that_cannot_be_used_is_refused(tmp_path, command, file, change, words):
     model = Path(shutil.copytree(MODEL, tmp_path / "model"))
-    if change is None:
-        (model / file).unlink()
-    else:
-        stored = {**json.loads((model / file).read_text()), **change}
-        (model / file).write_text(json.dumps({k: v for k, v in stored.items() if v is not None}))
+    (model / file).unlink() if change is None else edited(model / file, **change)
     case = Case(tmp_path, command, [])
     case.data()
     refused(case.train("--model.path", model), words)

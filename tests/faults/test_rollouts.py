@@ -1,7 +1,5 @@
 """A clock that jumps, seeds, and truncated responses."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import time
@@ -11,14 +9,7 @@ import pytest
 
 from mugrpo.disk.shards import ShardSet, read_rollouts
 from tests.cases import table
-from tests.runs import (
-    Command,
-    assert_same,
-    read_metrics,
-    write_config,
-)
-
-pytest_plugins = ["tests.run_fixtures"]
+from tests.runs import Command, assert_same, read_metrics, write_config
 
 
 @pytest.mark.long
@@ -50,10 +41,7 @@ def sampled(run_dir: Path) -> dict[tuple[str, int, int], tuple[int, list[int]]]:
 
 @table(
     ("option", "value", "count"),
-    [
-        ("rollouts.shard_rollouts", 24, 1),
-        ("engine.slots", 7, 3),
-    ],
+    [("rollouts.shard_rollouts", 24, 1), ("engine.slots", 7, 3)],
     first=1,
 )
 def test_seeds_and_tokens_do_not_depend_on_shards_or_batches(
@@ -72,14 +60,8 @@ def test_truncated_responses_are_counted_and_score_zero_or_are_left_out(
     tmp_path: Path, command: Command, truncated: str
 ):
     run_dir = tmp_path / "run"
-    words = [
-        "train",
-        write_config(tmp_path),
-        "--run-dir",
-        run_dir,
-        "--rewards.truncated",
-        truncated,
-    ]
+    words = ["train", write_config(tmp_path), "--run-dir", run_dir]
+    words += ["--rewards.truncated", truncated]
     words += ["--schedule.stages", 1, "--evaluation.every", 0, "--rollouts.temperature", 3]
     ended = command(*words)
     assert ended.status == 0

@@ -1,22 +1,12 @@
 """SIGTERM and Ctrl-C."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 
 from tests.cases import some
 from tests.faults.harm import contents, resume_words, stopped
-from tests.runs import (
-    State,
-    assert_same,
-    mugrpo,
-    state,
-    train,
-)
-
-pytest_plugins = ["tests.run_fixtures"]
+from tests.runs import State, assert_same, mugrpo, state, train
 
 
 @pytest.mark.promise("stopped")

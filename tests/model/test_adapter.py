@@ -1,7 +1,5 @@
 """The adapter inside a model: its layers, its initial values, what is refused, and merging."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -18,7 +16,14 @@ from mugrpo.model.adapter import merged
 from mugrpo.model.loading import load_model
 from mugrpo.model.policy import load_policy
 from mugrpo.optimize.forward import rollout_logprobs
-from tests.builders import PROMPTS, adapted_policy, chain_tokenizer, encoded, tiny_policy
+from tests.builders import (
+    PROMPTS,
+    adapted_policy,
+    chain_tokenizer,
+    encoded,
+    tiny_policy,
+    with_adapter,
+)
 from tests.cases import table
 from tests.model.test_architectures import made
 from tests.updates import config_of
@@ -32,11 +37,9 @@ def logits_of(model: torch.nn.Module, policy) -> torch.Tensor:
 
 
 def test_the_trained_parameters_are_those_that_one_counts_by_hand():
-    """A layer of `in` to `out` has rank x (in + out).
-
-    The embedded model has three layers with q, k, v, o of 128 to 128, gate and up of 128 to 288,
-    and down of 288 to 128: 4 x 256 + 3 x 416 = 2272 for each rank and layer.
-    """
+    """A layer of `in` to `out` has rank x (in + out). The embedded model has three layers with q,
+    k, v, o of 128 to 128, gate and up of 128 to 288, and down of 288 to 128: 4 x 256 + 3 x 416 =
+    2272 for each rank and layer."""
     for rank in (1, 4):
         policy = load_policy(ModelOptions(), lora=LoRAOptions(rank=rank))
         trained = [p for p in policy.model.parameters() if p.requires_grad]
@@ -92,12 +95,7 @@ def test_a_saved_adapter_loads_with_peft_and_here_to_the_same_bits(form: str, tm
 def test_a_merged_model_is_plain_and_has_the_logits_of_base_and_adapter(kind: str, tmp_path: Path):
     base, adapter = tmp_path / "base", tmp_path / "adapter"
     plain = made(kind, base)
-    policy = load_policy(ModelOptions(path=str(base)), lora=LORA)
-    assert policy.adapter is not None
-    generator = torch.Generator().manual_seed(8)
-    for name, tensor in policy.adapter.tensors().items():
-        if ".lora_B." in name:
-            tensor.normal_(std=0.1, generator=generator)
+    policy = with_adapter(ModelOptions(path=str(base)), LORA, std=0.1)
     policy.save(adapter)
     model = merged(load_model(base), adapter)
     assert model.state_dict().keys() == plain.model.state_dict().keys()

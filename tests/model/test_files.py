@@ -1,7 +1,5 @@
 """Files of a model that several ranks write, read by the libraries that everybody uses."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
@@ -15,16 +13,13 @@ from transformers import AutoModelForCausalLM
 
 from mugrpo.disk.publishing import sha256_of
 from mugrpo.model.files import saved_tensors, weights_in_memory, write_tensors, write_weights
-from mugrpo.model.policy import Policy
 from mugrpo.processes.ranks import ALONE, Ranks
 from tests.cases import table
 from tests.ranked import started
 
 
 @table("dtype", [None, torch.bfloat16])
-def test_other_programs_read_the_files_whatever_the_precision(
-    tmp_path: Path, embedded_policy: Policy, dtype: torch.dtype | None
-):
+def test_other_programs_read_the_files_whatever_the_precision(tmp_path, embedded_policy, dtype):
     """Three files. One process has all rows, so it writes what three ranks would."""
     model, sums = embedded_policy.model, {}
     for own in range(3):
@@ -76,9 +71,7 @@ def test_ranks_exchange_their_rows_and_each_opens_its_own_file_only(tmp_path: Pa
 
 
 @table("files", [1, 2])
-def test_weights_may_be_read_by_whoever_may_read_the_config(
-    tmp_path: Path, embedded_policy: Policy, files: int
-):
+def test_weights_may_be_read_by_whoever_may_read_the_config(tmp_path, embedded_policy, files):
     model = embedded_policy.model
     weights = weights_in_memory(saved_tensors(model), files, own=0, copied=False)
     write_weights(model, weights, ALONE, tmp_path)

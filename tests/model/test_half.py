@@ -1,7 +1,5 @@
 """The copy in bf16 that computes for fp32 weights."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The precision that "auto" stands for."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 
@@ -16,28 +14,21 @@ from mugrpo.model.vocabulary import Vocabulary
 from tests.cases import table
 
 
-@table(("gpu", "precision"), [(None, "fp32"), (True, "bf16"), (False, "fp32")])
-def test_by_default_it_is_bf16_on_a_gpu_that_computes_in_it(monkeypatch, gpu, precision):
+@table(("gpu", "half"), [(None, False), (True, True), (False, False)])
+def test_by_default_it_is_bf16_on_a_gpu_that_computes_in_it_and_in_vllm_too(monkeypatch, gpu, half):
+    """Also if vLLM's process is given the options as they were written, with "auto"."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu is not None)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: gpu)
-    assert precision_of(ModelOptions()) == precision
+    assert precision_of(ModelOptions()) == ("bf16" if half else "fp32")
     assert precision_of(ModelOptions(precision="bf16")) == "bf16"
-
-
-@table(("gpu", "dtype"), [(None, "float32"), (True, "bfloat16"), (False, "float32")])
-def test_an_engine_process_of_vllm_computes_as_the_trainer_does(monkeypatch, gpu, dtype):
-    """Also if it is given the options as they were written, with "auto"."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu is not None)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: gpu)
     written = Vocabulary(8, [1]), ModelOptions(), LoRAOptions(), VLLMOptions(python="python")
-    assert vllm_host(*written, Path("log")).setup["arguments"]["dtype"] == dtype
+    dtype = vllm_host(*written, Path("log")).setup["arguments"]["dtype"]
+    assert dtype == ("bfloat16" if half else "float32")
 
 
 def test_nothing_reads_the_option_past_what_resolves_it():
-    """Where "auto" is resolved, for this machine and for a run that has begun.
-
-    What else read the option would take "auto" for one of the two.
-    """
+    """Where "auto" is resolved, for this machine and for a run that has begun. What else read the
+    option would take "auto" for one of the two."""
     house = Path(__file__).parents[2] / "src" / "mugrpo"
     readers = {
         file.name

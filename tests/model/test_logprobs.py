@@ -1,6 +1,5 @@
-from __future__ import annotations
-
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -118,10 +117,8 @@ def test_the_gradient_of_a_head_in_bf16_is_rounded_once_and_not_for_each_chunk()
 @table("rest", [1e-4, 1e-3, 0.1])
 @table("chunk", [1, 3])
 def test_the_gradient_of_a_nearly_certain_token_keeps_its_digits(rest, chunk):
-    """Logits of 40 and 40 + log(rest / (1 - rest)): d logprob / d logits = (rest, -rest).
-
-    fp32 numbers near 40 are 4e-6 apart, 4 % of 1e-4; near 1 they are 6e-8 apart.
-    """
+    """Logits of 40 and 40 + log(rest / (1 - rest)): d logprob / d logits = (rest, -rest). fp32
+    numbers near 40 are 4e-6 apart, 4 % of 1e-4; near 1 they are 6e-8 apart."""
     logits = torch.tensor([40.0, 40.0 + float(np.log(rest / (1 - rest)))])
     hidden = torch.ones(3, 1, requires_grad=True)
     weight = logits[:, None].clone().requires_grad_()
@@ -138,16 +135,14 @@ def test_logits_of_the_last_chunk_are_computed_once_and_a_second_backward_pass_i
     monkeypatch,
 ):
     """Three chunks: three products forward, two backward, and three in another backward pass."""
-    made: list[int] = []
-    logits = module._logits
-    monkeypatch.setattr(module, "_logits", lambda *given: made.append(1) or logits(*given))
-    head, counts = make_head(), []
+    counted = Mock(side_effect=module._logits)
+    monkeypatch.setattr(module, "_logits", counted)
+    head = make_head()
     logprobs, _ = chunked_logprobs(*head, temperature=0.7, chunk=-(-N // 3))
-    counts.append(len(made))
-    passes = []
+    counts, passes = [counted.call_count], []
     for _ in range(2):
         passes.append(torch.autograd.grad(logprobs.sum(), head.weight, retain_graph=True)[0])
-        counts.append(len(made))
+        counts.append(counted.call_count)
     assert counts == [3, 5, 8]
     assert torch.equal(*passes)
 
@@ -181,8 +176,8 @@ def test_no_tensor_of_all_logits_is_ever_made():
     assert largest.elements == 64_000  # so the measure detects such a tensor
 
 
-def ragged_batch(policy) -> tuple[list[tuple[np.ndarray, np.ndarray]], torch.Tensor, torch.Tensor]:
-    """Return (prompt, response) pairs, right-padded ids [B, L] and response mask [B, T]."""
+def ragged_batch(policy) -> tuple[Any, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return (prompt, response) pairs, padded ids [B, L], prompt lengths [B] and mask [B, T]."""
     rng = np.random.default_rng(1)
     lengths = [9, 1, 4, 12, 7, 2]
     pairs = [
@@ -195,15 +190,15 @@ def ragged_batch(policy) -> tuple[list[tuple[np.ndarray, np.ndarray]], torch.Ten
         line = torch.from_numpy(np.concatenate([prompt, response]).astype(np.int64))
         ids[row, : len(line)] = line
         mask[row, : len(response)] = True
-    return pairs, ids, mask
+    return pairs, ids, torch.tensor([len(prompt) for prompt, _ in pairs]), mask
 
 
 @table("temperature", [0.7, 1.0])
 def test_response_logprobs_are_the_plain_models_on_a_ragged_batch(any_policy, temperature):
-    pairs, ids, mask = ragged_batch(any_policy)
-    prompt_lengths = torch.tensor([len(prompt) for prompt, _ in pairs])
+    pairs, *batch = ragged_batch(any_policy)
+    mask = batch[-1]
     logprobs, entropy = response_logprobs(
-        any_policy.model, ids, prompt_lengths, mask, temperature=temperature, chunk=8
+        any_policy.model, *batch, temperature=temperature, chunk=8
     )
     assert logprobs.shape == entropy.shape == mask.shape
     assert (logprobs[~mask] == 0).all() and (entropy[~mask] == 0).all()
@@ -213,12 +208,9 @@ def test_response_logprobs_are_the_plain_models_on_a_ragged_batch(any_policy, te
 
 
 def test_gradients_of_response_logprobs_are_the_plain_models(any_policy):
-    pairs, ids, mask = ragged_batch(any_policy)
-    prompt_lengths = torch.tensor([len(prompt) for prompt, _ in pairs])
+    pairs, *batch = ragged_batch(any_policy)
     parameters = list(any_policy.model.parameters())
-    logprobs, _ = response_logprobs(
-        any_policy.model, ids, prompt_lengths, mask, temperature=0.7, chunk=8
-    )
+    logprobs, _ = response_logprobs(any_policy.model, *batch, temperature=0.7, chunk=8)
     expected = sum(plain_logprobs(any_policy, *pair, 0.7).sum() for pair in pairs)
     ours = torch.autograd.grad(logprobs.sum(), parameters)
     theirs = torch.autograd.grad(expected, parameters)
@@ -243,13 +235,10 @@ def test_in_bf16_the_backward_pass_recomputes_the_logits_of_the_forward_pass():
 
 def test_in_bf16_logprobs_are_those_of_the_models_own_head():
     policy = load_policy(ModelOptions(precision="bf16"))
-    pairs, ids, mask = ragged_batch(policy)
-    prompt_lengths = torch.tensor([len(prompt) for prompt, _ in pairs])
+    pairs, *batch = ragged_batch(policy)
     with torch.no_grad():
-        logprobs, _ = response_logprobs(
-            policy.working(), ids, prompt_lengths, mask, temperature=1.0, chunk=8
-        )
-        logits = policy.working()(input_ids=ids, use_cache=False).logits.float()
+        logprobs, _ = response_logprobs(policy.working(), *batch, temperature=1.0, chunk=8)
+        logits = policy.working()(input_ids=batch[0], use_cache=False).logits.float()
     gaps = []
     for row, (prompt, response) in enumerate(pairs):
         distribution = torch.log_softmax(logits[row, len(prompt) - 1 :][: len(response)], -1)

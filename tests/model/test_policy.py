@@ -1,116 +1,70 @@
-"""Loading a policy: weights, special tokens, dropout, and models that are refused."""
+"""Loading a policy: models by name, weights, special tokens, dropout, and what is refused."""
 
-from __future__ import annotations
-
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import (
-    AutoModelForCausalLM,
-    GenerationConfig,
-    Qwen3MoeConfig,
-    pipeline,
-)
+from transformers import AutoModelForCausalLM, GenerationConfig, Qwen3MoeConfig, pipeline
 
 from mugrpo.config.run import ModelOptions
 from mugrpo.config.training import LoRAOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.engines.base import Request
 from mugrpo.model.policy import Policy, load_policy
-from mugrpo.model.pretrained import model_fingerprint
+from mugrpo.model.pretrained import cached, model_fingerprint, model_path
 from mugrpo.model.self_test import can_share_prompts
-from tests.builders import (
-    PROMPTS,
-    TINY_FORMS,
-    chain_tokenizer,
-    encoded,
-    generated,
-    tiny_policy,
-)
+from tests.builders import PROMPTS, TINY_FORMS, chain_tokenizer, encoded, generated, tiny_policy
 from tests.cases import table
+from tests.faults.harm import edited, flip_bit, refused, truncate
+from tests.runs import Command, write_config
 
 
-@pytest.fixture
-def model_folder(tmp_path: Path) -> Path:
-    """A copy of the embedded model, for tests to damage."""
+def test_weights_are_fp32_whatever_the_file_holds_and_whatever_the_precision(model):
     policy = load_policy(ModelOptions())
-    policy.save(tmp_path)
-    return tmp_path
-
-
-def edit(file: Path, **values: object) -> None:
-    """Set keys of a JSON file. None removes a key."""
-    stored = json.loads(file.read_text()) | values
-    file.write_text(json.dumps({k: v for k, v in stored.items() if v is not None}))
-
-
-# --- Loading --------------------------------------------------------------------------------------
-
-
-def test_weights_are_fp32_whatever_the_file_holds_and_whatever_the_precision(model_folder):
-    policy = load_policy(ModelOptions())
-    policy.model.to(torch.bfloat16).save_pretrained(model_folder)
+    policy.model.to(torch.bfloat16).save_pretrained(model)
     for precision in ("fp32", "bf16"):
-        loaded = load_policy(ModelOptions(path=str(model_folder), precision=precision))
+        loaded = load_policy(ModelOptions(path=str(model), precision=precision))
         assert {p.dtype for p in loaded.model.parameters()} == {torch.float32}
 
 
-def truncate_weights(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[:1000])
-
-
-def shrink_head(file: Path) -> None:
-    weights = load_file(file)
-    weights["lm_head.weight"] = weights["lm_head.weight"][:10].clone()
-    save_file(weights, file, metadata={"format": "pt"})
-
-
-def remove_head(file: Path) -> None:
-    weights = load_file(file)
-    del weights["lm_head.weight"]
-    save_file(weights, file, metadata={"format": "pt"})
-
-
 @pytest.mark.parametrize(
-    ("damage", "sentence"),
+    ("kept", "sentence"),
     [
-        (
-            truncate_weights,
-            r"^the model \S+ cannot be loaded",
-        ),
-        (shrink_head, r"^the model \S+ cannot be loaded \(.*\); name a directory in Hugging"),
-        (remove_head, r"^the weights of \S+ lack lm_head\.weight; its files are incomplete$"),
+        (None, r"^the model \S+ cannot be loaded"),
+        (10, r"^the model \S+ cannot be loaded \(.*\); name a directory in Hugging"),
+        (0, r"^the weights of \S+ lack lm_head\.weight; its files are incomplete$"),
     ],
 )
-def test_weights_that_are_not_the_models_are_refused(model_folder, damage, sentence):
-    damage(model_folder / "model.safetensors")
+def test_weights_that_are_not_the_models_are_refused(model, kept, sentence):
+    """Rows of the head are missing, or all of it; or the file is cut."""
+    file = model / "model.safetensors"
+    weights = load_file(file)
+    head = weights.pop("lm_head.weight")
+    if kept:
+        weights["lm_head.weight"] = head[:kept].clone()
+    save_file(weights, file, metadata={"format": "pt"})
+    if kept is None:
+        truncate(file)
     with pytest.raises(UsageError, match=sentence):
-        load_policy(ModelOptions(path=str(model_folder)))
+        load_policy(ModelOptions(path=str(model)))
 
 
-def test_the_fingerprint_follows_every_file_of_the_model(model_folder):
-    options = ModelOptions(path=str(model_folder))
-    before = model_fingerprint(options)
-    assert model_fingerprint(options) == before
-    seen = {before}
+def test_the_fingerprint_follows_every_file_of_the_model(model):
+    options = ModelOptions(path=str(model))
+    seen = {model_fingerprint(options), model_fingerprint(options)}
     for name in ("model.safetensors", "tokenizer.json", "config.json"):
-        file = model_folder / name
-        data = bytearray(file.read_bytes())
-        data[-1] ^= 1
-        file.write_bytes(bytes(data))
+        flip_bit(model / name)
         seen.add(model_fingerprint(options))
     assert len(seen) == 4
 
 
 @table("key", ["_attn_implementation", "attn_implementation"])
-def test_a_package_for_attention_that_a_config_names_is_not_asked_for(model_folder, key):
+def test_a_package_for_attention_that_a_config_names_is_not_asked_for(model, key):
     """transformers would import flash_attn, which is not here."""
-    edit(model_folder / "config.json", **{key: "flash_attention_2"})
-    loaded = load_policy(ModelOptions(path=str(model_folder)))
+    edited(model / "config.json", **{key: "flash_attention_2"})
+    loaded = load_policy(ModelOptions(path=str(model)))
     assert loaded.model.config._attn_implementation == "sdpa"
     ids = torch.arange(2, 14)[None]
     with torch.no_grad():
@@ -140,24 +94,21 @@ def test_a_parameter_that_is_not_finite_is_named(value):
     assert policy.nonfinite_parameter() == name
 
 
-# --- Special tokens -------------------------------------------------------------------------------
-
-
-def test_a_tokenizer_without_eos_is_refused_and_the_option_sets_one(model_folder):
-    edit(model_folder / "tokenizer_config.json", eos_token=None)
+def test_a_tokenizer_without_eos_is_refused_and_the_option_sets_one(model):
+    edited(model / "tokenizer_config.json", eos_token=None)
     with pytest.raises(UsageError, match=r"has no end-of-sequence .*--model\.eos_token"):
-        load_policy(ModelOptions(path=str(model_folder)))
-    policy = load_policy(ModelOptions(path=str(model_folder), eos_token="<eos>"))
+        load_policy(ModelOptions(path=str(model)))
+    policy = load_policy(ModelOptions(path=str(model), eos_token="<eos>"))
     assert policy.tokenizer.eos_token_id == 1 and policy.stop_ids == [1]
 
 
 @table("rank", [0, 4])
 def test_what_is_saved_stops_where_responses_stop_in_transformers_pipeline_too(
-    model_folder: Path, tmp_path: Path, rank: int
+    model: Path, tmp_path: Path, rank: int
 ):
     """The option adds a token that the base model goes on after. Processor files go along."""
-    (model_folder / "preprocessor_config.json").write_text("{}")
-    options = ModelOptions(path=str(model_folder), eos_token="-")
+    (model / "preprocessor_config.json").write_text("{}")
+    options = ModelOptions(path=str(model), eos_token="-")
     policy = load_policy(options, lora=LoRAOptions(rank=rank))
     policy.save(tmp_path / "saved")
     assert (tmp_path / "saved" / "preprocessor_config.json").read_text() == "{}"
@@ -187,9 +138,6 @@ def test_a_mixture_of_experts_says_that_its_routers_loss_is_left_out(tmp_path):
     assert can_share_prompts(policy.model)
 
 
-# --- Dropout --------------------------------------------------------------------------------------
-
-
 @table("form", TINY_FORMS)
 def test_dropout_is_off_even_in_training_mode(form):
     # The configs ask for dropout of 0.5; two passes with it would differ.
@@ -197,3 +145,19 @@ def test_dropout_is_off_even_in_training_mode(form):
     policy.model.train()
     ids = torch.arange(2, 14)[None]
     assert torch.equal(policy.model(ids).logits, policy.model(ids).logits)
+
+
+def test_a_model_of_the_cache_is_used_once_it_is_there(monkeypatch, tmp_path: Path):
+    monkeypatch.setenv("MUGRPO_CACHE", str(tmp_path))
+    options = ModelOptions(path="smollm2")
+    with pytest.raises(UsageError, match=r"`make smollm2`.*HuggingFaceTB/SmolLM2-135M-Instruct"):
+        model_path(options)
+    cached("smollm2").mkdir(parents=True)
+    assert model_path(options) == str(tmp_path / "models" / "SmolLM2-135M-Instruct")
+
+
+def test_train_says_how_to_get_a_model(monkeypatch, tmp_path: Path, command: Command):
+    monkeypatch.setenv("MUGRPO_CACHE", str(tmp_path / "cache"))
+    words = ["train", write_config(tmp_path), "--run-dir", tmp_path / "run"]
+    refused(command(*words, "--model.path", "smollm2"), "`make smollm2`")
+    assert not (tmp_path / "run").exists()

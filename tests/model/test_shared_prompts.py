@@ -1,17 +1,19 @@
-"""Prompts that are computed once, compared with rows that are computed on their own."""
+"""Prompts that are computed once, with and without masks, compared with rows on their own."""
 
-from __future__ import annotations
-
+import inspect
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention.varlen import varlen_attn
 from transformers import AutoModelForCausalLM, MambaConfig
 
 from mugrpo.model.logprobs import response_logprobs
 from mugrpo.model.policy import Policy
 from mugrpo.model.self_test import can_share_prompts
+from mugrpo.model.shared_prompts import Packing
 from tests.builders import tiny_policy
 from tests.cases import cross, table
 
@@ -20,9 +22,7 @@ FORMS = ("llama", "qwen2", "qwen3", "gemma3", "mistral", "gpt2")
 
 def rows(groups: list[tuple[int, list[int]]]) -> tuple[torch.Tensor, ...]:
     """Return ids [B, L], prompt lengths [B], mask [B, T] and prompt numbers [B] of random rows.
-
-    `groups` gives (prompt length, response lengths).
-    """
+    `groups` gives (prompt length, response lengths)."""
     generator = np.random.default_rng(2)
     lines, prompt_lengths, prompts, lengths = [], [], [], []
     for number, (prompt_length, of_group) in enumerate(groups):
@@ -123,14 +123,6 @@ def test_in_bf16_shared_prompts_are_close(form):
     assert rounding > 1e-4 and difference(gradients(policy, shared[0]), expected) < 2 * rounding
 
 
-# --- Models that cannot --------------------------------------------------------------------------
-
-
-@table("form", FORMS)
-def test_models_with_attention_alone_can_share(form):
-    assert can_share_prompts(tiny_policy(form).model)
-
-
 def test_a_state_space_model_cannot_share():
     config = MambaConfig(vocab_size=24, hidden_size=16, num_hidden_layers=1, state_size=4)
     assert not can_share_prompts(AutoModelForCausalLM.from_config(config))
@@ -164,3 +156,85 @@ def test_a_model_that_mishandles_packed_tokens_is_detected(fault):
     model = Wrapped(fault)
     assert can_share_prompts(model) == (fault == "nothing")
     assert model.config._attn_implementation == "sdpa"
+
+
+def reference(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_seq_q: torch.Tensor,
+    cu_seq_k: torch.Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    scale: float | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """Return what flash attention documents: the last query stands at the last key. A query at i
+    sees the keys from i - window_size[0] to i + window_size[1]; -1 is no limit."""
+    assert cu_seq_q.dtype == cu_seq_k.dtype == torch.int32
+    queries, keys = cu_seq_q.diff().tolist(), cu_seq_k.diff().tolist()
+    assert (max(queries), max(keys)) == (max_q, max_k) and min(queries) > 0
+    assert (sum(queries), sum(keys)) == (len(query), len(key))
+    outputs = []
+    for q, k, v in zip(query.split(queries), key.split(keys), value.split(keys), strict=True):
+        away = torch.arange(len(k)) - torch.arange(len(k) - len(q), len(k))[:, None]
+        left, right = window_size
+        seen = torch.ones_like(away, dtype=torch.bool)
+        seen &= (away >= -left) | (left < 0)
+        seen &= (away <= right) | (right < 0)
+        sequence = (states.transpose(0, 1)[None] for states in (q, k, v))
+        output = F.scaled_dot_product_attention(
+            *sequence, attn_mask=seen, scale=scale, enable_gqa=enable_gqa
+        )
+        outputs.append(output[0].transpose(0, 1))
+    return torch.cat(outputs)
+
+
+@cross(
+    form=FORMS,
+    case=["ragged", "responses of one token"],
+    share=[True, True, False],
+    checkpointing=[False, True],
+)
+def test_packed_rows_have_the_logprobs_and_gradients_of_padded_ones(
+    form, case, share, checkpointing, monkeypatch
+):
+    """Grouped heads, windows of five tokens, prompts that are shared or not; and no mask."""
+    for needs_masks in ("visible", "distance", "attention_masks"):
+        monkeypatch.delattr(Packing, needs_masks)
+    plain_policy, policy = (
+        tiny_policy(form),
+        tiny_policy(form, gradient_checkpointing=checkpointing),
+    )
+    *row, prompts = rows(CASES[case])
+    options = {"temperature": 0.7, "chunk": 16}
+    plain, entropy = response_logprobs(plain_policy.model, *row, **options)
+    packed, packed_entropy = response_logprobs(
+        policy.model, *row, prompts if share else None, kernel=reference, **options
+    )
+    torch.testing.assert_close(packed, plain, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(packed_entropy, entropy, rtol=1e-5, atol=1e-5)
+    assert difference(gradients(policy, packed), gradients(plain_policy, plain)) < 1e-5
+
+
+def test_sequences_by_hand():
+    """Prompts of 3 and 9 tokens, responses of 6, 1 and 4, each without its last token. The response
+    of one token has nothing to compute. Keys are the prompts, and for each of the other responses
+    its prompt's and its own."""
+    sequences = Packing(*rows([(3, [6, 1]), (9, [4])])).sequences
+    assert sequences.starts_q.tolist() == [0, 3, 12, 17, 20]
+    assert sequences.starts_k.tolist() == [0, 3, 12, 20, 32]
+    assert sequences.keys.tolist() == [
+        *range(12),
+        *(0, 1, 2, 12, 13, 14, 15, 16),
+        *(*range(3, 12), 17, 18, 19),
+    ]
+    assert (sequences.longest_q, sequences.longest_k) == (9, 12)
+
+
+def test_torchs_kernel_takes_these_arguments():
+    ours = inspect.signature(reference).parameters
+    theirs = inspect.signature(varlen_attn).parameters
+    assert list(theirs)[:7] == list(ours)[:7] and set(ours) <= set(theirs)

@@ -1,8 +1,8 @@
-"""Group-relative advantages, by hand and compared with TRL's."""
-
-from __future__ import annotations
+"""Group-relative and other advantages: by hand, compared with TRL's, and their properties."""
 
 import math
+from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -21,26 +21,21 @@ def of_group(rewards: list[float], valid: list[bool] | None = None, **knobs: obj
     return advantages.group(rewards_PG, valid_PG, **knobs)[0].tolist()
 
 
-def test_unbiased_std_plus_1e_4():
-    # mean 1, squares 4 + 1 + 1, unbiased variance 6 / 2 = 3
-    s = math.sqrt(3) + 1e-4
-    assert of_group([3.0, 0.0, 0.0]) == pytest.approx([2 / s, -1 / s, -1 / s], rel=1e-12)
-    # mean 1/2, squares 4 / 4, unbiased variance 1 / 3
-    s = 0.5773502691896258 + 1e-4
-    assert of_group([1.0, 1.0, 0.0, 0.0]) == pytest.approx(
-        [0.5 / s, 0.5 / s, -0.5 / s, -0.5 / s], rel=1e-12
-    )
-
-
-def test_off_policy_grpo_adds_eps_to_the_population_variance():
-    # mean 1, squares 4 + 1 + 1, population variance 6 / 3 = 2
-    s = math.sqrt(2 + 1e-4)
-    actual = of_group([3.0, 0.0, 0.0], std="population")
-    assert actual == pytest.approx([2 / s, -1 / s, -1 / s], rel=1e-12)
-
-
-def test_without_std_only_the_mean_is_subtracted():
-    assert of_group([3.0, 0.0, 0.0], std="none") == [2.0, -1.0, -1.0]
+@table(
+    ("rewards", "std", "deviations", "divisor"),
+    [
+        # mean 1, squares 4 + 1 + 1, unbiased variance 6 / 2 = 3
+        ([3.0, 0.0, 0.0], "unbiased", [2, -1, -1], math.sqrt(3) + 1e-4),
+        # mean 1/2, squares 4 / 4, unbiased variance 1 / 3
+        ([1.0, 1.0, 0.0, 0.0], "unbiased", [0.5, 0.5, -0.5, -0.5], 0.5773502691896258 + 1e-4),
+        # off-policy GRPO adds eps to the population variance, 6 / 3 = 2
+        ([3.0, 0.0, 0.0], "population", [2, -1, -1], math.sqrt(2 + 1e-4)),
+        ([3.0, 0.0, 0.0], "none", [2, -1, -1], 1),
+    ],
+)
+def test_a_group_by_hand(rewards, std, deviations, divisor):
+    expected = [deviation / divisor for deviation in deviations]
+    assert of_group(rewards, std=std) == pytest.approx(expected, rel=1e-12)
 
 
 @table("std", ["unbiased", "population", "none"])
@@ -49,9 +44,6 @@ def test_a_failed_response_is_left_out_and_gets_0(std):
     without = of_group([1.0, 0.0, 0.0], std=std)
     assert with_failure == [without[0], 0.0, without[1], without[2]]
     assert without[0] > 0
-
-
-# ---- TRL ----
 
 
 def trl_advantages(rewards_PG: torch.Tensor, scale: str) -> torch.Tensor:
@@ -80,8 +72,6 @@ def test_advantages_equal_trls_even_if_rewards_are_unknown(scale, std):
         # TRL's n / (n - 1) is in fp32
         torch.testing.assert_close(actual, expected, rtol=1e-7, atol=1e-12)
 
-
-# ---- other advantages ----
 
 REWARDS = torch.tensor([[1.0, FAILED, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]])
 VALID = torch.tensor([[True, False, True, True], [True] * 4])
@@ -116,3 +106,67 @@ def test_asymre_by_hand():
 def test_a_group_is_varied_if_two_known_rewards_differ(rewards, valid, expected):
     rewards_PG = torch.tensor([rewards], dtype=torch.float64)
     assert advantages.varied(rewards_PG, torch.tensor([valid])).tolist() == [expected]
+
+
+FORMS: dict[str, Callable[..., torch.Tensor]] = {
+    "unbiased": partial(advantages.group, std="unbiased"),
+    "population": partial(advantages.group, std="population"),
+    "none": partial(advantages.group, std="none"),
+    "shifted": partial(advantages.shifted, baseline=0.5),
+    "asymre": partial(advantages.asymre, delta=-0.1),
+}
+GROUPS = ["unbiased", "population", "none"]
+
+
+def random_rewards(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    rewards_PG = torch.randint(-2, 3, (5, 6), generator=generator).double() / 4
+    return rewards_PG, torch.rand(5, 6, generator=generator) < 0.8
+
+
+@table("form", FORMS)
+def test_permuting_a_group_or_the_groups_changes_nothing_but_order(form):
+    for seed in range(10):
+        rewards_PG, valid_PG = random_rewards(seed)
+        actual = FORMS[form](rewards_PG, valid_PG)
+        responses = torch.randperm(6, generator=torch.Generator().manual_seed(seed))
+        problems = torch.randperm(5, generator=torch.Generator().manual_seed(seed))
+        other = FORMS[form](rewards_PG[problems][:, responses], valid_PG[problems][:, responses])
+        torch.testing.assert_close(other, actual[problems][:, responses], rtol=1e-12, atol=1e-15)
+
+
+@table("form", FORMS)
+def test_what_an_unknown_reward_holds_changes_nothing_and_its_advantage_is_0(form):
+    for seed in range(10):
+        rewards_PG, valid_PG = random_rewards(seed)
+        actual = FORMS[form](rewards_PG, valid_PG)
+        assert (actual[~valid_PG] == 0).all()
+        for junk in (7.0, -1e9):
+            other = FORMS[form](rewards_PG.masked_fill(~valid_PG, junk), valid_PG)
+            assert torch.equal(other, actual)
+
+
+@table("form", GROUPS)
+def test_group_advantages_sum_to_0_and_ignore_a_shift_of_all_rewards(form):
+    for seed in range(10):
+        rewards_PG, valid_PG = random_rewards(seed)
+        actual = FORMS[form](rewards_PG, valid_PG)
+        assert actual.sum(-1).abs().max() < 1e-12
+        shifted = FORMS[form](rewards_PG + 8.0, valid_PG)  # exact in binary
+        torch.testing.assert_close(shifted, actual, rtol=1e-12, atol=1e-12)
+
+
+@table("form", GROUPS)
+@table("size", [1, 4])
+def test_equal_rewards_and_a_group_of_one_give_0_and_no_nan(form, size):
+    for reward in (0.0, 1.0, 0.1, -1e30, 1e-30):
+        rewards_PG = torch.full((2, size), reward, dtype=torch.float64)
+        actual = FORMS[form](rewards_PG, torch.ones(2, size, dtype=torch.bool))
+        assert actual.tolist() == [[0.0] * size] * 2
+
+
+def test_rewards_that_nearly_agree_are_told_apart_after_a_large_offset():
+    """In float64: 2^20 + (0, 2^-20) has mean 2^20 + 2^-21 exactly."""
+    rewards_PG = torch.tensor([[2.0**20, 2.0**20 + 2.0**-20]], dtype=torch.float64)
+    actual = FORMS["none"](rewards_PG, torch.ones(1, 2, dtype=torch.bool))
+    assert actual.tolist() == [[-(2.0**-21), 2.0**-21]]

@@ -1,31 +1,22 @@
 """The layout of micro-batches."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
 import torch
 
 from mugrpo.disk.records import FinishReason, Rollout
+from mugrpo.engines.base import Completion
 from mugrpo.optimize.batching import collate, cost
 from mugrpo.optimize.cut import Layout
 from mugrpo.optimize.experience import Responses
+from tests import builders
 
 
 def rollout(prompt: list[int], response: list[int], logprobs: list[float]) -> Rollout:
-    return Rollout(
-        problem_id="p",
-        occurrence=0,
-        sample=0,
-        seed=0,
-        prompt_ids=np.array(prompt, np.int32),
-        response_ids=np.array(response, np.int32),
-        behavior_logprobs=np.array(logprobs, np.float32),
-        finish_reason=FinishReason.STOP,
-        temperature=1.0,
-        policy_step=0,
-    )
+    ids, drawn = np.array(response, np.int32), np.array(logprobs, np.float32)
+    completion = Completion(ids, drawn, FinishReason.STOP)
+    return builders.rollout("p", 0, np.array(prompt, np.int32), completion)
 
 
 def test_collate_by_hand():
@@ -61,10 +52,8 @@ def test_collate_by_hand():
 
 
 def test_the_loss_sees_sampled_tokens_and_the_model_sees_all():
-    """Of responses of six and two tokens, an environment said the third, the fourth and none.
-
-    The prompts and responses have 2 + 6 and 1 + 2 tokens, alone and together.
-    """
+    """Of responses of six and two tokens, an environment said the third, the fourth and none. The
+    prompts and responses have 2 + 6 and 1 + 2 tokens, alone and together."""
     turns = rollout([11, 12], [1, 2, 3, 4, 5, 6], [-1.0, -2.0, 0.0, 0.0, -5.0, -6.0])
     turns = replace(
         turns,

@@ -1,7 +1,5 @@
 """The token budget, which is halved until the work fits, and the errors that it is halved for."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable
 
@@ -13,8 +11,6 @@ from mugrpo.model.memory import out_of_memory
 from mugrpo.optimize.budget import MicroBatchTooLarge, TokenBudget
 from tests.cases import table
 from tests.faults.harm import CPU, CUDA
-
-# ---- which errors mean that memory ran out ----
 
 
 @table(
@@ -38,14 +34,9 @@ def test_out_of_memory_errors_are_told_apart_from_others(error: Exception, expec
     assert out_of_memory(error) is expected
 
 
-# ---- the budget ----
-
-
 def work_that_fits(limit: int, cost: int, asked: list[int]) -> Callable[[int], str]:
-    """Return work that takes min(budget, `cost`) tokens and fails above `limit`.
-
-    It appends each budget that it is given to `asked`.
-    """
+    """Return work that takes min(budget, `cost`) tokens and fails above `limit`. It appends each
+    budget that it is given to `asked`."""
 
     def work(budget: int) -> str:
         asked.append(budget)
@@ -63,12 +54,7 @@ def test_the_budget_is_halved_until_the_work_fits_and_stays_there():
     assert not budget.lowered
     assert budget.fitted(work_that_fits(300, 5000, asked)) == "done"
     assert asked == [1000, 500, 250] and budget.lowered and budget.tokens == 250
-    assert told == [
-        f"memory ran out in a micro-batch of 2 responses ({now:,} tokens); lowering "
-        f"micro_batch_tokens from {now} to {half} and computing it again; the gradient differs "
-        "only by rounding"
-        for now, half in ((1000, 500), (500, 250))
-    ]
+    assert "from 1000 to 500 and" in told[0] and "from 500 to 250 and" in told[1]
     assert budget.fitted(work_that_fits(300, 5000, asked)) == "done"
     assert asked == [1000, 500, 250, 250] and len(told) == 2
 
@@ -106,10 +92,5 @@ def test_a_single_response_that_is_too_large_stops_the_run_with_what_would_help(
     def work(budget: int) -> None:
         raise MicroBatchTooLarge(3 if budget == 64 else 1, 60)
 
-    with pytest.raises(RunStopped) as caught:
+    with pytest.raises(RunStopped, match=r"\(60 tokens\).* \(now 30\) .*gradient_checkpointing"):
         budget.fitted(work)
-    assert str(caught.value) == (
-        "memory ran out in a micro-batch of a single response (60 tokens), which a lower "
-        "--optimizer.micro_batch_tokens (now 30) cannot split; lower "
-        "--rollouts.max_new_tokens, or turn on --model.gradient_checkpointing (with --force)"
-    )

@@ -1,7 +1,5 @@
 """Truncated and masked importance sampling by hand. (Compared with TRL in test_trl_equality.)"""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -67,25 +65,16 @@ def test_extreme_probabilities_give_weights_from_0_to_the_bound(level):
     assert actual[:, 0].tolist() == [0.0, 0.0, 1.0]
 
 
-def corrected(correction: dict[str, object], **groups: object) -> UpdateLoss:
-    return UpdateLoss(build_config({"preset": "grpo", "correction": correction, **groups}, "test"))
-
-
 def test_the_policys_ratio_is_relative_to_the_trainers_probabilities():
-    """w = 1.5 (trainer / engine), r = 1.1 (policy / trainer): loss -1.5 x 1.1, not -1.5 x 1.65.
-
-    The second token's r = 1.3 is clipped at 1.2: -1.5 x 1.2.
-    """
+    """w = 1.5 (trainer / engine), r = 1.1 (policy / trainer): loss -1.5 x 1.1, not -1.5 x 1.65. The
+    second token's r = 1.3 is clipped at 1.2: -1.5 x 1.2."""
     engine = torch.tensor([[-1.0, -2.0]], dtype=torch.float64)
     trainer = engine + math.log(1.5)
     logprobs = (trainer + torch.tensor([[1.1, 1.3]]).double().log()).requires_grad_()
-    batch = hand_batch(
-        engine,
-        torch.ones(1).double(),
-        torch.ones(1, 2, dtype=torch.bool),
-        trainer_behavior_logprobs=trainer,
-    )
-    loss = corrected({"name": "truncated", "interval": (0.0, 2.0)})
+    one, mask = torch.ones(1).double(), torch.ones(1, 2, dtype=torch.bool)
+    batch = hand_batch(engine, one, mask, trainer_behavior_logprobs=trainer)
+    correction = {"name": "truncated", "interval": (0.0, 2.0)}
+    loss = UpdateLoss(build_config({"preset": "grpo", "correction": correction}, "test"))
     loss_BT, metrics = loss(batch, logprobs, {})
     assert loss_BT[0].tolist() == pytest.approx([-1.65, -1.8], rel=1e-6)
     (gradient,) = torch.autograd.grad(loss_BT.sum(), logprobs)

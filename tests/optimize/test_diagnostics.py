@@ -1,7 +1,5 @@
 """An update's metrics, worked out by hand."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -40,20 +38,10 @@ def add(
 def two_responses() -> TokenStatistics:
     """A = +1: ratios 1/2, 2; A = -1: ratios 4, 1/2, 1/2; each in its own micro-batch."""
     statistics = TokenStatistics(["clipped_fraction"])
-    add(
-        statistics,
-        micro_batch([[True, True, False]], [1.0]),
-        [[0.5, 2.0, PAD]],
-        entropy=1.0,
-        clipped_fraction=[[False, True, False]],
-    )
-    add(
-        statistics,
-        micro_batch([[True, True, True]], [-1.0]),
-        [[4.0, 0.5, 0.5]],
-        entropy=2.0,
-        clipped_fraction=[[False, True, True]],
-    )
+    first, second = micro_batch([[True, True, False]], [1.0]), micro_batch([[True] * 3], [-1.0])
+    clipped = [[False, True, False]], [[False, True, True]]
+    add(statistics, first, [[0.5, 2.0, PAD]], entropy=1.0, clipped_fraction=clipped[0])
+    add(statistics, second, [[4.0, 0.5, 0.5]], entropy=2.0, clipped_fraction=clipped[1])
     return statistics
 
 
@@ -83,33 +71,23 @@ def test_kl_of_nearly_equal_policies_is_not_lost_to_rounding():
 
 
 def test_ratios_by_advantage_sign_by_hand():
+    expected = {
+        "ratio/positive/mean": (0.5 + 2.0) / 2,
+        "ratio/negative/mean": (4.0 + 0.5 + 0.5) / 3,
+    }
+    expected |= {f"ratio/positive/{name}": 2.0 for name in ("p99", "max")}
+    expected |= {f"ratio/negative/{name}": 4.0 for name in ("p99", "max")}
     values = two_responses().values(update_tokens=5)
-    assert values["ratio/positive/mean"] == pytest.approx((0.5 + 2.0) / 2)
-    assert values["ratio/positive/p99"] == pytest.approx(2.0)
-    assert values["ratio/positive/max"] == pytest.approx(2.0)
-    assert values["ratio/negative/mean"] == pytest.approx((4.0 + 0.5 + 0.5) / 3)
-    assert values["ratio/negative/p99"] == pytest.approx(4.0)
-    assert values["ratio/negative/max"] == pytest.approx(4.0)
+    assert {key: values[key] for key in expected} == pytest.approx(expected)
 
 
-@table(
-    ("tokens", "p99"),
-    [
-        (100, 99.0),  # 99 of 100 do not exceed it
-        (101, 100.0),  # 0.99 x 101 = 99.99: the 100th
-        (200, 198.0),
-        (3, 3.0),
-        (1, 1.0),
-    ],
-)
+# 99 of 100 do not exceed it; 0.99 x 101 = 99.99: the 100th
+@table(("tokens", "p99"), [(100, 99.0), (101, 100.0), (200, 198.0), (3, 3.0), (1, 1.0)])
 def test_p99_is_the_smallest_ratio_that_99_percent_do_not_exceed(tokens, p99):
     order = torch.randperm(tokens, generator=torch.Generator().manual_seed(0)) + 1
     statistics = TokenStatistics([])
     add(statistics, micro_batch([[True] * tokens], [-1.0]), [order.float().tolist()])
     assert statistics.values(tokens)["ratio/negative/p99"] == pytest.approx(p99, rel=1e-5)
-
-
-# ---- the effective sample share ----
 
 
 def share_of(log_ratios: list[list[float]], lengths: list[int], cut: int = 99) -> float:

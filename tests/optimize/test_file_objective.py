@@ -1,7 +1,5 @@
 """The examples in docs/objectives.md, run as they are printed there."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Learning-rate schedules by hand. Rates are shares of a peak of 1 unless stated otherwise."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -13,37 +11,29 @@ from tests.cases import table
 def rates(schedule: str, *, updates: int, warmup: int = 0, total: int = 7) -> list[float]:
     return [
         learning_rate(
-            update,
-            peak=1.0,
-            schedule=schedule,
-            warmup_updates=warmup,
-            total_updates=total,
+            update, peak=1.0, schedule=schedule, warmup_updates=warmup, total_updates=total
         )
         for update in range(updates)
     ]
 
 
-def test_constant_is_the_peak_at_every_update():
-    assert rates("constant", updates=7) == [1.0] * 7
+ROOT = math.sqrt(0.5)
 
 
-def test_warm_up_rises_in_equal_steps_and_never_starts_at_0():
-    assert rates("constant", updates=6, warmup=4) == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
-
-
-def test_linear_falls_from_the_peak_after_the_warm_up():
-    # after 2 updates of warm-up, progress goes 0, 1/5, .. 4/5
-    assert rates("linear", updates=7, warmup=2) == pytest.approx(
-        [0.5, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2]
-    )
-
-
-def test_cosine_falls_along_half_a_period():
-    # fall = (1 - cos(pi progress)) / 2 = 0, .1464, .5, .8536; rate = 1 - fall
-    root = math.sqrt(0.5)
-    assert rates("cosine", updates=6, warmup=2, total=6) == pytest.approx(
-        [0.5, 1.0, 1.0, (1 + root) / 2, 0.5, (1 - root) / 2]
-    )
+@table(
+    ("schedule", "options", "expected"),
+    [
+        ("constant", {}, [1.0] * 7),
+        # it rises in equal steps and never starts at 0
+        ("constant", {"warmup": 4}, [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]),
+        # after 2 updates of warm-up, progress goes 0, 1/5, .. 4/5
+        ("linear", {"warmup": 2}, [0.5, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2]),
+        # fall = (1 - cos(pi progress)) / 2 = 0, .1464, .5, .8536; rate = 1 - fall
+        ("cosine", {"warmup": 2, "total": 6}, [0.5, 1.0, 1.0, (1 + ROOT) / 2, 0.5, (1 - ROOT) / 2]),
+    ],
+)
+def test_rates_by_hand(schedule, options, expected):
+    assert rates(schedule, updates=len(expected), **options) == pytest.approx(expected)
 
 
 @table(("schedule", "last"), [("linear", 1 / 7), ("cosine", 0.049516)])

@@ -1,7 +1,5 @@
 """M2PO: the masking of its pre-pass, its loss, and why the pre-pass sees the whole update."""
 
-from __future__ import annotations
-
 from unittest.mock import patch
 
 import torch

@@ -1,10 +1,8 @@
 """Properties of every objective in UpdateLoss, with masks, corrections and a KL term on and off.
 
 Each property is checked on a seeded update and on hypothesis's updates, which have every extreme,
-see `objective_cases.updates`. (test_objectives checks the contract with the trainer.)
+see `objective_cases.updates`.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Callable
@@ -15,9 +13,10 @@ import pytest
 import torch
 from hypothesis import example, given, note, settings
 
+from mugrpo.config.load import build_config
 from mugrpo.optimize.loss import UpdateLoss
 from mugrpo.optimize.reduction import denominator, reduced_loss
-from tests.cases import some
+from tests.cases import some, table
 from tests.objective_cases import (
     FORMS,
     INF,
@@ -49,9 +48,6 @@ def of_updates(count: int, seed: int) -> Callable[[Any], Any]:
         return tried(example(update=seeded(seed))(given(update=updates())(test)))
 
     return claim
-
-
-# ---- masks ----
 
 
 @every_form
@@ -103,9 +99,6 @@ def test_a_removed_token_has_loss_and_gradient_0_and_the_rest_keeps_its_loss(for
         assert not gradient[removed_BT].any()
         if "correction" not in SETTINGS[setting]:
             assert torch.equal(losses, whole.masked_fill(removed_BT, 0.0))
-
-
-# ---- order and cut ----
 
 
 @every_form
@@ -160,8 +153,6 @@ def in_parts(
     return torch.stack(shares), logprobs.grad
 
 
-# ---- ratio 1 ----
-
 # At ratio 1 no clip, taper or cap is reached, and every objective but three has the gradient of
 # -A log pi: grpo and the other min forms (r grad log pi, r = 1), gspo (1/T of its ratio, T times),
 # decoupled_ppo (weight 1), m2po (the second moment is 0), topr (the product is 1), cispo and the
@@ -179,11 +170,9 @@ def at_ratio_1(update: Update) -> Update:
 @every_form
 @of_updates(10, seed=0)
 def test_at_ratio_1_the_gradient_is_that_of_minus_a_log_pi(form, update: Update):
-    """A token of probability 0 counts as a constant and has no gradient.
-
-    In pnpo token j has A (1/j + ... + 1/T), in oapl 2 beta T A, and in tpo the response's share of
-    its group under behavior x exp(A) minus that under the behavior policy.
-    """
+    """A token of probability 0 counts as a constant and has no gradient. In pnpo token j has A (1/j
+    + ... + 1/T), in oapl 2 beta T A, and in tpo the response's share of its group under behavior x
+    exp(A) minus that under the behavior policy."""
     update = at_ratio_1(update)
     batch = update.batch
     _, gradient, _ = evaluated(loss_of(form), batch, update.logprobs)
@@ -214,8 +203,6 @@ def test_at_ratio_1_masks_and_corrections_are_idle(form, update: Update):
         same(other[0], plain[0])
         same(other[1], plain[1])
 
-
-# ---- extremes: one-token responses in fp32, values by formula ----
 
 # (log pi, log beta)
 PAIRS = {
@@ -261,15 +248,6 @@ def test_extremes_are_finite_under_every_setting(form, update: Update):
             assert reduced_loss(losses, batch.mask, reduction, 8).isfinite()
 
 
-# ---- no advantage ----
-
-
-def without_advantage(update: Update) -> Update:
-    batch = update.batch
-    nothing = replace(batch, advantages=0 * batch.advantages, varied=batch.varied & False)
-    return replace(update, batch=nothing)
-
-
 # They move a response with advantage 0 back toward the behavior policy.
 PULL_BACK = ("kl_surrogate", "oapl", "tpo")
 
@@ -278,12 +256,41 @@ PULL_BACK = ("kl_surrogate", "oapl", "tpo")
 @of_updates(4, seed=5)
 def test_responses_without_advantage_have_loss_and_gradient_0(form, update: Update):
     """All-equal rewards and groups of one, except for the objectives that pull back."""
-    update = without_advantage(update)
+    batch = update.batch
+    batch = replace(batch, advantages=0 * batch.advantages, varied=batch.varied & False)
     for setting in SETTINGS:
         note(setting)
-        losses, gradient, _ = evaluated(loss_of(form, setting), update.batch, update.logprobs)
+        losses, gradient, _ = evaluated(loss_of(form, setting), batch, update.logprobs)
         if form in PULL_BACK:
             assert gradient.isfinite().all()
             assert form == "tpo" or (losses >= -1e-15).all()
         else:
             assert not losses.any() and not gradient.any()
+
+
+# What the trainer relies on, for every form: those of an option that SETTINGS lack, too.
+CENTERED = {"name": "grpo", "clip_center": "proximal"}
+OBJECTIVES = [*FORMS.values(), CENTERED, {**CENTERED, "level": "sequence"}]
+
+
+@table("objective", OBJECTIVES)
+def test_only_objectives_that_say_so_have_a_gradient_at_advantage_0(objective):
+    """For all others, the trainer does not compute responses with advantage 0."""
+    loss = UpdateLoss(build_config({"preset": "grpo", "objective": objective}, "test"))
+    assert {*loss.objective.needs} <= {"proximal_logprobs"}
+    update = seeded(0)
+    batch, behavior = update.batch, update.batch.behavior_logprobs
+    near = behavior + (update.logprobs - behavior) / 300  # none is clipped as a whole
+    batch = replace(batch, stored=dict.fromkeys(batch.stored, near))
+    _, gradient, metrics = evaluated(loss, batch, near)
+    assert tuple(metrics) == loss.metrics
+    nothing = batch.advantages == 0
+    assert gradient[nothing].any().item() == loss.objective.needs_zero_advantages
+    assert gradient[~nothing].any(-1).all()
+
+
+@table("setting", SETTINGS)
+def test_the_metrics_of_a_loss_are_those_that_it_names(setting):
+    update = seeded(0)
+    loss = loss_of("grpo", setting)
+    assert tuple(evaluated(loss, update.batch, update.logprobs)[2]) == loss.metrics

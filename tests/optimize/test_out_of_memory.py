@@ -1,7 +1,5 @@
 """Memory that runs out in an update: it is computed again in smaller micro-batches."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -69,10 +67,8 @@ def test_an_update_that_ran_out_of_memory_has_the_gradient_of_one_that_did_not(
     experience: Experience, monkeypatch: pytest.MonkeyPatch, place: str, preset: str, share: bool
 ):
     """Bit for bit that of an update with the lower budget, up to rounding that of the first budget.
-
-    M2PO's forward passes begin with its pre-pass over all micro-batches, so it is the pre-pass
-    that fails there.
-    """
+    M2PO's forward passes begin with its pre-pass over all micro-batches, so it is the pre-pass that
+    fails there."""
     experience, policy = stale(experience), load_policy(ModelOptions())
 
     def config_with(budget: int) -> Any:
@@ -93,9 +89,6 @@ def test_an_update_that_ran_out_of_memory_has_the_gradient_of_one_that_did_not(
     for key in ("loss", "grad_norm", "entropy", "kl_behavior", "ratio/negative/p99"):
         assert metrics[key] == pytest.approx(whole[key], rel=1e-4)
     assert not same_but_for_time(metrics, whole)  # cut into other micro-batches
-
-
-# ---- logprobs alone ----
 
 
 @table("nth", [1, 2])

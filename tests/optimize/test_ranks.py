@@ -1,7 +1,5 @@
 """Updates by two processes together equal those of one process, up to rounding."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -16,6 +14,7 @@ from mugrpo.model.pretrained import EMBEDDED
 from mugrpo.optimize.fsdp import distribute
 from mugrpo.processes.ranks import ALONE, Ranks
 from tests.builders import TINY_FORMS, saved_weights, tiny_policy
+from tests.cases import some, table
 from tests.ranked import started, work
 
 # AdamW divides a small gradient by its own size, so its rounding would show in full. With this eps
@@ -24,10 +23,8 @@ STEADY = {"optimizer": {"eps": 1e-3, "lr": 1e-4}}
 
 
 def updates(folder: Path, model: str, until: int, count: int, config: dict, *more: str) -> Path:
-    """Make updates from the newest state in `folder` up to `until`; return that state's folder.
-
-    A single rank works in this process, which saves it the imports.
-    """
+    """Make updates from the newest state in `folder` up to `until`; return that state's folder. A
+    single rank works in this process, which saves it the imports."""
     folder.mkdir(exist_ok=True)
     if model in TINY_FORMS:
         path = folder.parent / model
@@ -51,27 +48,17 @@ def assert_close(ours: Path, theirs: Path) -> None:
 @pytest.mark.promise("other ranks")
 @pytest.mark.parametrize(
     ("model", "last", "config"),
-    [
-        ("llama", 2, {}),
-        pytest.param("chain", 3, {}, marks=pytest.mark.long),
-        pytest.param(
-            "chain",
-            3,
-            {"lora": {"rank": 4}, "optimizer": {"lr": 3e-3}},
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            "chain", 10, {"model": {"gradient_checkpointing": True}}, marks=pytest.mark.long
-        ),
-        # The pre-pass of M2PO looks at the whole update.
-        pytest.param("qwen2", 10, {"preset": "m2po"}, marks=pytest.mark.long),
-        pytest.param(
-            "gpt2",
-            10,
-            {"preset": "grpo", "optimizer": {"micro_batch_tokens": 100}},
-            marks=pytest.mark.long,
-        ),
-    ],
+    some(
+        1,
+        [
+            ("llama", 2, {}),
+            ("chain", 3, {}),
+            ("chain", 3, {"lora": {"rank": 4}, "optimizer": {"lr": 3e-3}}),
+            ("chain", 10, {"model": {"gradient_checkpointing": True}}),
+            ("qwen2", 10, {"preset": "m2po"}),  # its pre-pass looks at the whole update
+            ("gpt2", 10, {"preset": "grpo", "optimizer": {"micro_batch_tokens": 100}}),
+        ],
+    ),
 )
 def test_two_ranks_make_the_updates_of_one(tmp_path: Path, model: str, last: int, config: dict):
     config = {**config, "optimizer": {**STEADY["optimizer"], **config.get("optimizer", {})}}
@@ -89,14 +76,8 @@ def test_two_ranks_make_the_updates_of_one(tmp_path: Path, model: str, last: int
 
 @pytest.mark.long
 @pytest.mark.promise("other ranks")
-@pytest.mark.parametrize(
-    "config",
-    [
-        {},
-        # Its weights must not be loaded into what blocks have gathered for the logprobs before.
-        pytest.param({"lora": {"rank": 4}, "optimizer": {"lr": 3e-3}}, marks=pytest.mark.long),
-    ],
-)
+# An adapter's weights must not be loaded into what blocks have gathered for the logprobs before.
+@pytest.mark.parametrize("config", [{}, {"lora": {"rank": 4}, "optimizer": {"lr": 3e-3}}])
 def test_after_a_sleep_ranks_compute_with_the_weights_that_they_save_and_hand_over(
     tmp_path: Path, config: dict
 ):
@@ -133,10 +114,8 @@ def test_in_bf16_two_ranks_are_as_close_to_the_fp32_update_as_one(tmp_path: Path
 def test_one_rank_continues_from_two_and_two_from_one(tmp_path: Path):
     whole = updates(tmp_path / "whole", "chain", 10, 1, STEADY)
     half = updates(tmp_path / "two", "chain", 5, 2, STEADY)
-    assert sorted(p.name for p in half.glob("optimizer*")) == [
-        "optimizer-00001-of-00002.safetensors",
-        "optimizer-00002-of-00002.safetensors",
-    ]
+    names = {p.name for p in half.glob("optimizer*")}
+    assert names == {f"optimizer-0000{number}-of-00002.safetensors" for number in (1, 2)}
     (tmp_path / "one").mkdir()
     shutil.copytree(half, tmp_path / "one" / "5")
     assert_close(updates(tmp_path / "one", "chain", 10, 1, STEADY), whole)
@@ -185,13 +164,16 @@ def test_a_model_that_ranks_see_differently_is_refused_before_it_is_sharded(monk
         distribute(policy)
 
 
-def test_pieces_are_dealt_out_in_rounds():
-    assert Ranks(0, 2).turns(5) == [(0, True), (2, True), (4, True)]
-    assert Ranks(1, 2).turns(5) == [(1, True), (3, True), (4, False)]
-    assert Ranks().turns(3) == [(0, True), (1, True), (2, True)]
-
-
-def test_a_rank_without_work_does_the_last_piece_again():
-    assert Ranks(1, 2).turns(1) == [(0, False)]
-    assert Ranks(2, 3).turns(2) == [(1, False)]
-    assert Ranks(1, 2).turns(0) == []
+@table(
+    ("ranks", "pieces", "turns"),
+    [
+        (Ranks(0, 2), 5, [(0, True), (2, True), (4, True)]),
+        (Ranks(1, 2), 5, [(1, True), (3, True), (4, False)]),
+        (Ranks(), 3, [(0, True), (1, True), (2, True)]),
+        (Ranks(1, 2), 1, [(0, False)]),
+        (Ranks(2, 3), 2, [(1, False)]),
+        (Ranks(1, 2), 0, []),
+    ],
+)
+def test_pieces_are_dealt_out_in_rounds_and_who_has_none_does_the_last_again(ranks, pieces, turns):
+    assert ranks.turns(pieces) == turns

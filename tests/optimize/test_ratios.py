@@ -1,17 +1,10 @@
 """Importance ratios: bounds, sequence ratios, and the PPO min form compared with torch's min."""
 
-from __future__ import annotations
-
 import math
 
 import torch
 
-from mugrpo.optimize.ratios import (
-    finite,
-    log_ratios,
-    ppo_min,
-    sequence_log_ratios,
-)
+from mugrpo.optimize.ratios import finite, log_ratios, ppo_min, sequence_log_ratios
 from tests.cases import table
 
 INF = math.inf

@@ -1,8 +1,7 @@
 """Updates on responses with turns: the loss sees what was sampled, the model all that was said."""
 
-from __future__ import annotations
-
 import copy
+import math
 import statistics
 from dataclasses import replace
 from typing import Any
@@ -21,9 +20,12 @@ from tests.updates import assert_same_gradients, config_of, step
 THRESHOLD = 0.7
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "grpo": {"name": "grpo", "ratio_clip": (0.8, 1.2)},
+    "relaxed": {"name": "grpo", "ratio_clip": (0.0, 5.0)},
     "minpro": {"name": "minpro", "ratio_clip": (0.8, 1.2)},
     "gspo": {"name": "grpo", "ratio_clip": (0.8, 1.2), "level": "sequence"},
+    "m2po": {"name": "m2po"},  # with a limit of 0.04
 }
+MAX_NEW_TOKENS = 48
 
 
 @pytest.fixture(scope="module")
@@ -59,34 +61,55 @@ def weights(name: str, logprobs: list[torch.Tensor], behavior: list[float]) -> l
     return ratios
 
 
+def masked(responses: list[Any]) -> set[tuple[int, int]]:
+    """Return the tokens that M2PO drops, one by one, the largest (log r)^2 first."""
+    away = {
+        (i, t): (logprob.item() - before) ** 2
+        for i, (advantage, *both) in enumerate(responses)
+        for t, (logprob, before) in enumerate(zip(*both, strict=True))
+        if advantage * (logprob.item() - before) > 0
+    }
+    removed = set()
+    while away and statistics.mean(away.values()) > 0.04:
+        removed.add(largest := max(away, key=lambda place: away[place]))
+        del away[largest]
+    return removed
+
+
 def expected_loss(
     model: Any, experience: Experience, name: str, reduction: str, veto: bool
-) -> torch.Tensor:
-    """Return the update's loss token by token, without padding, batches or environment's tokens."""
+) -> tuple[torch.Tensor, float]:
+    """Return the update's loss token by token, without padding, batches or environment's tokens,
+    and the share of tokens that a veto or a mask removes."""
     total, rewards = torch.zeros(()), [score.reward for score in experience.scores]
     tokens = sum(int(r.loss_mask.sum()) for r in experience.rollouts)
+    responses = []
     for i, rollout in enumerate(experience.rollouts):
         group = rewards[i // 4 * 4 : i // 4 * 4 + 4]
-        spread = statistics.stdev(group)
-        if not spread:
-            continue
-        advantage = (rewards[i] - statistics.mean(group)) / (spread + 1e-4)
-        logprobs = sampled_logprobs(model, rollout)
-        behavior = rollout.behavior_logprobs[rollout.loss_mask].astype(float).tolist()
-        triggered, losses = False, []
+        if spread := statistics.stdev(group):
+            advantage = (rewards[i] - statistics.mean(group)) / (spread + 1e-4)
+            behavior = rollout.behavior_logprobs[rollout.loss_mask].astype(float).tolist()
+            responses.append((advantage, sampled_logprobs(model, rollout), behavior))
+    removed = masked(responses) if name == "m2po" else set()
+    low, high = {"relaxed": (0.0, 5.0), "m2po": (0.0, math.inf)}.get(name, (0.8, 1.2))
+    for i, (advantage, logprobs, behavior) in enumerate(responses):
+        triggered, losses = False, [torch.zeros(())]
         for t, weight in enumerate(weights(name, logprobs, behavior)):
-            low = (logprobs[t] - behavior[t]).exp().item() < THRESHOLD
-            if veto and advantage < 0 and triggered and not low:
-                continue
-            triggered = triggered or low
-            losses.append(-min(weight * advantage, weight.clamp(0.8, 1.2) * advantage))
-        share = len(rewards) * len(logprobs) if reduction == "sequence_mean" else tokens
-        total = total + sum(losses) / share
-    return total
+            below = (logprobs[t] - behavior[t]).exp().item() < THRESHOLD
+            if veto and advantage < 0 and triggered and not below:
+                removed.add((i, t))
+            triggered = triggered or below
+            if (i, t) not in removed:
+                losses.append(-min(weight * advantage, weight.clamp(low, high) * advantage))
+        shares = {"sequence_mean": len(rewards) * len(logprobs), "token_mean": tokens}
+        total = total + sum(losses) / shares.get(reduction, len(rewards) * MAX_NEW_TOKENS)
+    return total, len(removed) / tokens
 
 
 CASES = [
     ("grpo", "sequence_mean", True),
+    ("relaxed", "token_mean", True),
+    ("m2po", "constant", False),
     ("minpro", "token_mean", False),
     ("grpo", "token_mean", False),
     ("gspo", "sequence_mean", False),
@@ -96,7 +119,7 @@ CASES = [
 @table(
     ("name", "reduction", "veto", "share"),
     [(*case, share) for share in (True, False) for case in CASES],
-    first=2,
+    first=4,
 )
 def test_gradients_are_those_of_single_tokens(policy, turns, name, reduction, veto, share):
     """Each sampled token by a forward pass of its own, in fp64; the trainer's is in fp32."""
@@ -107,15 +130,16 @@ def test_gradients_are_those_of_single_tokens(policy, turns, name, reduction, ve
         optimizer={"micro_batch_tokens": 150},
     )
     exact = copy.deepcopy(policy.model).double().eval()
-    expected = expected_loss(exact, turns, name, reduction, veto)
+    expected, removed = expected_loss(exact, turns, name, reduction, veto)
     expected.backward()
     metrics, gradients = step(turns, config, copy.deepcopy(policy), share)
     assert metrics["loss"] == pytest.approx(expected.item(), abs=1e-6)
     assert (metrics["shared_prompt_share"] > 0) == share
     wanted = {n: p.grad.float() for n, p in exact.named_parameters() if n in gradients}
     assert_same_gradients(gradients, wanted, rtol=1e-5)
-    if veto:
-        assert metrics["vetoed_fraction"] > 0
+    if veto or name == "m2po":
+        share = metrics["vetoed_fraction" if veto else "masked_fraction"]
+        assert share == pytest.approx(removed) and removed > 0
 
 
 @table("share", [True, False])

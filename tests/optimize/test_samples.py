@@ -1,7 +1,5 @@
 """The rollouts of an update that are kept for people to read."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -22,13 +20,6 @@ from tests.updates import config_of, hand_batch
 POSITIVE, NEGATIVE = [0, 4, 13], [1, 6, 12]
 
 
-def recorded(experience: Experience, **groups: Any) -> Recorder:
-    """Return a recorder of one update of the embedded model."""
-    recorder = Recorder()
-    Trainer(load_policy(ModelOptions()), config_of(**groups)).step(experience, recorder)
-    return recorder
-
-
 def chosen(recorder: Recorder, experience: Experience, count: int) -> list[dict[str, Any]]:
     tokenizer = load_policy(ModelOptions()).tokenizer
     return recorder.chosen(experience.rollouts, experience.scores, count, tokenizer)
@@ -41,7 +32,10 @@ def rows(samples: list[dict[str, Any]]) -> list[int]:
 
 @pytest.fixture(scope="module")
 def seen(experience: Experience) -> Recorder:
-    return recorded(experience)
+    """A recorder of one update of the embedded model."""
+    recorder = Recorder()
+    Trainer(load_policy(ModelOptions()), config_of()).step(experience, recorder)
+    return recorder
 
 
 @table(
@@ -86,10 +80,9 @@ def test_marks_and_logprobs_are_those_of_the_responses_own_tokens(experience):
     recorder.record(batch([0], [1.5], [2]), second, nothing, dict.fromkeys(metrics, nothing))
     kept = dict(zip([0, 1, 4], chosen(recorder, experience, 3), strict=True))
     assert [kept[row]["advantage"] for row in (0, 1, 4)] == [1.5, -0.25, 0.75]
-    assert kept[4]["logprobs"] == [-0.5, -1.5, -2.5]
+    logprobs = [kept[row]["logprobs"] for row in (0, 1, 4)]
+    assert logprobs == [[-4.5, -5.5], [-3.5], [-0.5, -1.5, -2.5]]
     assert (kept[4]["entropies"], kept[1]["entropies"]) == ([0.5, 0.25, 1.5], [2.5])
-    assert kept[1]["logprobs"] == [-3.5]
-    assert kept[0]["logprobs"] == [-4.5, -5.5]
     assert kept[4]["marks"] == {"clipped": [0, 2], "vetoed": []}
     assert kept[1]["marks"] == {"clipped": [], "vetoed": [0]}
     assert kept[0]["marks"] == {"clipped": [], "vetoed": []}

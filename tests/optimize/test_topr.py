@@ -1,7 +1,5 @@
 """TOPR by hand: positive responses have weight 1, negative ones their ratio, at most 1."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -57,10 +55,7 @@ def test_a_response_without_advantage_is_not_tapered_whatever_its_ratio():
 def test_wrong_responses_have_their_product_of_ratios_as_weight_at_most_1():
     losses, weights, tapered = of_rewards([0.0, 0.0, 0.0, 0.0])
     # A = -.5, w = .4, min(1.5, 1), .01, min(4, 1): loss = .5 w log pi, weight -.5 w
-    same(
-        losses,
-        [[-0.2, -0.4, 0], [-0.25, -0.5, -1.0], [-0.005, -0.005, -0.015], [-0.125, 0, 0]],
-    )
+    same(losses, [[-0.2, -0.4, 0], [-0.25, -0.5, -1.0], [-0.005, -0.005, -0.015], [-0.125, 0, 0]])
     same(weights, [[-0.2, -0.2, 0], [-0.5] * 3, [-0.005] * 3, [-0.5, 0, 0]])
     assert tapered.tolist() == [[True, True, False], [False] * 3, [True] * 3, [False] * 3]
 

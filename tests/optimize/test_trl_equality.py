@@ -1,16 +1,15 @@
-"""Our losses and gradients equal those of TRL's own code (`tests.trl_losses`), number by number.
-
-The KL term is compared in test_trl_kl, advantages in test_advantages.
-"""
-
-from __future__ import annotations
+"""Our losses and gradients equal those of TRL's own code (`tests.trl_losses`), number by number."""
 
 import itertools
+from collections import defaultdict
 from dataclasses import replace
+from typing import Any
 
+import pytest
 import torch
 
 from mugrpo.optimize import corrections
+from mugrpo.optimize.reference import kl
 from tests.cases import table
 from tests.trl_losses import (
     DAPO,
@@ -26,28 +25,33 @@ from tests.trl_losses import (
     trl_weights,
 )
 
-# ---- loss types, levels, delta ----
+
+def compare(
+    loss_type: str,
+    interval: tuple[float, float],
+    knobs: dict[str, Any] | None = None,
+    trl: dict[str, Any] | None = None,
+    **groups: Any,
+) -> None:
+    """Check some updates, with `knobs` of our objective, `groups` of our config and TRL's `trl`."""
+    for seed in SEEDS:
+        update = random_update(seed)
+        chosen = {"objective": objective(loss_type, interval, **knobs or {}), **groups}
+        assert_same(
+            ours(update, reduction=REDUCTIONS[loss_type], **chosen),
+            theirs(update, loss_type=loss_type, interval=interval, **trl or {}),
+        )
 
 
 @table("interval", [NARROW, RELAXED, DAPO])
 @table("loss_type", ["grpo", "dapo", "bnpo", "dr_grpo"])
 def test_every_loss_type_equals_trl(loss_type, interval):
-    for seed in SEEDS:
-        update = random_update(seed)
-        assert_same(
-            ours(update, reduction=REDUCTIONS[loss_type], objective=objective(loss_type, interval)),
-            theirs(update, loss_type=loss_type, interval=interval),
-        )
+    compare(loss_type, interval)
 
 
 @table("high", [5.0, 2.0, 1.2])
 def test_cispo_equals_trl_with_low_0(high):
-    for seed in SEEDS:
-        update = random_update(seed)
-        assert_same(
-            ours(update, reduction="token_mean", objective=objective("cispo", (0.0, high))),
-            theirs(update, loss_type="cispo", interval=(0.0, high)),
-        )
+    compare("cispo", (0.0, high))
 
 
 def test_vespo_equals_trl():
@@ -66,16 +70,7 @@ def test_vespo_equals_trl():
 @table("loss_type", ["grpo", "dapo", "dr_grpo"])
 def test_sequence_level_equals_trl(loss_type, interval):
     """GSPO: ours is straight-through per token, TRL's has one number per response; sums agree."""
-    for seed in SEEDS:
-        update = random_update(seed)
-        assert_same(
-            ours(
-                update,
-                reduction=REDUCTIONS[loss_type],
-                objective=objective(loss_type, interval, level="sequence"),
-            ),
-            theirs(update, loss_type=loss_type, interval=interval, level="sequence"),
-        )
+    compare(loss_type, interval, {"level": "sequence"}, {"level": "sequence"})
 
 
 @table("level", ["token", "sequence"])
@@ -96,39 +91,22 @@ def test_dual_clip_equals_trls_delta_if_not_below_the_upper_bound(level, interva
     assert reached
 
 
-# ---- the off-policy sequence mask ----
-
-
 @table(
     ("loss_type", "level"),
     [*itertools.product(["grpo", "dapo", "dr_grpo"], ["token", "sequence"]), ("cispo", "token")],
 )
 def test_loss_under_the_off_policy_mask_equals_trl(loss_type, level):
     knobs = {} if loss_type == "cispo" else {"level": level}
-    for seed in SEEDS:
-        update = random_update(seed)
-        assert_same(
-            ours(
-                update,
-                reduction=REDUCTIONS[loss_type],
-                objective=objective(loss_type, RELAXED, **knobs),
-                sequence_mask={"name": "off_policy", "delta": 0.1},
-            ),
-            theirs(update, loss_type=loss_type, interval=RELAXED, level=level, off_policy=0.1),
-        )
+    mask = {"name": "off_policy", "delta": 0.1}
+    compare(loss_type, RELAXED, knobs, {"level": level, "off_policy": 0.1}, sequence_mask=mask)
 
 
-# ---- truncated and masked importance sampling ----
-
+WHOLE = {"level": "sequence"}
 MODES = [
     ("token_truncate", {"name": "truncated", "interval": (0.7, 1.3), "level": "token"}, (0.7, 1.3)),
-    (
-        "sequence_truncate",
-        {"name": "truncated", "interval": (0.0, 1.3), "level": "sequence"},
-        (None, 1.3),
-    ),
+    ("sequence_truncate", {"name": "truncated", "interval": (0.0, 1.3), **WHOLE}, (None, 1.3)),
     ("token_mask", {"name": "masked", "interval": (0.7, 1.4), "level": "token"}, (0.7, 1.4)),
-    ("sequence_mask", {"name": "masked", "interval": (0.7, 1.4), "level": "sequence"}, (0.7, 1.4)),
+    ("sequence_mask", {"name": "masked", "interval": (0.7, 1.4), **WHOLE}, (0.7, 1.4)),
     ("token_mask", {"name": "masked", "interval": (0.0, 2.0), "level": "token"}, (None, 2.0)),
 ]
 
@@ -153,14 +131,23 @@ def test_weights_equal_trls(mode, correction, clip):
 @table("loss_type", ["grpo", "dapo", "dr_grpo", "cispo"])
 def test_corrected_losses_equal_trl(loss_type, mode, correction, clip):
     """Both take the ratio to the trainer's behavior logprobs, so staleness counts once."""
-    for seed in SEEDS:
-        update = random_update(seed)
-        assert_same(
-            ours(
-                update,
-                reduction=REDUCTIONS[loss_type],
-                objective=objective(loss_type, RELAXED),
-                correction=correction,
-            ),
-            theirs(update, loss_type=loss_type, interval=RELAXED, mode=mode, clip=clip),
-        )
+    compare(loss_type, RELAXED, trl={"mode": mode, "clip": clip}, correction=correction)
+
+
+KL = {"name": "kl", "coefficient": 0.3}
+
+
+@table("loss_type", ["grpo", "dapo", "dr_grpo", "cispo"])
+def test_kl_term_equals_trl(loss_type):
+    logged: dict[str, list[float]] = defaultdict(list)
+    compare(loss_type, RELAXED, trl={"beta": 0.3, "logged": logged}, reference=KL)
+    for update, value in zip(map(random_update, SEEDS), logged["kl"], strict=True):
+        kl_BT = kl(update.logprobs, update.trainer, update.reference)
+        assert kl_BT[update.mask].mean().item() == pytest.approx(value, rel=1e-12)
+
+
+def test_kl_term_is_not_masked_weighted_or_bounded_in_either():
+    """With token_mask, delta and a clip, which apply to the policy term alone."""
+    correction = {"name": "masked", "interval": (0.7, 1.4)}
+    trl = {"delta": 3.0, "mode": "token_mask", "clip": (0.7, 1.4), "beta": 0.3}
+    compare("dapo", DAPO, {"dual_clip": 3.0}, trl, correction=correction, reference=KL)

@@ -1,7 +1,6 @@
-"""Ranks end with what started them and with the run that drives them."""
+"""What a run starts ends with it, runs nothing of the working directory and opens no port."""
 
-from __future__ import annotations
-
+import ast
 import os
 import signal
 import subprocess
@@ -14,7 +13,10 @@ import torch
 from mugrpo.disk.errors import UsageError
 from mugrpo.processes.lifetime import DRIVER
 from mugrpo.processes.ranks import joined
-from tests.waiting import alive, soon, until
+from tests.ports import LOOPBACK, listening
+from tests.runs import ENVIRONMENT, read_metrics, write_config
+from tests.test_layers import FILES, module_of
+from tests.waiting import alive, ranks_of, soon, until
 
 RANK = """
 import time
@@ -59,3 +61,38 @@ def test_a_rank_without_a_gpu_says_so_before_it_meets_the_others(monkeypatch: py
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(UsageError, match=r"has 2 GPUs.*--distributed.processes 2"), joined():
         pass
+
+
+@pytest.mark.long
+def test_ranks_of_one_machine_run_nothing_of_the_working_directory_and_listen_on_loopback(
+    traps: Path, tmp_path: Path
+):
+    run_dir, config = tmp_path / "run", write_config(tmp_path)
+    words = ["train", config, "--run-dir", run_dir, "--distributed.processes", "2"]
+    words += ["--engine.processes", "1", "--schedule.stages", "1"]
+    command = [sys.executable, "-P", "-m", "mugrpo", *map(str, words)]
+    environment = {**os.environ, **ENVIRONMENT}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as run:
+        try:
+            until(lambda: any(line["kind"] == "update" for line in read_metrics(run_dir)), 120)
+            pids = ranks_of(run.pid)
+            addresses = list(listening(pids))
+            assert run.wait(120) == 0
+        finally:
+            run.kill()
+    assert len(pids) == 2 and len(addresses) >= 2
+    assert set(addresses) <= LOOPBACK
+    assert not (traps / "ran").exists()
+
+
+def test_every_process_is_started_with_a_chosen_environment():
+    """A new place that starts one must say which: `passed_on` is for all but a user's command."""
+    calls = [
+        f"{module_of(file)}: {ast.unparse(node)}"
+        for file in FILES
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func).startswith("subprocess.")
+        and not any(keyword.arg == "env" for keyword in node.keywords)
+    ]
+    assert calls == []

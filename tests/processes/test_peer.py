@@ -1,19 +1,21 @@
 """Peer processes: messages arrive, how a peer ended is reported, and it never outlives us."""
 
-from __future__ import annotations
-
+import datetime
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 import time
+from decimal import Decimal
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mugrpo.processes import child
-from mugrpo.processes.messages import to_json
+from mugrpo.processes.messages import Inbox, from_json, printable, send, to_json
 from mugrpo.processes.peer import Peer, PeerLost, audible
 from tests.cases import table
 from tests.waiting import alive, soon
@@ -158,35 +160,50 @@ def test_the_childs_side_needs_only_the_standard_library():
     assert (done.stdout, done.stderr) == ("{'processes'}\n", "")
 
 
-# ---- however the process that started it ends ----
-
-
-def parent(text: str) -> subprocess.Popen[str]:
-    """Start a process that starts a peer, and prints the pids of the peer and its grandchild."""
-    head = """
-        from tests.processes.test_peer import *
-        peer = started()
-        print(*heard(peer)[1:], flush=True)
-    """
-    code = textwrap.dedent(head) + textwrap.dedent(text)
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{HOUSE.parent}"}
-    command = [sys.executable, "-c", code]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    return subprocess.Popen(command, env=environment, text=True, **pipes)
-
-
-def pids(run: subprocess.Popen[str]) -> list[int]:
-    assert run.stdout is not None
-    known = [int(word) for word in run.stdout.readline().split()]
-    assert len(known) == 2 and all(map(alive, known))
-    return known
+PARENT = """
+from tests.processes.test_peer import *
+peer = started()
+print(*heard(peer)[1:], flush=True)
+"""
 
 
 @table("busy", ["time.sleep(600)", HOLDS_THE_LOCK])
 def test_it_and_what_it_started_die_with_a_killed_parent(busy: str):
-    run = parent(f"tell(peer, {busy!r}); time.sleep(600)")
-    known = pids(run)
+    """However the process that started them ends."""
+    code = f"{PARENT}tell(peer, {busy!r}); time.sleep(600)"
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{HOUSE.parent}"}
+    command = [sys.executable, "-c", code]
+    run = subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE)
+    assert run.stdout is not None
+    known = [int(word) for word in run.stdout.readline().split()]
+    assert len(known) == 2 and all(map(alive, known))
     time.sleep(0.5)  # until it is busy
     run.kill()
     run.communicate()
     assert soon(lambda: not any(map(alive, known)))
+
+
+def test_messages_keep_every_character_and_arrive_in_pieces():
+    ours, theirs = socket.socketpair()
+    said = {"text": "\x00\ud800\udfff\u2028é", "n": [1, None, 0.1], "raw": b"\x00\xff"}
+    with ours, theirs:
+        send(ours, to_json(said))
+        send(ours, to_json("next"))
+        inbox = Inbox()
+        assert inbox.message() is None
+        inbox.read(theirs)
+        assert [inbox.message(), inbox.message(), inbox.message()] == [said, "next", None]
+
+
+def test_values_that_json_cannot_express():
+    values = {"a": np.arange(3), "b": np.float32(0.5), "c": (1, 2), "d": np.int64(7)}
+    values |= {"day": datetime.date(2026, 1, 2), "price": Decimal("1.10")}
+    plain = {"a": [0, 1, 2], "b": 0.5, "c": [1, 2], "d": 7}
+    assert from_json(to_json(values)) == {**plain, "day": "2026-01-02", "price": "1.10"}
+    with pytest.raises(TypeError, match="object"):
+        to_json(object())
+
+
+def test_printable():
+    assert printable("a\x1b[2J\ud800\n") == r"a\x1b[2J\ud800\n"
+    assert printable("x" * 400, 10) == "xxxxxxx..."

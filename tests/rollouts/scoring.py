@@ -1,7 +1,5 @@
 """Shards of responses, and a task with given verdicts to score them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any

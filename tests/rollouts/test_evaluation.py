@@ -1,10 +1,12 @@
-"""The metrics of held-out problems, worked out by hand."""
+"""The metrics of held-out problems by hand, and Student's t distribution against SciPy's."""
 
-from __future__ import annotations
+import math
 
 import pytest
+from scipy.stats import t as student
 
 from mugrpo.rollouts.evaluation import accuracy, accuracy_by_source, interval
+from mugrpo.rollouts.student import cdf, quantile
 
 RIGHT = {"status": "right", "reward": 1.0}
 WRONG = {"status": "wrong", "reward": 0.0}
@@ -47,17 +49,36 @@ def test_rewards_without_a_verdict_have_a_mean_and_no_accuracy():
 def test_accuracy_of_each_source():
     """Sources a (two of four right) and b (none of two), two samples each; c is not judged."""
     verdicts = [RIGHT, WRONG, WRONG, WRONG, RIGHT, WRONG, UNKNOWN, UNKNOWN]
-    low, high = interval([0.5, 0.5], 2)
-    (none, least), most = (0.0, interval([0.0], 2)[0]), interval([0.0], 2)[1]
+    of_sources = {
+        "a": (0.5, *interval([0.5, 0.5], 2)),
+        "b": (0.0, *interval([0.0], 2)),
+        "c": (None, None, None),
+    }
     assert accuracy_by_source(verdicts, 2, [True] * 4, ["a", "b", "a", "c"]) == {
-        "accuracy/a": 0.5,
-        "accuracy_low/a": low,
-        "accuracy_high/a": high,
-        "accuracy/b": none,
-        "accuracy_low/b": least,
-        "accuracy_high/b": most,
-        "accuracy/c": None,
-        "accuracy_low/c": None,
-        "accuracy_high/c": None,
+        f"{name}/{source}": value
+        for source, values in of_sources.items()
+        for name, value in zip(("accuracy", "accuracy_low", "accuracy_high"), values, strict=True)
     }
     assert accuracy_by_source(verdicts, 2, [True] * 4, [None] * 4) == {}
+
+
+DF = (1, 2, 3.7, 9, 29.5, 255, 399, 5000)
+
+
+@pytest.mark.parametrize("df", DF)
+def test_cdf_is_scipys_far_into_the_tails(df):
+    for t in (-40.0, -6.2, -2.1, -0.3, -1e-4, 0.0, 0.7, 3.3, 12.0):
+        assert cdf(t, df) == pytest.approx(student.cdf(t, df), rel=1e-11)
+
+
+@pytest.mark.parametrize("df", DF)
+def test_quantile_is_scipys(df):
+    for p in (0.5, 0.6, 0.95, 0.975, 0.9995):
+        assert quantile(p, df) == pytest.approx(student.ppf(p, df), rel=1e-11, abs=1e-12)
+
+
+def test_closed_forms():
+    """With one degree of freedom 1/2 + atan(t)/pi; with two t / sqrt(2 (1 - c^2)), c = 2p - 1."""
+    assert cdf(1.0, 1) == pytest.approx(0.75, rel=1e-14)
+    assert quantile(0.975, 2) == pytest.approx(0.95 * math.sqrt(2 / (1 - 0.95**2)), rel=1e-14)
+    assert cdf(-math.inf, 3) == 0 and cdf(math.inf, 3) == 1

@@ -1,12 +1,9 @@
 """Encoding problems, in the room that responses leave. Here one character is one token."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from tokenizers.processors import TemplateProcessing
 
 from mugrpo.config.run import PromptOptions
 from mugrpo.disk.errors import UsageError
@@ -14,6 +11,7 @@ from mugrpo.disk.records import Problem
 from mugrpo.rollouts.prompts import PromptEncoder
 from tests.builders import chain_tokenizer
 from tests.cases import table
+from tests.rollouts.test_templates import with_parts
 
 # <pad> is 0, <eos> 1, "0" to "9" 2 to 11, then + - = ,
 SIX, EIGHT, TWO = (Problem(text, text, "4") for text in ("3+2-1=", "1+3+2-1=", "1="))
@@ -33,26 +31,15 @@ def refusal(encode: PromptEncoder, *problems: Problem) -> str:
     return str(refused.value)
 
 
-# ---- one prompt ----
-
-
-def test_a_plain_prompt_is_the_problems_text():
-    assert encoder()(SIX).tolist() == SIX_IDS
-    assert chain_tokenizer().decode(SIX_IDS) == SIX.prompt
-
-
 def test_a_prompt_with_an_id_outside_the_embeddings_is_refused():
     # "=" has id 14: a model of 14 embeddings has ids 0 to 13.
-    encode = PromptEncoder(chain_tokenizer(), 14, PromptOptions())
     for limit, overlong in FREE:  # before anything is sampled, whatever the length
         encode = PromptEncoder(chain_tokenizer(), 14, PromptOptions(overlong=overlong), limit)
         assert "has token '=' with id 14" in refusal(encode, SIX)
     with pytest.raises(UsageError, match=r"'3\+2-1=' has token '=' with id 14.* has 14 embeddings"):
         encode(SIX)
-    assert PromptEncoder(chain_tokenizer(), 15, PromptOptions())(SIX).max() == 14
-
-
-# ---- prompts that are too long ----
+    assert PromptEncoder(chain_tokenizer(), 15, PromptOptions())(SIX).tolist() == SIX_IDS
+    assert chain_tokenizer().decode(SIX_IDS) == SIX.prompt
 
 
 def test_longer_prompts_are_left_out_if_chosen():
@@ -72,8 +59,6 @@ def test_only_the_last_tokens_of_a_longer_prompt_are_used_if_chosen():
     assert encoder(None, overlong="truncate")(EIGHT).tolist() == [3, 12, *SIX_IDS]
 
 
-# ---- conversations ----
-
 TURNS = (
     {"role": "system", "content": "0"},
     {"role": "user", "content": "3+2="},
@@ -91,10 +76,8 @@ def test_a_template_that_fails_on_a_prompt_is_reported_before_anything_is_sample
     )
     encode = encoder(limit, tokenizer, form="chat", overlong=overlong)
     assert encode.fitting([SIX, TWO]) == [SIX, TWO]
-    assert refusal(encode, SIX, Problem("c7", TURNS, "4")) == (
-        "the chat template fails on problem 'c7' (one turn only); fix it, or name another with "
-        "--prompt.chat_template"
-    )
+    said = refusal(encode, SIX, Problem("c7", TURNS, "4"))
+    assert "on problem 'c7' (one turn only)" in said and "--prompt.chat_template" in said
 
 
 TEMPLATE = (
@@ -103,18 +86,9 @@ TEMPLATE = (
 )
 
 
-def with_ends() -> Any:
-    """A tokenizer that puts <pad> before every text, and <eos> after it."""
-    tokenizer = chain_tokenizer()
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single="<pad> $A <eos>", special_tokens=[("<pad>", 0), ("<eos>", 1)]
-    )
-    return tokenizer
-
-
 @table("prompt", [SIX.prompt, TURNS, TURNS[1:2]])
 def test_the_chat_form_gives_the_ids_that_the_tokenizer_itself_gives(prompt: Any):
-    tokenizer = with_ends()  # the template writes them itself, so they must not be added
+    tokenizer = with_parts("<pad> $A <eos>")  # the template writes them itself
     tokenizer.chat_template = TEMPLATE
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     expected = tokenizer.apply_chat_template(
@@ -133,8 +107,6 @@ def test_a_conversation_in_chat_form_by_hand():
     assert ids == [*system, *first, *assistant, *second, 11]
 
 
-# ---- tools ----
-
 ADD = {"type": "function", "function": {"name": "+", "parameters": {}}}
 TOOLS = "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}{{ messages[0].content }}"
 
@@ -147,9 +119,6 @@ def test_tools_beside_those_of_an_environment_are_refused():
     assert encode(TWO).tolist() == [12, 3, 14]
     with pytest.raises(UsageError, match="leave the column out"):
         encode(replace(TWO, columns={"tools": [ADD]}))
-
-
-# ---- templates ----
 
 
 def test_a_prompt_with_a_token_of_an_image_is_refused():

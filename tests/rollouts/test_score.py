@@ -1,17 +1,17 @@
-"""Scoring rollouts: what the task sees, what stops the run, and what the manifest counts."""
-
-from __future__ import annotations
+"""Scoring rollouts: what the task sees, what stops the run, what is counted, what length costs."""
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from mugrpo.disk.errors import RunStopped
-from mugrpo.disk.records import FinishReason, GroupKey, Outcome, Response, Score, Status
+from mugrpo.disk.records import FinishReason, GroupKey, Outcome, Response, Rollout, Score, Status
 from mugrpo.optimize import samples
-from mugrpo.rollouts.score import response_text, scored
-from mugrpo.rollouts.statistics import refresh_metrics
+from mugrpo.rollouts.score import overlong_penalty, response_text, scored
+from mugrpo.rollouts.statistics import refresh_metrics, refresh_text
 from tests.builders import chain_tokenizer
 from tests.cases import table
 from tests.rollouts.scoring import (
@@ -22,12 +22,16 @@ from tests.rollouts.scoring import (
     SLOW,
     WRONG,
     Fixed,
+    Folder,
     failure,
     groups,
     response,
 )
 
-# ---- what the task sees ----
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(tmp_path)
 
 
 def test_an_answer_is_the_text_without_its_end_and_the_ids_with_it(folder):
@@ -51,10 +55,9 @@ def test_special_tokens_stay_in_a_text_but_for_its_end_and_padding(cut):
         response(3, 0, cut=cut), response_ids=np.array([16, 7, 0, 16, 4, *ended], np.int32)
     )
     assert tokenizer.decode([0, 1], skip_special_tokens=True) == ""
-    assert {
-        response_text(said, tokenizer),
-        samples.response(said, RIGHT, tokenizer)["text"],
-    } == {"<think>5<think>2"}
+    assert {response_text(said, tokenizer), samples.response(said, RIGHT, tokenizer)["text"]} == {
+        "<think>5<think>2"
+    }
 
 
 @pytest.mark.parametrize("ahead", [False, True])
@@ -107,38 +110,21 @@ def test_what_an_environment_said_reaches_the_task_and_a_failure_is_no_number(fo
     scores = folder.score(task, failure_limit=1.0)
     assert [answer.environment_reward for answer in task.asked] == [0.25, None]
     assert [answer.messages for answer in task.asked] == [[{"role": "a"}], None]
-    assert [(score.status, score.reward) for score in scores] == [
-        (Status.RIGHT, 1.0),
-        (Status.ERROR, None),
-        (Status.UNFINISHED, 0.0),
-        (Status.WRONG, 0.0),
-        (Status.TRUNCATED, 0.0),
-    ]
+    expected = {"right": 1.0, "error": None, "unfinished": 0.0, "wrong": 0.0, "truncated": 0.0}
+    assert [(score.status, score.reward) for score in scores] == [*expected.items()]
     assert scores[1].parts == {"reason": "the environment: the worker died"}
     entry = folder.scores.entry(0)
     assert entry["logged_sums"] == {"logged/tools/calls": 7}
     assert entry["logged_counts"] == {"logged/tools/calls": 2}
 
 
-# ---- failures ----
-
-
 def test_one_failure_more_than_the_limit_stops_at_once_and_publishes_nothing(folder):
     folder.write(*groups(10))
     task = Fixed(failure("boom"), RIGHT, SLOW, failure("boom"), RIGHT, RIGHT)
-    with pytest.raises(RunStopped) as stopped:
+    words = r"^3 of a shard's 10 .* = 0\.2 allows; 2 of them: error: boom\. Fix .*--force[^\n]*$"
+    with pytest.raises(RunStopped, match=words):
         folder.score(task, failure_limit=0.2)
     assert len(task.asked) == 4  # 3 failures of 10 are more than 2
-    sentence = str(stopped.value)
-    assert sentence.startswith(
-        "3 of a shard's 10 responses could not be judged, more than rewards.failure_limit = 0.2 "
-        "allows; 2 of them: error: boom. "
-    )
-    assert sentence.endswith(
-        "Fix the reward, or raise --rewards.failure_limit; a stage's rollouts are kept (add "
-        "--force if a reward's file or options change)"
-    )
-    assert "\n" not in sentence
     assert not folder.scores.folder.exists() and 0 not in folder.scores
 
 
@@ -149,9 +135,6 @@ def test_failures_at_the_limit_pass_and_only_the_unfinished_have_a_reward(folder
     entry = folder.scores.entry(0)
     assert entry["statuses"] == {"error": 1, "right": 8, "unfinished": 1}
     assert (entry["rewarded"], entry["reward_sum"]) == (9, 8.0)
-
-
-# ---- what the manifest counts ----
 
 
 def test_counts_of_a_shard_by_hand(folder):
@@ -170,26 +153,18 @@ def test_counts_of_a_shard_by_hand(folder):
     assert entry["seconds"] >= 0
 
 
-def test_a_shard_is_scored_if_its_scores_are_of_exactly_these_rollouts(folder):
+def test_a_shard_is_scored_if_its_scores_are_of_exactly_these_rollouts_by_this_judge(folder):
     assert not scored(folder.rollouts, folder.scores, 0)
     folder.write(*groups(2))
     assert not scored(folder.rollouts, folder.scores, 0)
-    folder.score(Fixed(RIGHT, WRONG))
-    assert scored(folder.rollouts, folder.scores, 0)
+    for judge, other in (("a7", "b8"), ("b8", "a7")):
+        folder.score(Fixed(RIGHT, WRONG), judge=judge)
+        assert folder.scores.entry(0)["judge"] == judge
+        assert scored(folder.rollouts, folder.scores, 0)
+        assert scored(folder.rollouts, folder.scores, 0, judge)
+        assert not scored(folder.rollouts, folder.scores, 0, other)
     folder.write(response(0, 0), response(0, 1, "6"))
     assert not scored(folder.rollouts, folder.scores, 0)
-
-
-def test_a_shard_names_its_judge_and_is_not_scored_by_another(folder):
-    folder.write(*groups(2))
-    folder.score(Fixed(RIGHT, WRONG), judge="a7")
-    assert folder.scores.entry(0)["judge"] == "a7"
-    assert scored(folder.rollouts, folder.scores, 0)
-    assert scored(folder.rollouts, folder.scores, 0, "a7")
-    assert not scored(folder.rollouts, folder.scores, 0, "b8")
-    folder.score(Fixed(RIGHT, RIGHT), judge="b8")
-    assert scored(folder.rollouts, folder.scores, 0, "b8")
-    folder.write(response(0, 0), response(0, 1, "6"))
     assert not scored(folder.rollouts, folder.scores, 0, "b8")
 
 
@@ -219,3 +194,112 @@ def test_a_group_without_a_verdict_has_no_share_right_and_all_cut_responses_are_
     assert (second["truncated"], second["statuses"]) == (1, {"right": 1, "wrong": 1})
     refresh = refresh_metrics(folder.rollouts, folder.scores)
     assert refresh["truncated_share"] == 3 / 6
+
+
+def test_a_stages_metrics_by_hand(folder):
+    # 12 tokens: groups of two, three and one response of two tokens each
+    notes = {"slots": 10, "canary_gap": 0.25, "refresh_seconds": 3.0, "seconds": 1.5}
+    folder.write(*groups(2, 3), shard=0, **notes)
+    folder.write(response(2, 0), shard=1, slots=6, canary_gap=0.5, seconds=0.5)
+    folder.score(Fixed(RIGHT, WRONG, RIGHT, RIGHT, SKIPPED), failure_limit=0.2)
+    folder.score(Fixed(WRONG), shard=1)
+    metrics = refresh_metrics(folder.rollouts, folder.scores)
+    assert metrics.pop("time/score") >= 0
+    assert metrics == {
+        "rollouts": 6,
+        "tokens": 12,
+        "mean_length": 2.0,
+        "occupancy": 12 / 16,
+        "canary_gap": 0.5,
+        "behavior_reward": 3 / 5,
+        "zero_variance_share": 2 / 3,
+        "truncated_share": 0.0,
+        "status/right": 3,
+        "status/skipped": 1,
+        "status/wrong": 2,
+        "groups_right/0.000": 1,
+        "groups_right/0.500": 1,
+        "groups_right/1.000": 1,  # two of the two that count
+        "time/refresh": 3.0,
+        "time/generate": 2.0,
+    }
+
+
+def test_means_of_what_is_logged_by_hand_and_an_older_runs_shard_has_none(folder):
+    folder.write(*groups(2), shard=0)
+    folder.write(*groups(1), shard=1)
+    folder.write(*groups(1), shard=2)
+    some = replace(RIGHT, logged={"rewards/short/mean": [1.0], "logged/a": [2.0, 4.0]})
+    other = replace(WRONG, logged={"rewards/short/mean": [0.25]})
+    folder.score(Fixed(some, other), shard=0, overlong_buffer=0.9)  # the penalty loses nothing
+    folder.score(Fixed(some), shard=1)
+    folder.score(Fixed(RIGHT), shard=2)
+    assert "logged_sums" not in folder.scores.entry(2)
+    metrics = refresh_metrics(folder.rollouts, folder.scores)
+    assert metrics["rewards/short/mean"] == (1 + 0.25 + 1) / 3
+    assert metrics["logged/a"] == (2 + 4 + 2 + 4) / 4
+
+
+def line(unvaried: float | None, **statuses: int) -> dict[str, Any]:
+    counts = {f"status/{name}": count for name, count in statuses.items()}
+    return {"rollouts": sum(statuses.values()), "zero_variance_share": unvaried, **counts}
+
+
+def test_a_stages_statuses_are_one_line():
+    said = refresh_text(line(0.5, error=1, no_answer=2, right=37, unfinished=160), 10)
+    counts = "error 1 (0.5%), no answer 2 (1.0%), right 37 (18.5%), unfinished 160 (80.0%)"
+    assert said == f"  200 rollouts: {counts}"
+    assert "\n" not in refresh_text(line(None, right=3), 10)
+
+
+@table(("share", "shown"), [(0.9, "90%"), (0.958, "96%"), (1.0, "100%")])
+def test_too_many_groups_without_a_gradient_are_a_warning_with_their_share(share, shown):
+    said, warning = refresh_text(line(share, wrong=8), 10).split("\n")
+    assert said == "  8 rollouts: wrong 8 (100.0%)"
+    assert warning.startswith(f"  warning: in {shown} of the groups all rewards are equal; ")
+    assert "warning" not in refresh_text(line(0.899, wrong=8), 10)
+
+
+SHARE = 0.4  # of 10 tokens: responses of 6 are free, those of 10 lose 1
+
+
+def long(length: int, sample: int = 0, *, cut: bool = False) -> Rollout:
+    """Return a response of `length` tokens, including the end-of-sequence token unless `cut`."""
+    result = response(0, sample, "5" * (length if cut else length - 1), cut=cut)
+    assert len(result.response_ids) == length
+    return result
+
+
+@table(
+    ("length", "penalty"),
+    [(1, 0.0), (5, 0.0), (6, 0.0), (7, -0.25), (8, -0.5), (9, -0.75), (10, -1.0)],
+)
+def test_the_last_four_of_ten_tokens_cost_a_quarter_each(length: int, penalty: float):
+    assert overlong_penalty(length, 10, 4) == penalty
+
+
+def test_the_penalty_lowers_the_reward_is_reported_and_keeps_the_status(folder: Folder):
+    folder.write(*(long(n, i) for i, n in enumerate((6, 8, 8, 9))))
+    right, wrong = Score(Status.RIGHT, 1.0, {"a": 5}), Score(Status.WRONG, 0.25, {"a": 7})
+    assert folder.score(Fixed(right, right, wrong, wrong), overlong_buffer=SHARE) == [
+        right,
+        Score(Status.RIGHT, 0.5, {"a": 5, "overlong": -0.5}),
+        Score(Status.WRONG, -0.25, {"a": 7, "overlong": -0.5}),
+        Score(Status.WRONG, -0.5, {"a": 7, "overlong": -0.75}),
+    ]
+    entry = folder.scores.entry(0)
+    assert entry["statuses"] == {"right": 2, "wrong": 2}
+    assert (entry["reward_sum"], entry["rewarded"]) == (1 + 0.5 - 0.25 - 0.5, 4)
+
+
+@pytest.mark.parametrize("truncated", ["zero", "masked"])
+def test_a_cut_response_is_of_the_largest_length_and_loses_1(folder: Folder, truncated: str):
+    folder.write(long(10, cut=True))
+    expected = Score(Status.TRUNCATED, -1.0, {"overlong": -1.0})
+    assert folder.score(Fixed(), truncated=truncated, overlong_buffer=SHARE) == [expected]
+
+
+def test_responses_without_a_reward_have_no_penalty(folder: Folder):
+    verdicts = [failure("boom"), SKIPPED]
+    folder.write(*(long(9, i) for i in range(2)))
+    assert folder.score(Fixed(*verdicts), overlong_buffer=SHARE, failure_limit=1.0) == verdicts

@@ -1,9 +1,7 @@
-"""Chat templates that leave messages out, write marks twice, or ask for the date.
+"""Chat templates that leave messages out, write marks twice or ask for the date; what is told.
 
 The templates are TRL's copies of those of Qwen, Cohere, GLM, gpt-oss and others.
 """
-
-from __future__ import annotations
 
 import datetime
 from importlib import resources
@@ -11,13 +9,15 @@ from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from mugrpo.config.run import PromptOptions
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.records import Problem
+from mugrpo.disk.records import Message, Problem
 from mugrpo.rollouts.notices import notices
 from mugrpo.rollouts.prompts import PromptEncoder
+from tests.builders import chain_tokenizer
 from tests.cases import table
 
 SYSTEM = {"role": "system", "content": "Answer in  French."}
@@ -60,9 +60,6 @@ def refusal(encode: PromptEncoder, *messages: Any, **columns: Any) -> str:
     with pytest.raises(UsageError) as refused:
         encode(Problem("p", prompt, "5", columns))
     return str(refused.value)
-
-
-# ---- what is left out ----
 
 
 @table(
@@ -111,8 +108,6 @@ def test_keys_of_messages_that_are_not_written_are_said():
     assert "leaves out 'name', 'persona', 'reasoning_content' of messages" in said
 
 
-# ---- what is written twice ----
-
 QWEN = "<|im_start|>user\nWhat is 2 + 3?<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -127,9 +122,7 @@ QWEN = "<|im_start|>user\nWhat is 2 + 3?<|im_end|>\n<|im_start|>assistant\n"
         ("glm4moe", ("<|user|>",), "[gMASK]<sop><|user|>\nHi<|assistant|>\n", "<|user|>", "plain"),
     ],
 )
-def test_a_prompt_that_a_template_has_written_is_refused(
-    template: str, special: Any, prompt: Any, mark: str, remedy: str
-):
+def test_a_prompt_that_a_template_has_written_is_refused(template, special, prompt, mark, remedy):
     encode = encoder(template_of(template), *special)
     said = refusal(encode, *([prompt] if isinstance(prompt, str) else prompt))
     assert f"holds {mark!r}" in said and remedy in said
@@ -139,9 +132,6 @@ def test_what_a_prompt_may_ask_for_is_no_mark_of_a_template():
     encode = encoder(template_of("qwen3"))
     text = "Think within <think> and </think>, call <tool_call>, and strike <s>this</s>."
     assert text in encode.text(Problem("p", text, "5"))
-
-
-# ---- variables and the clock ----
 
 
 def test_thinking_is_switched_off_by_an_option_or_a_column():
@@ -192,3 +182,73 @@ def test_a_templates_clock_stands(options: dict[str, Any], day: str):
 def test_a_template_without_a_clock_has_no_date():
     assert encoder(template_of("qwen3")).options.date is None
     assert encoder(template_of("llama3_2")).options.date is not None
+
+
+TURN = "{{ m.role | length }},{{ m.content }}%s"
+PROMPTING = "{% if add_generation_prompt %}9,{% endif %}"
+
+
+def template(end: str = "<eos>", prompting: str = PROMPTING, before: str = "") -> str:
+    return f"{before}{{% for m in messages %}}{TURN % end}{{% endfor %}}{prompting}"
+
+
+def told(
+    form: str | None,
+    *,
+    prompt: str | tuple[Message, ...] = "3=",
+    tokenizer: Any = None,
+    size: int = 18,
+) -> list[str]:
+    """Return what is told of a chat template, or of the plain form if it is None."""
+    tokenizer = tokenizer or chain_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})  # id 16
+    tokenizer.chat_template = form
+    options = PromptOptions(form="plain" if form is None else "chat")
+    return list(notices(PromptEncoder(tokenizer, size, options), [1], [Problem("p", prompt, "3")]))
+
+
+def with_parts(single: str) -> Any:
+    """Return a tokenizer that puts <pad>, its beginning here, or <eos> around every text."""
+    tokenizer = chain_tokenizer()
+    tokenizer.bos_token = "<pad>"
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=single, special_tokens=[("<pad>", 0), ("<eos>", 1)]
+    )
+    return tokenizer
+
+
+@table(
+    "form",
+    [
+        None,
+        template(),
+        "{% for m in messages %}{{ m.content }}{% endfor %}",  # nothing begins or ends a turn
+        "{% if messages | length > 1 %}{{ raise_exception('') }}{% endif %}{{ messages }}",
+    ],
+)
+def test_nothing_is_told_of_a_sound_form(form: str | None):
+    assert told(form) == []
+
+
+@table(
+    ("case", "parts"),
+    [
+        ({"form": template("<|im_end|>")}, ("'<|im_end|>'", "'<eos>'", "--model.eos_token '<|im_")),
+        ({"form": template("--")}, ("'--'", "--prompt.chat_template")),
+        ({"form": template(prompting="", before="3")}, ("ignores add_generation_prompt", "'9,'")),
+        ({"form": template(prompting="9,<eos>")}, ("prompts end with '<eos>'",)),
+        (
+            {"form": None, "tokenizer": with_parts("<pad> $A"), "prompt": "<pad>3="},
+            ("prompts begin with '<pad>' twice",),
+        ),
+    ],
+)
+def test_what_is_wrong_is_told_with_the_way_out(case: dict[str, Any], parts: tuple[str, ...]):
+    sentences = told(**case)
+    assert any(all(part in sentence for part in parts) for sentence in sentences), sentences
+
+
+def test_an_end_of_turn_outside_the_embeddings_is_refused():
+    with pytest.raises(UsageError, match=r"'<\|im_end\|>' with id 16, but the model has 16"):
+        turn = "{% if m.role == 'assistant' %}<|im_end|>{% endif %}"  # no prompt has it
+        told(template(turn), size=16)

@@ -1,7 +1,5 @@
 """The canary compares logprobs of engine and trainer, here on values."""
 
-from __future__ import annotations
-
 import math
 from threading import Barrier
 from types import SimpleNamespace
@@ -40,10 +38,8 @@ def test_the_gap_in_fp32_is_the_largest_and_in_bf16_the_mean():
 
 def test_a_gap_within_half_of_the_tolerance_passes_and_above_that_it_is_reported():
     assert canary_warning(0.25, "fp32", 0.6) is None
-    assert canary_warning(0.25, "fp32", 0.4) == (
-        "canary: engine and trainer differ by 0.25 in logprob; nothing is wrong yet, but above 0.4 "
-        "the run stops"
-    )
+    said = canary_warning(0.25, "fp32", 0.4) or ""
+    assert "by 0.25 in logprob" in said and "above 0.4 the run stops" in said
 
 
 @table("gap", [0.25, math.nan])

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -12,8 +10,6 @@ from mugrpo.cli import main
 from mugrpo.disk.metrics import read_metrics
 from mugrpo.tasks.embedded import running_states
 from tests.runs import Command
-
-pytest_plugins = ["tests.run_fixtures"]
 
 
 def test_accuracy_is_the_share_right_and_the_mean_reward_is_separate(tmp_path: Path):

@@ -1,7 +1,5 @@
 """What `mugrpo check` says of rewards that pay for answers which say nothing."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -64,15 +62,18 @@ def test_the_embedded_tasks_pay_the_right_answer_alone(task):
     assert said[0] == "paid        1 on average for the right answer to 8 problems"
 
 
+def means(mean: str, *what: str) -> list[str]:
+    """Return what is said if all of `what` is paid the same on average."""
+    return [f"paid {mean} on average for {one} problems" for one in what]
+
+
 def test_what_is_tried_and_for_how_many_problems(tmp_path):
     """The constant is the first problem's answer. Problems with that answer are left out."""
     said = tried({"task": dataset(tmp_path, SUMS, "numeric")})
-    assert said == [
-        "paid        1 on average for the right answer to 8 problems",
-        "paid        0 on average for an empty answer to 8 problems",
-        "paid        0 on average for the question itself to 8 problems",
-        "paid        0 on average for the constant '2' to 7 problems",
-        "paid        0 on average for another problem's answer to 8 problems",
+    nothing = ("an empty answer to 8", "the question itself to 8", "the constant '2' to 7")
+    assert [" ".join(line.split()) for line in said] == [
+        *means("1", "the right answer to 8"),
+        *means("0", *nothing, "another problem's answer to 8"),
     ]
 
 
@@ -80,10 +81,8 @@ def test_an_answer_that_two_problems_share_is_no_other_answer(tmp_path):
     """Answers are yes, yes, no, no, ...: four neighbours differ, and four problems are not yes."""
     rows = [{"prompt": f"is {n}?", "answer": "yes" if n % 4 < 2 else "no"} for n in range(8)]
     said = tried({"task": dataset(tmp_path, rows, "exact")})
-    assert said[-2:] == [
-        "paid        0 on average for the constant 'yes' to 4 problems",
-        "paid        0 on average for another problem's answer to 4 problems",
-    ]
+    what = ("the constant 'yes' to 4", "another problem's answer to 4")
+    assert [" ".join(line.split()) for line in said[-2:]] == means("0", *what)
 
 
 # What the function pays beside numeric, and the mean paid for: the right answer, an empty one, the
@@ -133,21 +132,15 @@ def test_without_references_a_reward_of_one_is_the_full_one(tmp_path, pays, refu
         return
     said = tried({"task": task})
     assert "nothing is known of the right answer: the data name none" in said[0]
-    assert said[1:] == [
-        "warning: paid 0.2 on average for an empty answer to 8 problems",
-        "warning: paid 0.2 on average for the question itself to 8 problems",
-        "warning: paid 0.2 on average for the constant '0' to 8 problems",
-    ]
+    what = ("an empty answer to 8", "the question itself to 8", "the constant '0' to 8")
+    assert said[1:] == [f"warning: {line}" for line in means("0.2", *what)]
 
 
 def test_what_has_no_verdict_is_no_number(tmp_path):
-    said = tried(
-        {"task": dataset(tmp_path, SUMS, "own", pays="0.01 / len(said) / (said != prompt)")}
-    )
-    assert said[1:3] == [
-        "paid        nothing for an empty answer to 8 problems, 8 without a verdict",
-        "paid        nothing for the question itself to 8 problems, 8 without a verdict",
-    ]
+    pays = "0.01 / len(said) / (said != prompt)"
+    said = tried({"task": dataset(tmp_path, SUMS, "own", pays=pays)})
+    for what, line in zip(("an empty answer", "the question itself"), said[1:3], strict=True):
+        assert f"nothing for {what} to 8 problems, 8 without a verdict" in line
 
 
 def test_the_source_of_a_mixture_is_named(tmp_path):

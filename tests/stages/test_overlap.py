@@ -1,7 +1,5 @@
 """Stages that are trained on while they are generated give the weights of a sequential run."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
@@ -25,17 +23,13 @@ from tests.runs import (
 )
 from tests.waiting import until
 
-pytest_plugins = ["tests.run_fixtures"]
-
 # A stage's three shards are the batches of its three updates.
 OVERLAP = ("--overlap", "true", "--engine.processes", "1", "--checkpoint.every", 0)
 
 
 def assert_same_but_for_order(run_dir: Path, reference: Path) -> None:
-    """Check that files are the same, and metrics lines except for their order.
-
-    A stage's line comes after its updates.
-    """
+    """Check that files are the same, and metrics lines except for their order. A stage's line comes
+    after its updates."""
     assert shards(run_dir) == shards(reference)
     assert final_weights(run_dir) == final_weights(reference)
 
@@ -63,9 +57,7 @@ def updates(run_dir: Path) -> list[int]:
 
 
 @pytest.mark.promise("overlap")
-def test_weights_are_those_of_a_sequential_run_and_updates_do_not_wait(
-    tmp_path: Path, reference: Path
-):
+def test_weights_are_those_of_a_sequential_run_and_updates_do_not_wait(tmp_path, reference):
     """The run is held before its third shard: it makes two updates meanwhile, not three."""
     run_dir = tmp_path / "run"
     started = held(run_dir, SHARDS)
@@ -117,19 +109,15 @@ def test_two_ranks_wait_for_shards_too(tmp_path: Path):
     assert_same_but_for_order(tmp_path / "run", tmp_path / "plain")
 
 
+TWO = {"engine": {"name": "vllm"}, "distributed": {"processes": 2}, "reference": {"name": "kl"}}
+
+
 @table(
     ("raw", "words"),
     [
         ({}, "engine outside this process"),
         ({"engine": {"processes": 1}, "checkpoint": {"every": 2}}, "checkpoint.every = 0"),
-        (
-            {
-                "engine": {"name": "vllm"},
-                "distributed": {"processes": 2},
-                "reference": {"name": "kl"},
-            },
-            "distributed.processes = 1",
-        ),
+        (TWO, "distributed.processes = 1"),
     ],
 )
 def test_overlap_without_what_it_needs_is_refused(raw: dict, words: str):

@@ -1,23 +1,32 @@
-"""Runs with two ranks: a dead rank, signals, and another number of ranks."""
-
-from __future__ import annotations
+"""Runs with two ranks: a dead rank, signals, another number of ranks, and waiting for a folder."""
 
 import os
 import re
 import signal
+import threading
+import time
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from mugrpo.config.load import build_config
+from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import RunStopped
+from mugrpo.disk.publishing import publish_json
 from mugrpo.disk.run_dir import Handover, RunDir
+from mugrpo.hosts import orders
 from mugrpo.hosts.jobs import LocalJob
 from mugrpo.hosts.orders import RankAnswer
 from mugrpo.hosts.ranks import RankHost, _WrittenByRanks
+from mugrpo.hosts.weights import hand_over
+from mugrpo.optimize.checkpoint import Writing
+from mugrpo.processes.ranks import show_log
 from tests.builders import saved_weights
 from tests.faults.harm import resume_words, stopped
 from tests.runs import (
@@ -33,9 +42,7 @@ from tests.runs import (
     write_config,
 )
 from tests.stages.builders import run_of
-from tests.waiting import alive, soon, until
-
-pytest_plugins = ["tests.run_fixtures"]
+from tests.waiting import alive, ranks_of, soon, until
 
 # One stage, a checkpoint after every second update: the ranks are started once in a run.
 LONG = ("--schedule.stages", "1", "--schedule.batches_per_stage", "24", "--evaluation.every", "0")
@@ -51,27 +58,13 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_dir
 
 
-def ranks_of(started: Started) -> list[int]:
-    """Return the process ids of the running ranks, by rank."""
-    found = {}
-    for status in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            words = dict(w.split("=", 1) for w in status.read_text().split("\0") if "=" in w)
-        except (OSError, UnicodeDecodeError):
-            continue
-        driver = words.get("MUGRPO_DRIVER", "").partition(" ")[0]
-        if driver == str(started.pid) and "RANK" in words:
-            found[int(words["RANK"])] = int(status.parent.name)
-    return [found[rank] for rank in sorted(found)]
-
-
 def wait_for(started: Started, run_dir: Path, update: int) -> list[int]:
     """Wait for the metrics line of `update` or a later one, and return the ranks' process ids."""
 
     def both() -> list[int]:
         lines = read_metrics(run_dir)
         there = any(line["kind"] == "update" and line["update"] >= update for line in lines)
-        return ranks if there and len(ranks := ranks_of(started)) == 2 else []
+        return ranks if there and len(ranks := ranks_of(started.pid)) == 2 else []
 
     return until(both, 180)
 
@@ -133,9 +126,7 @@ def loss(logprobs, behavior_logprobs, advantages, mask):
 
 @pytest.mark.long
 @pytest.mark.promise("memory")
-def test_memory_that_runs_out_on_one_rank_stops_the_run_with_the_option_that_goes_on(
-    tmp_path: Path,
-):
+def test_memory_that_runs_out_on_one_rank_stops_the_run_with_the_option_that_goes_on(tmp_path):
     file = tmp_path / "hungry.py"
     file.write_text(HUNGRY.replace("MARK", repr(str(tmp_path / "mark"))))
     run_dir = tmp_path / "run"
@@ -185,11 +176,11 @@ def test_a_run_that_ends_early_leaves_no_rank_and_is_resumed_to_the_same_bits(
     assert not differences(run_dir, together, LAST)
 
 
-SEVERAL = (
-    *("--schedule.stages", "3", "--schedule.batches_per_stage", "4", "--checkpoint.every", "1"),
-    *("--evaluation.every", "6", "--distributed.processes", "2", "--engine.processes", "1"),
-    *("--reference.name", "kl"),
+STAGES = (
+    *("--schedule.stages", "3", "--schedule.batches_per_stage", "4", "--evaluation.every", "6"),
+    *("--distributed.processes", "2", "--engine.processes", "1"),
 )
+SEVERAL = (*STAGES, "--checkpoint.every", "1", "--reference.name", "kl")
 
 
 @pytest.mark.promise("no orphans")
@@ -198,7 +189,7 @@ def test_ranks_that_are_stopped_or_still_importing_end_with_the_run(tmp_path: Pa
     """The kernel ends them within two seconds: they could not do it themselves."""
     for moment in ("importing", "stopped"):
         started = start_train(tmp_path / moment, *TWO)
-        ranks = until(lambda started=started: len(found := ranks_of(started)) == 2 and found)
+        ranks = until(lambda started=started: len(found := ranks_of(started.pid)) == 2 and found)
         if moment == "stopped":
             for rank in ranks:
                 tasks = Path(f"/proc/{rank}/task")  # a second thread means that it has asked for it
@@ -210,20 +201,14 @@ def test_ranks_that_are_stopped_or_still_importing_end_with_the_run(tmp_path: Pa
 
 
 # The last update alone is saved, and an evaluation comes within the second stage.
-UNSAVED = (
-    *("--schedule.stages", "3", "--schedule.batches_per_stage", "4", "--evaluation.every", "6"),
-    *("--checkpoint.every", "100"),
-    *("--distributed.processes", "2", "--engine.processes", "1"),
-)
+UNSAVED = (*STAGES, "--checkpoint.every", "100")
 
 
 @pytest.mark.promise("checkpoints")
 @pytest.mark.long
 def test_engines_get_the_model_of_updates_that_only_the_ranks_hold(tmp_path: Path):
-    """Without a checkpoint at their end, the stages are those of a run that saves every update.
-
-    A run that is killed makes the updates again. One that is asked to stop saves them.
-    """
+    """Without a checkpoint at their end, the stages are those of a run that saves every update. A
+    run that is killed makes the updates again. One that is asked to stop saves them."""
     saved, run_dir = tmp_path / "saved", tmp_path / "run"
     finished(saved, *UNSAVED, "--checkpoint.every", "1")
     started = start_train(run_dir, *UNSAVED)
@@ -242,25 +227,10 @@ def test_engines_get_the_model_of_updates_that_only_the_ranks_hold(tmp_path: Pat
     assert checkpoints(run_dir) == [12]  # that of the stop is not asked for by an option
 
 
-class Working:
-    def running(self) -> bool:
-        return True
-
-
-class Ended(LocalJob):
-    """Ranks that have ended at once, with status 0."""
-
-    def __init__(self) -> None:
-        pass
-
-    def running(self) -> bool:
-        return False
-
-    def end(self, patience: float) -> None:
-        pass
-
-    def fault(self) -> str | None:
-        return None
+def job_of(running: bool) -> Any:
+    """Return ranks that go on working, or that have ended at once, with status 0."""
+    returned = {"running.return_value": running, "fault.return_value": None}
+    return Mock(LocalJob, **returned)
 
 
 def test_a_run_whose_ranks_end_without_saving_their_updates_says_so(tmp_path: Path):
@@ -269,7 +239,7 @@ def test_a_run_whose_ranks_end_without_saving_their_updates_says_so(tmp_path: Pa
     run = run_of(tmp_path)
     folder, ranks = run.folder, RankHost(run)
     for unsaved, error in ((8, pytest.raises(RunStopped)), (5, nullcontext())):
-        folder.handover, ranks._job = Handover(unsaved, tmp_path), Ended()
+        folder.handover, ranks._job = Handover(unsaved, tmp_path), job_of(running=False)
         with error:
             ranks.close()
         assert folder.handover is None and not ranks.running()
@@ -278,7 +248,7 @@ def test_a_run_whose_ranks_end_without_saving_their_updates_says_so(tmp_path: Pa
 def test_a_checkpoint_that_later_ones_have_replaced_counts_as_published(tmp_path: Path):
     """The run looked away while the ranks published 75, then 78 and 80, and kept two."""
     folder = RunDir(tmp_path)
-    waited_for = _WrittenByRanks(Working(), folder, RankAnswer(1, update=75))  # type: ignore[arg-type]
+    waited_for = _WrittenByRanks(job_of(running=True), folder, RankAnswer(1, update=75))  # type: ignore[arg-type]
     assert not waited_for.published(wait=False)
     for update in (78, 80):
         folder.checkpoint(update).mkdir(parents=True)
@@ -330,3 +300,59 @@ def test_more_processes_than_gpus_are_refused_before_anything_starts(
     ended = command("train", config, "--run-dir", tmp_path / "run", "--distributed.processes", "4")
     assert ended.status == 2 and "; set --distributed.processes 2, or name more" in ended.err
     assert not (tmp_path / "run" / "ranks").exists()
+
+
+def test_engines_get_the_ranks_own_files_beside_a_checkpoint_that_is_still_written(tmp_path: Path):
+    (tmp_path / "theirs").mkdir()
+    theirs: Any = RunDir(tmp_path / "theirs")  # the folder as the first rank sees it
+    theirs.pending = SimpleNamespace(update=4, folder=tmp_path / "checkpoint")
+    theirs.handover = Handover(4, tmp_path / "model")
+    ours = RunDir(tmp_path)
+    ours.ranks.mkdir()
+    publish_json(ours.ranks / "done.json", asdict(orders._answer(theirs, 1)))
+    run = run_of(tmp_path)
+    host, ours = RankHost(run), run.folder
+    host._job = job_of(running=True)  # type: ignore[assignment]
+    host._obeyed(orders.Order(0, "optimize", 4))
+    assert ours.pending and ours.pending.folder == tmp_path / "checkpoint"
+    assert hand_over(ours, RunConfig(), None, 4) == str(tmp_path / "model")
+    theirs.pending.update = 5  # of a later update, which the model is not of
+    answer = orders._answer(theirs, 2)
+    assert (answer.update, answer.saved, answer.model) == (5, True, "")
+
+
+def test_a_rank_cannot_command_the_terminal(tmp_path: Path, capsys):
+    log = tmp_path / "rank-0.log"
+    log.write_text("update 1\n\x1b[2J\x07update 2\nhalf a li")
+    end = show_log(log, 0)
+    assert capsys.readouterr().out == "update 1\n\\x1b[2J\\x07update 2\n"
+    log.write_text(log.read_text() + "ne\n")
+    show_log(log, end)
+    assert capsys.readouterr().out == "half a line\n"
+
+
+def test_a_checkpoint_counts_as_published_when_its_thread_has_freed_the_snapshot(tmp_path: Path):
+    """A thread that is in the middle of that when Python ends aborts the process."""
+    freed = threading.Event()
+
+    class Freed:
+        state: ClassVar = {"update": 8}
+        policy = SimpleNamespace(ranks=SimpleNamespace(first=True, rank=0, size=1))
+
+        def write_model(self, folder: Path) -> dict[str, str]:
+            return {}
+
+        def write_rest(self, folder: Path) -> dict[str, str]:
+            return {}
+
+        def __del__(self) -> None:
+            time.sleep(0.2)
+            freed.set()
+
+    snapshot: Any = Freed()
+    path = RunDir(tmp_path).checkpoint(8)
+    pid = os.getpid()
+    writing = Writing(snapshot, path, {}, first_pid=pid, then=lambda: None)
+    del snapshot
+    assert writing.published(wait=True)
+    assert freed.is_set()

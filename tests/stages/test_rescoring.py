@@ -1,7 +1,5 @@
 """Scores are made again by `mugrpo score --again` or for another judge. No rollout is touched."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal
@@ -11,8 +9,6 @@ from typing import Any
 import pytest
 
 from tests.runs import Command, mugrpo, read_metrics, state
-
-pytest_plugins = ["tests.run_fixtures"]
 
 ANOTHER = ("--rewards.truncated", "scored", "--force")
 
@@ -50,9 +46,7 @@ def begun(scored_run: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(scored_run, tmp_path / "run"))
 
 
-def test_scores_are_made_again_and_no_rollout_is_touched(
-    begun: Path, command: Command, stricter: None
-):
+def test_scores_are_made_again_and_no_rollout_is_touched(begun, command, stricter):
     rollouts, scores, (old,) = files(begun, "rollouts"), files(begun, "scores"), refreshes(begun)
     assert command("score", begun, "--stage", 0, "--again").status == 0
     assert files(begun, "rollouts") == rollouts

@@ -1,7 +1,5 @@
 """A stage with a surplus: its updates take the groups that have right and wrong responses."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +7,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.runs import Command, final_weights, finished, read_metrics, shards, write_config
-
-pytest_plugins = ["tests.run_fixtures"]
 
 # A stage needs 6 groups and samples 12, in 6 shards. Of the first one's 7 vary.
 SURPLUS = ("--sampling.surplus", 2, "--optimizer.lr", "3e-4", "--evaluation.every", 0)

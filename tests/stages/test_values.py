@@ -1,19 +1,21 @@
 """Decisions in the phases of a stage, on values and hand-written shards: no model, no process."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from mugrpo.config.load import build_config
+from mugrpo.config.rewards import RewardOptions
 from mugrpo.disk.errors import UsageError
+from mugrpo.disk.records import Score, Status
 from mugrpo.disk.shards import Place, read_rollouts, write_rollouts
 from mugrpo.hosts.reader import StageReader
 from mugrpo.hosts.updates import samples_due
-from mugrpo.run.stage import Selection, Stage, reference_update, surplus_text
+from mugrpo.run.stage import Selection, Stage, group_varies, reference_update, surplus_text
+from tests.cases import table
 from tests.stages.builders import stage_of, write_shard
 
 MIXED, EASY = [1, 0, 0, 0], [1, 1, 1, 1]
@@ -23,14 +25,19 @@ def no_logprobs(update: int, rollouts: object) -> list[np.ndarray]:
     raise AssertionError("nothing is to be computed")
 
 
+def written(folder: Path, groups: list[list[int]], judge: str = "judge", **parts: Any) -> Stage:
+    """Return a stage whose three shards are there, each of these groups."""
+    stage = stage_of(folder, **parts)
+    for shard in range(3):
+        write_shard(stage, shard, groups, judge=judge)
+    return stage
+
+
 def first_places(stage: Stage) -> list[list[Place] | None]:
     """Return the first place of each group of each batch, None for a batch that lacks scores."""
     selection = Selection(stage)
     batches = [selection.batch(number) for number in range(3)]
     return [batch and batch[::4] for batch in batches]
-
-
-# ---- which groups a batch takes ----
 
 
 def test_without_a_surplus_a_batch_takes_the_next_groups_of_the_draws(tmp_path: Path):
@@ -41,9 +48,7 @@ def test_without_a_surplus_a_batch_takes_the_next_groups_of_the_draws(tmp_path: 
     assert surplus_text(stage) is None
 
 
-def test_with_a_surplus_it_takes_the_next_that_vary_as_soon_as_their_scores_are_there(
-    tmp_path: Path,
-):
+def test_with_a_surplus_it_takes_the_next_that_vary_as_soon_as_their_scores_are_there(tmp_path):
     """3 batches of 2 groups need 6; 1.6 times that is 9.6, so 10 groups in 5 shards."""
     stage = stage_of(tmp_path, sampling={"surplus": 1.6})
     assert [len(shard) for shard in stage.drawn] == [2, 2, 2, 2, 2]
@@ -89,13 +94,8 @@ def test_missing_shards_are_reported_with_the_command_that_makes_them(tmp_path: 
         stage.require("scores")
 
 
-# ---- reading ----
-
-
 def test_an_update_reads_the_rollouts_of_its_batch(tmp_path: Path):
-    stage = stage_of(tmp_path)
-    for shard in range(3):
-        write_shard(stage, shard, [MIXED, EASY])
+    stage = written(tmp_path, [MIXED, EASY])
     reader = StageReader(stage, no_logprobs)
     experience = reader.of_update(1)
     draws = stage.drawn[1]
@@ -105,9 +105,7 @@ def test_an_update_reads_the_rollouts_of_its_batch(tmp_path: Path):
 
 
 def test_scores_of_another_judge_do_not_count_until_the_stage_is_trained_on(tmp_path: Path):
-    stage = stage_of(tmp_path)
-    for shard in range(3):
-        write_shard(stage, shard, [MIXED, MIXED], judge="another")
+    stage = written(tmp_path, [MIXED, MIXED], judge="another")
     reader = StageReader(stage, no_logprobs)
     assert not reader.ready(0)
     stage.folder.checkpoint(3).mkdir(parents=True)
@@ -120,9 +118,7 @@ def test_scores_of_another_judge_do_not_count_until_the_stage_is_trained_on(tmp_
 def test_the_proximal_policy_is_asked_once_a_period_for_all_its_rollouts(tmp_path: Path):
     """3 updates in periods of 2: the first of 2 batches, the second of 1."""
     objective = {"name": "decoupled_ppo", "proximal_period": 2}
-    stage = stage_of(tmp_path, objective=objective)
-    for shard in range(3):
-        write_shard(stage, shard, [MIXED, MIXED])
+    stage = written(tmp_path, [MIXED, MIXED], objective=objective)
     asked: list[tuple[int, int]] = []
 
     def compute(update: int, rollouts: list[object]) -> list[np.ndarray]:
@@ -132,17 +128,13 @@ def test_the_proximal_policy_is_asked_once_a_period_for_all_its_rollouts(tmp_pat
     reader = StageReader(stage, compute)
     kept = [reader.of_update(update).stored["proximal_logprobs"] for update in range(3)]
     assert asked == [(0, 16), (2, 8)]
-    assert [[int(row[0]) for row in rows] for rows in kept] == [
-        [0, -1, -2, -3, -4, -5, -6, -7],
-        [-8, -9, -10, -11, -12, -13, -14, -15],
-        [2, 1, 0, -1, -2, -3, -4, -5],
-    ]
+    found = [[int(row[0]) for row in rows] for rows in kept]
+    assert found == [[*range(0, -8, -1)], [*range(-8, -16, -1)], [*range(2, -6, -1)]]
 
 
 def test_stored_proximal_logprobs_of_other_rollouts_are_computed_again(tmp_path: Path):
-    stage = stage_of(tmp_path, objective={"name": "decoupled_ppo", "proximal_period": 2})
-    for shard in range(3):
-        write_shard(stage, shard, [MIXED, MIXED])
+    objective = {"name": "decoupled_ppo", "proximal_period": 2}
+    stage = written(tmp_path, [MIXED, MIXED], objective=objective)
     asked: list[int] = []
 
     def compute(update: int, rollouts: list[object]) -> list[np.ndarray]:
@@ -156,9 +148,6 @@ def test_stored_proximal_logprobs_of_other_rollouts_are_computed_again(tmp_path:
         write_rollouts(rollouts, shard, others, policy_step=0)
         StageReader(stage, compute).of_update(1)
         assert asked == recomputed
-
-
-# ---- saving ----
 
 
 def due(updates: int, **checkpoint: object) -> list[int]:
@@ -183,3 +172,56 @@ def test_the_reference_changes_every_so_many_stages(tmp_path: Path):
     assert [reference_update(stage.config, s) for s in range(5)] == [0, 0, 6, 6, 12]
     fixed = stage_of(tmp_path, reference={"name": "kl"})
     assert reference_update(fixed.config, 4) == 0
+
+
+R, W, N = Status.RIGHT, Status.WRONG, Status.NO_ANSWER
+CUT, SKIPPED, ERROR, SLOW = Status.TRUNCATED, Status.SKIPPED, Status.ERROR, Status.UNFINISHED
+
+
+@table(
+    ("statuses", "varies"),
+    [
+        ([R, W, W], True),
+        ([R, R, R], False),
+        ([W, W, W], False),
+        ([W, N, N], False),  # neither is right
+        ([R, N], True),
+        ([R, R, ERROR], False),  # no verdict
+        ([R, R, SLOW], True),  # an unfinished response is wrong
+        ([R, SKIPPED], False),
+        ([ERROR, SKIPPED], False),
+        ([R, W, ERROR, SKIPPED], True),
+        ([], False),
+    ],
+)
+def test_a_group_varies_if_some_are_right_and_some_are_not(statuses, varies):
+    """Whatever the rewards are: here all differ."""
+    scores = [Score(s, float(n) if s.rewarded else None) for n, s in enumerate(statuses)]
+    assert group_varies(scores, RewardOptions()) is varies
+
+
+@table(("truncated", "varies"), [("zero", True), ("masked", False), ("scored", True)])
+def test_a_cut_response_is_not_right_unless_it_is_masked(truncated, varies):
+    rewards = RewardOptions(truncated=truncated)
+    assert group_varies([Score(s, 0.0) for s in (R, R, CUT)], rewards) is varies
+    assert group_varies([Score(s, 0.0) for s in (W, W, CUT)], rewards) is False
+
+
+@table(
+    ("graded", "varies"),
+    [
+        (((0.9, 0), (0.3, 0)), True),
+        (((0.3, 0), (0.3, 0)), False),
+        (((0.3, 0), (0.1, -0.2)), False),  # only the penalty on length differs
+        (((0.3, 0), (0.3, -0.2)), True),  # 0.3 and 0.5 without it
+        (((0.3, 0), None), True),  # cut: 0
+        (((0.0, 0), None), False),
+    ],
+)
+def test_without_a_verdict_a_group_varies_if_its_rewards_do(graded, varies):
+    """(reward, penalty on length in it) of each response; None for one that was cut."""
+    scores = [
+        Score(CUT, 0.0) if one is None else Score(Status.GRADED, one[0], {"overlong": one[1]})
+        for one in graded
+    ]
+    assert group_varies(scores, RewardOptions()) is varies
