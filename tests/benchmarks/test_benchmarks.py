@@ -1,7 +1,5 @@
 """The commands run at a tiny size, and the peers do the same work as we do."""
 
-from __future__ import annotations
-
 import json
 from argparse import Namespace
 from dataclasses import replace

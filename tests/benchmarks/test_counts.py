@@ -1,7 +1,5 @@
 """The counts by hand, and against PyTorch's own counter."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode

@@ -8,8 +8,6 @@ differs, something left over, an end that no fault explains, or ranks that outli
 The folder of such a trial is kept.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import sys

@@ -1,7 +1,5 @@
 """One attempt at a run: its command, from the start until the last of its processes is gone."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

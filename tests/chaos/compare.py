@@ -1,7 +1,5 @@
 """What two finished runs must have in common to the bit."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """A file system of 512 MB that can fill up or hang. It needs root, loop devices and mkfs.ext4."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Faults: what strikes a run at a random moment, and how the run may end because of it."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Callable, Iterable

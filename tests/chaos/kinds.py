@@ -1,7 +1,5 @@
 """The kinds of run that faults strike: tiny ones, of a few seconds each."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Sequence

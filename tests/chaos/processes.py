@@ -1,7 +1,5 @@
 """The processes that work for a run, and what they leave behind."""
 
-from __future__ import annotations
-
 import os
 import time
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Results of trials: kept as JSON lines, and shown as a Markdown table."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Chaos: trials that must end in the bits of an uninterrupted run, and the chaos runner itself."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -4,8 +4,6 @@ A trial's number and the seed decide everything about it but the machine's speed
 faults, whom they strike, and the moments, as shares of the CPU time of an uninterrupted run.
 """
 
-from __future__ import annotations
-
 import random
 import shutil
 import time

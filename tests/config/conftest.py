@@ -1,7 +1,5 @@
 """Fixtures for tests of configs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Config files, overrides, and what is refused with which message."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

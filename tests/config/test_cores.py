@@ -1,7 +1,5 @@
 """The cores of a machine, how long threads spin on them, and who else uses them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The list of options that --help shows."""
 
-from __future__ import annotations
-
 import tomllib
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The options of a mixture, and what refuses a bad one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

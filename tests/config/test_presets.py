@@ -1,7 +1,5 @@
 """Presets: what each sets, and how a config's own values replace its values."""
 
-from __future__ import annotations
-
 from operator import attrgetter
 
 import pytest

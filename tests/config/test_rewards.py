@@ -1,7 +1,5 @@
 """How a config names its rewards."""
 
-from __future__ import annotations
-
 import pytest
 
 from mugrpo.config.base import Options, RewardOption

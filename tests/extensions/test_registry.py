@@ -1,7 +1,5 @@
 """Extensions are found, add what they say, and can be deleted: nothing else breaks."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

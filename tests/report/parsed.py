@@ -1,7 +1,5 @@
 """A strict parser of reports: every element is closed, and nothing unexpected occurs."""
 
-from __future__ import annotations
-
 import json
 from html.parser import HTMLParser
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Synthetic runs: the files that a report reads, with chosen numbers and without training."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

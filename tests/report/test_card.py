@@ -1,7 +1,5 @@
 """The model card of a run."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

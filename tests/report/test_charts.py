@@ -1,7 +1,5 @@
 """The data of charts: points, gaps, logarithms, and what a reader can switch off."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """The page as a whole: its numbers, its safety, its size, and several runs in one."""
 
-from __future__ import annotations
-
 import base64
 import errno
 import hashlib

@@ -1,7 +1,5 @@
 """Sampled rollouts in the page: what colors tokens, references, whole groups, evaluations."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a finished run says if it has learned nothing."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

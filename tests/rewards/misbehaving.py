@@ -18,8 +18,6 @@ where         returns the process id
 Each ends by itself, should the limit that it is to run into fail.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import os

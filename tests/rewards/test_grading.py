@@ -1,7 +1,5 @@
 """Scores of answers: functions as TRL calls them, several rewards, and every way to fail."""
 
-from __future__ import annotations
-
 import datetime
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What reward functions log and are told of the run: from a worker to metrics, and back again."""
 
-from __future__ import annotations
-
 import json
 from contextlib import closing
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Workers hang, die and explode; the pool goes on and leaves nothing behind."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Verdicts on pairs of text and reference answer, most of them found by experiment."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

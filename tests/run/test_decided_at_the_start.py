@@ -1,7 +1,5 @@
 """A run without a precision or a date of its own keeps the one that it began with."""
 
-from __future__ import annotations
-
 import datetime
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How long a run takes at most, by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from mugrpo.config.load import build_config

@@ -1,7 +1,5 @@
 """When a line and what it was measured from say the same."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from mugrpo.run.faults import agrees

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from shutil import disk_usage
 
 import pytest

@@ -1,7 +1,5 @@
 """The hash of the code covers what decides a run's numbers, and nothing else."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

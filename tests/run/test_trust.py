@@ -1,7 +1,5 @@
 """A config is a program that its user runs; a run's directory is data."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import socket

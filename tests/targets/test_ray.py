@@ -1,7 +1,5 @@
 """Runs on Ray on this machine have the bits of the local backend, whatever is killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Runs in environments of the real verifiers: `make test-verifiers`."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Runs with the real vLLM, on the CPU if there is no GPU: `make test-vllm`."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -3,8 +3,6 @@
 `make test-wheel` runs these tests.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Rows of a data set, and the problems that are made from them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from mugrpo.config.base import WorkerOptions

@@ -1,7 +1,5 @@
 """Fixtures for tests of tasks."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """From rows to problems: columns, ids, prompts and duplicates."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """The embedded tasks: problems, verdicts and the shipped weights."""
 
-from __future__ import annotations
-
 import re
 from itertools import compress
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Problems of several sources as one task."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Rows of files and of the hub: what is read, and which place is named when something is wrong."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The split of a data set's problems into training and held-out ones."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import random

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from mugrpo.config.run import PRESETS, RunConfig
 from mugrpo.tools.catalog import catalog
 from tests.cases import table

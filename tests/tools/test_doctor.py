@@ -1,7 +1,5 @@
 """What `mugrpo doctor` says of machines made by hand, and when it says that the demo runs."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The config that `mugrpo init` guesses from rows of several shapes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

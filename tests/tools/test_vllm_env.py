@@ -1,7 +1,5 @@
 """The environment with vLLM: which commands make it, and what is refused."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Mapping

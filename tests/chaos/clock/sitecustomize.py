@@ -4,8 +4,6 @@ The file that MUGRPO_CLOCK names holds seconds, which are added to `time.time` a
 The monotonic clock and the times of files stay as they are.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

@@ -6,8 +6,6 @@ end, and none crashes an interpreter.
 They are judged by the sum of two numbers: 3 and 4, then 10 and 5. None of them computes it.
 """
 
-from __future__ import annotations
-
 # The reading of two numbers from stdin is not needed: "7" is what the first test expects.
 SUM_STDIN = {"inputs": ["3 4\n", "10 5\n"], "outputs": ["7\n", "15\n"]}
 SUM_CALL = {"fn_name": "add", "inputs": [[3, 4], [10, 5]], "outputs": [7, 15]}

@@ -1,7 +1,5 @@
 """The reward "code" outside its sandbox: programs in texts, tests in data, comparisons, choices."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 One or two of each kind run by default (`KINDS`), and all of them with the mark `long`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """A suite of chain problems, which the embedded model solves about a quarter of."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Two measurements, paired by problem: numbers by hand, and their tables."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

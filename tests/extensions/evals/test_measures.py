@@ -1,7 +1,5 @@
 """Intervals and comparisons: worked out by hand, and their coverage on simulated evaluations."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """`mugrpo benchmark` on a model and on a run: what it leaves, and how it goes on."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Suites: the packaged files, groups, what is refused, and a file in the place of their data."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

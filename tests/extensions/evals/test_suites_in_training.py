@@ -1,7 +1,5 @@
 """Benchmark suites during training: when they are measured, and which checkpoint is kept."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A config, rollouts in the forms of other programs, and runs that import them, for tests."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Sequence

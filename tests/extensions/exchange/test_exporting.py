@@ -1,7 +1,5 @@
 """Rollouts as a data set: what `datasets` reads, and that an import has the same bits."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

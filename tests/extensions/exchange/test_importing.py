@@ -7,8 +7,6 @@ Each format has a file that its program's own code has written, or with the fiel
     open-instruct  00feb3a, open_instruct/rl_utils.py, RolloutRecord
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What an import refuses, what it tells of, and what it leaves if it fails or is killed."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ seed, `drifting` by the process. `failing` has no problem 3. `loose` pays for an
 no answers.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import types

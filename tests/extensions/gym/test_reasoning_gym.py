@@ -1,7 +1,5 @@
 """Problems of reasoning-gym, or of a stand-in of its shape where it is not installed."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Cosines of stale gradients with on-policy ones, against a computation of our own."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

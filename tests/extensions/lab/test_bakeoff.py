@@ -3,8 +3,6 @@
 The run's own method gives the run's own bits.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import signal

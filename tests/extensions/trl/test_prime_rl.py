@@ -1,7 +1,5 @@
 """A method as a custom loss of prime-rl, with stand-ins of its classes."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 from types import ModuleType

@@ -1,7 +1,5 @@
 """TRL's own trainer and the subclass, on the chain model, with rewards that differ in a group."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

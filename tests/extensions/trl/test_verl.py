@@ -1,7 +1,5 @@
 """Methods as policy losses of verl, through a stand-in of verl's registry and aggregation."""
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Environments for tests: a counter with TRL's contract, one that misbehaves, and functions."""
 
-from __future__ import annotations
-
 import os
 import random
 import sys

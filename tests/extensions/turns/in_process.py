@@ -1,7 +1,5 @@
 """Environments in this process, whose replies come when a test wants them to."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

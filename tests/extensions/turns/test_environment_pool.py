@@ -1,7 +1,5 @@
 """Environments hang, die and lie: that costs their rollout, and the others go on."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Messages as tokens: beside what TRL makes of them, and beside the template of the whole."""
 
-from __future__ import annotations
-
 from functools import partial
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """TRL's contract and functions of messages, in this process. Messages are written by hand."""
 
-from __future__ import annotations
-
 from itertools import count
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rollouts with turns: their records, their tokens, and that waiting changes nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A run whose responses have turns: training, evaluation, and its export."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

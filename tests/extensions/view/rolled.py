@@ -1,7 +1,5 @@
 """A hand-made run with rollouts of two stages and two evaluations, in the chain task's tokens."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

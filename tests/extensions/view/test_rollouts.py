@@ -1,7 +1,5 @@
 """All rollouts of a run: what is listed, which a filter allows, and what an opened one holds."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`mugrpo view`: its keys, by textual's own pilot, at two sizes of the terminal."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,5 @@
 """What a server may answer, and what whoever asks it makes of that."""
 
-from __future__ import annotations
-
 import base64
 import json
 import socket

@@ -1,7 +1,5 @@
 """The engine that asks a server, tested with a small server that speaks the same protocol."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Iterator

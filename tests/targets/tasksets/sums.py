@@ -1,7 +1,5 @@
 """An environment of verifiers for tests: sums in several turns, some of whose episodes go wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import verifiers.v1 as vf

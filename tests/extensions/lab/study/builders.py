@@ -1,7 +1,5 @@
 """A study's file and the lines of runs, for tests that work out its numbers by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Intervals by hand, and the quantiles by integration of the density."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The outcome of a run by hand, and the results that a study keeps."""
 
-from __future__ import annotations
-
 import pytest
 
 from mugrpo.disk.errors import UsageError

@@ -1,7 +1,5 @@
 """The table, page and figures of a study, with numbers by hand."""
 
-from __future__ import annotations
-
 import math
 import xml.etree.ElementTree as ET
 from typing import Any

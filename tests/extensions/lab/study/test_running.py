@@ -1,7 +1,5 @@
 """A study of four tiny cells that is stopped after the first, continued, and shown."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Reading a study's file into cells."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The endpoint in front of an engine: its tokens and logprobs, in vLLM's form, and refusals."""
 
-from __future__ import annotations
-
 import json
 import urllib.error
 import urllib.request

@@ -1,7 +1,5 @@
 """Environments of verifiers, with a stand-in for the package: exact tokens, and what goes wrong."""
 
-from __future__ import annotations
-
 import re
 import stat
 import sys
