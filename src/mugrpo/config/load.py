@@ -150,8 +150,6 @@ def read_toml(file: Path) -> dict[str, Any]:
     """Return the raw values of `file`. Raises UsageError if it cannot be read."""
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
-    except UsageError:
-        raise
     except FileNotFoundError:
         raise UsageError(
             f"{file}: there is no such config file or run directory; name one before any options"
@@ -237,7 +235,7 @@ def _sentence(error: Any, root: type[Options]) -> str:
     if error["type"] == "missing":
         return f"{name} must be given"
     if error["type"] == "union_tag_invalid":
-        known = ", ".join(sorted(root.choices()[name]))
+        known = error["ctx"]["expected_tags"].replace("'", "")
         return f"{name}.name: no such name {value['name']!r}: choose among {known}"
     message = str(error["msg"]).removeprefix("Value error, ")
     if not name:  # the error is about the config as a whole

@@ -231,48 +231,6 @@ def thinned(ys: Values, columns: int, ends: Sequence[Any] = (min, max)) -> list[
     return kept
 
 
-# Liberation Sans has the metrics of Arial and Helvetica: text is as wide here as in a browser.
-_TEXT = {"labelFontSize": 11, "labelColor": color("muted"), "titleColor": color("muted")}
-THEME: dict[str, Any] = {
-    "aria": False,  # the figure has a name; labels for all points would bury it
-    "background": "transparent",
-    "font": "Helvetica, Arial, Liberation Sans, sans-serif",
-    "padding": 2,
-    "view": {"stroke": None},
-    "title": {"anchor": "start", "color": color("ink"), "fontSize": 13, "offset": 12},
-    "line": {"invalid": "break-paths-show-domains", "strokeWidth": 1.6, "strokeCap": "round"},
-    "area": {"invalid": "break-paths-show-domains", "line": False},
-    "text": {"fontSize": 11, "color": color("ink")},
-    "axis": {
-        **_TEXT,
-        "titleFontWeight": "normal",
-        "gridColor": color("grid"),
-        "domainColor": color("axis"),
-        "tickColor": color("axis"),
-        "labelFlush": False,
-    },
-    "axisX": {"titleAnchor": "end", "tickCount": 6},
-    "axisY": {
-        "domain": False,
-        "ticks": False,
-        "tickCount": 5,
-        "titleAngle": 0,
-        "titleAlign": "left",
-        "titleAnchor": "end",
-        "titleBaseline": "bottom",
-        "titleX": -34,
-        "titleY": -9,
-    },
-    "legend": {
-        **_TEXT,
-        "orient": "bottom",
-        "layout": {"bottom": {"direction": "vertical", "anchor": "start", "margin": 4}},
-        "symbolSize": 300,
-        "symbolStrokeColor": color("muted"),
-        "unselectedOpacity": 0.3,
-    },
-}
-
 _POINT = re.compile(r"(\.\d)\d+")  # of a coordinate: a tenth of a pixel is enough
 _NOTHING = re.compile(
     r'<path class="(?:fore|back)ground"[^>]*/>| (?:class|pointer-events|aria-\w+|role)="[^"]*"'
@@ -293,8 +251,14 @@ def page_parts(picture: Picture) -> tuple[Markup, Markup]:
 
 
 def vega_lite(chart: Chart) -> dict[str, Any]:
-    """Return the chart's Vega-Lite with the theme, but without its schema, which is a URL."""
-    spec: dict[str, Any] = {**chart.to_dict(validate=False), "config": THEME}
+    """Return the chart's Vega-Lite with the theme, but without its schema, which is a URL.
+
+    Text is as wide here as in a browser: Liberation Sans has the metrics of Arial and Helvetica.
+    """
+    spec: dict[str, Any] = {
+        **chart.to_dict(validate=False),
+        "config": json.loads(sheet("theme.json")),
+    }
     del spec["$schema"]
     return spec
 

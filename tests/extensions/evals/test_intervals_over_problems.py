@@ -11,8 +11,9 @@ from scipy.stats import betabinom, ttest_rel
 from scipy.stats import t as student
 
 from mugrpo.disk.errors import UsageError
-from mugrpo.extensions.evals.measures import holm, over_benchmarks, paired, t_interval
+from mugrpo.extensions.evals.measures import over_benchmarks, paired, t_interval
 from mugrpo.rollouts.evaluation import interval, pass_at
+from mugrpo.rollouts.student import holm
 from tests.cases import table
 from tests.extensions.evals.interval_table import CELLS, DIFFICULTIES, coverage, draw_right, truth
 

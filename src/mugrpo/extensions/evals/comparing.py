@@ -12,8 +12,9 @@ import numpy as np
 
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.publishing import read_checked
-from mugrpo.extensions.evals.measures import Difference, holm, over_benchmarks, paired
+from mugrpo.extensions.evals.measures import Difference, over_benchmarks, paired
 from mugrpo.rollouts.evaluation import Floats, avg_at, interval
+from mugrpo.rollouts.student import holm
 
 Result = Mapping[str, Any]  # the content of a result.json
 Estimate = tuple[float, float, float]  # a mean over problems, and the ends of its 95 % interval
@@ -160,7 +161,7 @@ def _pair(suite: str, first: Result, second: Result, notes: list[str]) -> _Pair:
     return _Pair(first["title"], first_P[judged], second_P[judged], first["samples"])
 
 
-def _comparison(pair: _Pair, difference: Difference, holm: float) -> Comparison:
+def _comparison(pair: _Pair, difference: Difference, holm: float | None) -> Comparison:
     first, second = (_estimate(each_P, pair.samples) for each_P in (pair.first, pair.second))
     return Comparison(pair.title, first, second, difference, holm)
 

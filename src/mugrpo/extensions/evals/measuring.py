@@ -15,8 +15,7 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.extensions.evals.comparing import is_run
 from mugrpo.extensions.evals.options import Suite
-from mugrpo.extensions.evals.stand_in import with_data
-from mugrpo.extensions.evals.suite import measure_suite, suite_config, suite_run
+from mugrpo.extensions.evals.suite import measure_suite, suite_config, suite_run, with_data
 from mugrpo.hosts.host import Refreshed
 from mugrpo.hosts.local import LocalHost
 from mugrpo.model.adapter import imported_peft

@@ -126,10 +126,7 @@ def packaged() -> list[str]:
 
 
 def load_suites(words: str) -> list[Suite]:
-    """Return the suites that `words` names: names or files, with commas between them.
-
-    Raises as `named_suites`.
-    """
+    """Return the suites that `words` names, with commas between them. Raises as `named_suites`."""
     return named_suites([word for word in words.split(",") if word.strip()])
 
 

@@ -18,9 +18,9 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import FinishReason, Message, Outcome, Problem, Rollout
 from mugrpo.engines.base import WAIT, Completion, Request
 from mugrpo.extensions.turns import EnvironmentOptions
-from mugrpo.extensions.turns.base import Environments, Reply
+from mugrpo.extensions.turns.base import Reply
 from mugrpo.extensions.turns.messages import BadCallError, MessageEncoder
-from mugrpo.extensions.turns.pool import environments_of, row_of
+from mugrpo.extensions.turns.pool import EnvironmentPool, environments_of, row_of
 from mugrpo.processes.peer import TICK
 from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.sampler import Dialogue
@@ -36,7 +36,7 @@ Ids = NDArray[np.int32]
 class EnvironmentDialogue:
     """What rollouts need to have turns (see `sampler.Dialogue`)."""
 
-    environments: Environments
+    environments: EnvironmentPool
     encoder: MessageEncoder
     max_turns: int  # of the model
 

@@ -14,8 +14,8 @@ from mugrpo.extensions.lab.study.intervals import (
     equivalence,
     estimate,
     geometric,
-    holm,
 )
+from mugrpo.rollouts.student import holm
 from tests.cases import table
 
 

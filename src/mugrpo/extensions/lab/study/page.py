@@ -19,7 +19,6 @@ from mugrpo.extensions.lab.study.intervals import (
     equivalence,
     estimate,
     geometric,
-    holm,
 )
 from mugrpo.extensions.lab.study.outcome import Row, quantity, rows_of
 from mugrpo.extensions.lab.study.spec import Figure, Study, arms
@@ -35,6 +34,7 @@ from mugrpo.report.charts import (
     words,
 )
 from mugrpo.report.readable import MINUS, duration, plain
+from mugrpo.rollouts.student import holm
 
 NAMES = {
     "accuracy": "accuracy on held-out problems",

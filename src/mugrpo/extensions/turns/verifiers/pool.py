@@ -38,7 +38,7 @@ class _Episode(Episode):
 
 
 class VerifiersEnvironments(EnvironmentPool):
-    """The environment `verifiers:NAME` that `options` name (see `base.Environments`).
+    """The environment `verifiers:NAME` that `options` name.
 
     A row needs the column "task", which `mugrpo problems` writes. The seed is not used: a task of
     verifiers holds its chance. Unlike other environments, those of a worker answer in any order,
