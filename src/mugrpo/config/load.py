@@ -29,9 +29,8 @@ from mugrpo.disk.errors import UsageError, absent
 
 OptionGroup = TypeVar("OptionGroup", bound=Options)
 
-_IN_LISTS = [
-    (name,) for name in [*members_of(Reward), *members_of(Source)]
-]  # tables of a list that are chosen by name
+# Tables of a list that are chosen by name.
+_IN_LISTS = [(name,) for name in (*members_of(Reward), *members_of(Source))]
 
 
 def load_config(file: Path | str | None = None, overrides: Sequence[str] = ()) -> RunConfig:
@@ -199,10 +198,7 @@ def _set(raw: dict[str, Any], name: str, value: Any) -> None:
 
 
 def _require_preset_wins(raw: dict[str, Any], over: dict[str, Any]) -> None:
-    """Raise UsageError if `raw` names another part of the method than the preset in `over`.
-
-    That part would be trained under the preset's name.
-    """
+    """Raise UsageError if `raw` names another part of the method than the preset in `over`."""
     preset = over.get("preset", raw.get("preset"))
     if preset == raw.get("preset") or preset not in PRESETS:
         return

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
@@ -118,7 +118,9 @@ def line_chart(
     )
 
     def layer(name: str, rows: Sequence[dict[str, Any]], *lists: str) -> alt.Chart:
-        chart: alt.Chart = alt.Chart(inline(rows), name=name).transform_flatten([*lists])
+        chart: alt.Chart = alt.Chart(alt.InlineData(values=rows), name=name).transform_flatten(
+            [*lists]
+        )
         xs = x.channel(alt.X, "x", sort=None)
         ys = y.channel(alt.Y, "y", grid=True)
         chart = chart.transform_filter(shown) if live else chart
@@ -157,8 +159,8 @@ def _not_enlarged(y: Axis, least: float, greatest: float) -> Axis:
 
 def refresh_ticks(xs: Sequence[float], row: int, index: int) -> alt.Chart:
     """Return a row of ticks above the chart at `xs`, in the `index`-th color."""
-    rows = ({"x": x} for x in xs[:: math.ceil(len(xs) / _COLUMNS)])
-    chart = alt.Chart(inline(rows), name=f"refreshes_{row}")
+    rows = [{"x": x} for x in xs[:: math.ceil(len(xs) / _COLUMNS)]]
+    chart = alt.Chart(alt.InlineData(values=rows), name=f"refreshes_{row}")
     mark: alt.Chart = chart.mark_rule(color=color(hue(index)))
     top = -_TICK * (row + 1)
     return mark.encode(x="x:Q", y=alt.YValue(top), y2=alt.Y2Value(top + _TICK - 2))
@@ -178,11 +180,6 @@ def hue(index: int) -> str:
 def color(name: str) -> str:
     """Return the color `name` of colors.css."""
     return f"var(--{name})"
-
-
-def inline(rows: Iterable[dict[str, Any]]) -> alt.InlineData:
-    """Return `rows` as data inside a chart."""
-    return alt.InlineData(values=list(rows))
 
 
 def _channel(kind: type[Any], name: str, domain: list[str], values: list[Any]) -> Any:

@@ -85,10 +85,7 @@ class EmbeddedTask(Task, ABC):
         """Return the reference answer to `prompt`."""
 
     def _problems(self, count: int, *, evaluation: bool) -> list[Problem]:
-        """Return problems with `count` different prompts of one side of the split.
-
-        Raises UsageError if there are not enough.
-        """
+        """Return `count` problems of one side of the split. Raises UsageError if it has fewer."""
         rng = random.Random(f"{self.options.name} {self.options.seed} {evaluation}")
         prompts: dict[str, None] = {}  # insertion-ordered set
         for _ in range(200 * count):

@@ -119,10 +119,7 @@ def write_config(data: str, out: Path, model: str | None, say: Callable[[str], N
 def _guessed(
     data: str, rows: Sequence[Row], prompt: str, answer: str | None, say: Callable[[str], None]
 ) -> tuple[str | None, list[str], str, int]:
-    """Return the column of the answers, these, a reward that fits or "", and how many it can use.
-
-    Say why one that seems to fit does not.
-    """
+    """Return the answers' column, these, a reward that fits or "", and how many it can use."""
     references = [] if answer is None else list(_references(rows, answer))
     alone = [literal(text) for text in references]
     listed = all(isinstance(one, list) and len(one) == 1 for one in alone)

@@ -10,22 +10,29 @@ from __future__ import annotations
 import math
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
 from functools import cache
+from importlib.metadata import version
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
+
 from mugrpo.config.load import build_config, changes
-from mugrpo.config.run import ModelOptions, RunConfig
+from mugrpo.config.run import RunConfig
 from mugrpo.config.tasks import DatasetOptions
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.publishing import SUMS, publish_json, read_checked, sha256_of, with_checksum
-from mugrpo.disk.records import Problem
+from mugrpo.disk.records import FinishReason, Problem, Score, Status
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.disk.shards import ShardSet
+from mugrpo.disk.shards import ShardSet, score_from_row
+from mugrpo.extensions.evals.measures import ProblemResult, measured
 from mugrpo.extensions.evals.options import Suite
-from mugrpo.extensions.evals.results import result_of
 from mugrpo.hosts.host import Refreshed
 from mugrpo.model.hardware import precision_of
 from mugrpo.model.loading import load_tokenizer, load_vocabulary, model_sizes
@@ -211,17 +218,11 @@ def _stored(path: Path) -> dict[str, Any] | None:
         return None
 
 
-@cache
-def _fingerprint(model: ModelOptions) -> str:
-    """Return the hash of the initial model; it takes a second per half gigabyte."""
-    return model_fingerprint(model)
+_fingerprint = cache(model_fingerprint)  # of the initial model: a second per half gigabyte
 
 
 def _weights(run: OpenRun, update: int) -> str | None:
-    """Return what tells the policy after `update` updates from others; None if only memory has it.
-
-    It is the checksum of the checkpoint's checksums.
-    """
+    """Return what tells the policy after `update` from others; None if only memory has it."""
     if update == 0:
         return _fingerprint(run.config.model)
     if run.folder.pending and run.folder.pending.update == update:
@@ -264,3 +265,73 @@ def _begin_folder(folder: Path, identity: dict[str, Any], replace: bool) -> None
         )
     if not file.exists():
         publish_json(file, with_checksum(identity))
+
+
+_Response = tuple[str, str, int, Score]  # problem, finish reason, tokens, score
+
+
+def result_of(
+    run: OpenRun, suite: Suite, update: int, rollouts: ShardSet, scores: ShardSet, seconds: float
+) -> dict[str, Any]:
+    """Return the content of result.json. Sampling and scoring took `seconds`."""
+    config, task = run.config, run.config.task
+    assert isinstance(task, DatasetOptions)
+    statuses: Counter[str] = Counter()
+    results = []
+    everything = _responses(rollouts, scores)
+    for id_, group in groupby(everything, key=lambda response: response[0]):
+        run.stop.check()
+        responses = list(group)
+        results.append(_problem_result(id_, responses))
+        statuses.update(score.status.value for *_, score in responses)
+    measures = measured(results)
+    return {
+        "suite": suite.name,
+        "title": suite.options.title,
+        "update": update,
+        "model": config.model.path,
+        "data": task.data,
+        "subset": task.subset,
+        "split": task.split,
+        "revision": task.revision,
+        "engine": config.engine.name,
+        "precision": precision_of(config.model),
+        "samples": suite.options.samples,
+        "temperature": config.rollouts.temperature,
+        "top_p": suite.options.top_p,
+        "max_new_tokens": config.rollouts.max_new_tokens,
+        "seed": config.seed,
+        "problems": len(results),
+        "responses": sum(statuses.values()),
+        "seconds": seconds,
+        "measures": {name: [m.value, m.low, m.high] for name, m in measures.items()},
+        "statuses": dict(statuses),
+        "per_problem": [asdict(result) for result in results],
+        "conventions": suite.options.conventions,
+        "mugrpo": version("mugrpo"),
+        "ended": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _responses(rollouts: ShardSet, scores: ShardSet) -> Iterator[_Response]:
+    """Yield every response with its score; those to a problem are adjacent."""
+    columns = ["problem_id", "finish_reason", "response_ids"]
+    for shard in rollouts.numbers():
+        table = rollouts.open(shard).read(columns)
+        lengths = pc.list_value_length(table["response_ids"]).to_pylist()
+        parts = [*(table[name].to_pylist() for name in columns[:2]), lengths]
+        rows = map(score_from_row, scores.open(shard).read().to_pylist())
+        yield from zip(*parts, rows, strict=True)
+
+
+def _problem_result(id_: str, responses: Sequence[_Response]) -> ProblemResult:
+    statuses = [score.status for *_, score in responses]
+    return ProblemResult(
+        id=id_,
+        right=statuses.count(Status.RIGHT),
+        judged=sum(status.rewarded for status in statuses),
+        samples=len(responses),
+        truncated=sum(reason == FinishReason.LENGTH for _, reason, *_ in responses),
+        no_answer=statuses.count(Status.NO_ANSWER),
+        tokens=sum(tokens for _, _, tokens, _ in responses),
+    )

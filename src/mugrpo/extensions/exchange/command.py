@@ -43,7 +43,6 @@ def add_exchange(commands: Commands) -> None:
 
 
 def run_export(options: argparse.Namespace) -> None:
-    """Do what the arguments of `mugrpo export` ask for."""
     from mugrpo.cli import check_stage, opened
 
     with opened(options) as run:
@@ -54,7 +53,6 @@ def run_export(options: argparse.Namespace) -> None:
 
 
 def run_import(options: argparse.Namespace) -> None:
-    """Do what the arguments of `mugrpo import` ask for."""
     read_toml(options.target)  # refuse a bad file before PyTorch is imported
     options.say(f"{options.target}: loading PyTorch, then the rollouts and the tokenizer")
     from mugrpo.extensions.exchange.importing import import_rollouts

@@ -43,7 +43,6 @@ def add_commands(commands: Commands) -> None:
 
 
 def run_bakeoff(options: argparse.Namespace) -> None:
-    """Do what the arguments of `mugrpo bakeoff` ask for."""
     from mugrpo.cli import check_stage, opened
 
     with opened(options) as run:
@@ -56,7 +55,6 @@ def run_bakeoff(options: argparse.Namespace) -> None:
 
 
 def run_alignment(options: argparse.Namespace) -> None:
-    """Do what the arguments of `mugrpo alignment` ask for."""
     from mugrpo.cli import check_stage, opened
 
     with opened(options) as run:

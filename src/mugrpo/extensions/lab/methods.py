@@ -30,10 +30,7 @@ def configs_of(run: OpenRun, methods: Sequence[str]) -> dict[str, RunConfig]:
 
 
 def _with_method(run: OpenRun, method: str) -> RunConfig:
-    """Return the config of `run` with the parts of `method`.
-
-    Raises UsageError if there is no such method.
-    """
+    """Return the config of `run` with the parts of `method`. Raises UsageError if there is none."""
     if method.endswith(".toml"):
         source = load_config(Path(method))
     elif method in PRESETS:

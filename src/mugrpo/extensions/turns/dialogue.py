@@ -244,7 +244,8 @@ class Conversations:
             elif fault is not None:
                 self._tell(number, [fault.answer])
             else:
-                self._say(number, message)
+                self._environments.step(number, message)
+                self._call(number)
 
     def ended(self) -> list[tuple[int, Conversation]]:
         """Return the conversations that have ended since the last call."""
@@ -259,11 +260,6 @@ class Conversations:
             return self._encoder.message(before, said.ids), None
         except BadCallError as error:
             return self._encoder.plain(said.ids[:-1]), error
-
-    def _say(self, number: int, message: Message) -> None:
-        """Give the environment a whole turn of the model."""
-        self._environments.step(number, message)
-        self._call(number)
 
     def _take_reply(self, number: int, reply: Reply) -> None:
         conversation = self._going[number]

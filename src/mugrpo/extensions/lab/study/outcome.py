@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,7 @@ def outcome(run: RunData) -> Row:
     seconds = phase_seconds(run)
     curve = _curve(run)
     known = [point["accuracy"] for point in curve if point["accuracy"] is not None]
+    falls = zip(accumulate(known, max), known, strict=True)
     shares = run.keys("update", suffix="_fraction")
     ends = {"": run.evaluations[-1], "start/": run.evaluations[0]} if run.evaluations else {}
     return {
@@ -104,7 +106,7 @@ def outcome(run: RunData) -> Row:
         "best": max(known, default=None),
         **{f"{end}{name}": x for end, line in ends.items() for name, x in _of_an_end(line).items()},
         "mean": sum(known) / len(known) if known else None,
-        "worst_fall": _worst_fall(known),
+        "worst_fall": max((best - now for best, now in falls), default=None),  # to a later one
         "training_seconds": training_seconds(run),
         **{f"seconds/{phase}": spent for phase, spent in seconds.items()},
         **{f"seconds/refresh/{part}": s for part, s in refresh_parts(run.refreshes).items()},
@@ -175,15 +177,6 @@ def _alignment(run_dir: Path) -> Row:
     row = max(json.loads(file.read_text()), key=lambda row: row["staleness"])
     signs = {f"alignment/{name}": row[name] for name in ("positive", "negative", "fresh")}
     return {"alignment": row["cosine"], **signs}
-
-
-def _worst_fall(accuracies: Sequence[float]) -> float | None:
-    """Return the largest loss of accuracy from an evaluation to a later one."""
-    best, worst = 0.0, 0.0
-    for accuracy in accuracies:
-        best = max(best, accuracy)
-        worst = max(worst, best - accuracy)
-    return worst if accuracies else None
 
 
 def _mean(lines: Sequence[Line], key: str) -> float | None:

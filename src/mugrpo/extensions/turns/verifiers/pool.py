@@ -45,17 +45,11 @@ class VerifiersEnvironments(EnvironmentPool):
     and each has a deadline of its own; none is repeated elsewhere if the worker is lost.
     """
 
-    def __init__(
-        self,
-        options: EnvironmentOptions,
-        workers: WorkerOptions,
-        *,
-        own_reward: bool = False,
-        log: Path | None = None,
-    ) -> None:
-        super().__init__(options, workers, own_reward=own_reward, log=log)
+    def __init__(self, options: EnvironmentOptions, workers: WorkerOptions, **named: Any) -> None:
+        super().__init__(options, workers, **named)
         assert options.name is not None and options.python is not None
         name = options.name.rpartition(":")[2]
+        own_reward = self._setup["own_reward"]
         self._setup = {"name": name, "kwargs": options.kwargs, "own_reward": own_reward}
         self._module, self._python = str(_PROGRAM), options.python
         self._begun = 0
