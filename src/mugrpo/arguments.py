@@ -205,9 +205,8 @@ def add_target(command: argparse.ArgumentParser) -> None:
 def _add_first(commands: Commands) -> None:
     """Add the commands that a new user needs first."""
     text = "train the default method on an embedded task, in runs/demo"
-    run, example = "mugrpo.cli:run_train", "--optimizer.lr 4e-4 --run-dir runs/faster"
-    opening = [commands.opening]
-    demo = commands.add("demo", text, run=run, group=BEGIN, example=example, parents=opening)
+    example = "--optimizer.lr 4e-4 --run-dir runs/faster"
+    demo = _of_cli(commands, "demo", text, example, run="train", parents=[commands.opening])
     demo.set_defaults(target=DEMO)
     text = "write a config for a file of problems: guess its columns and the reward"
     init = _of_cli(commands, "init", text, "--from problems.jsonl")
@@ -221,59 +220,35 @@ def _add_first(commands: Commands) -> None:
 
 def _add_phases(commands: Commands) -> None:
     """Add the commands that open a run."""
-    opening = [commands.opening]
+    add = partial(_of_cli, commands, parents=[commands.opening])
+    text = "try data, prompts, rewards and sinks; say how long training takes at most"
+    opening = [add("check", text, "mine.toml")]
+    text = "begin or resume a run: all stages, or those that remain"
+    opening.append(add("train", text, "mine.toml --optimizer.lr 1e-5"))
     stage = "the stage, from 0 (default: the current one)"
-    for name, text, run, example in (
-        (
-            "check",
-            "try data, prompts, rewards and sinks; say how long training takes at most",
-            "run_check",
-            "mine.toml",
-        ),
-        (
-            "train",
-            "begin or resume a run: all stages, or those that remain",
-            "run_train",
-            "mine.toml --optimizer.lr 1e-5",
-        ),
-        *(
-            (name, text, "run_phase", "runs/mine --stage 1")
-            for name, text in PHASE_COMMANDS.items()
-        ),
-        (
-            "evaluate",
-            "measure accuracy on the held-out problems",
-            "run_evaluate",
-            "runs/mine --update 8",
-        ),
-    ):
-        group = LOOK if name == "evaluate" else BEGIN
-        command = commands.add(
-            name, text, run=f"mugrpo.cli:{run}", group=group, example=example, parents=opening
-        )
-        add_target(command)
-        if name in PHASE_COMMANDS:
-            command.add_argument("--stage", type=int, help=stage)
+    for name, text in PHASE_COMMANDS.items():
+        phase = add(name, text, "runs/mine --stage 1", run="phase")
+        opening.append(phase)
+        phase.add_argument("--stage", type=int, help=stage)
         if name == "score":
             again = "rescore all shards (with --force if the rewards changed)"
-            command.add_argument("--again", action="store_true", help=again)
+            phase.add_argument("--again", action="store_true", help=again)
         if name == "optimize":
-            command.add_argument("--until", type=int, help="stop after this update")
-        if name == "evaluate":
-            update = "the update to evaluate (default: the newest checkpoint)"
-            command.add_argument("--update", type=int, help=update)
+            phase.add_argument("--until", type=int, help="stop after this update")
+    text = "measure accuracy on the held-out problems"
+    opening.append(add("evaluate", text, "runs/mine --update 8", LOOK))
+    update = "the update to evaluate (default: the newest checkpoint)"
+    opening[-1].add_argument("--update", type=int, help=update)
+    for command in opening:
+        add_target(command)
 
 
 def _add_others(commands: Commands) -> None:
     """Add the commands that open no run."""
     add = partial(_of_cli, commands)
     add("doctor", "say what this machine can run, how to fix the rest, and what to do next")
-    repair = add(
-        "repair",
-        "verify checksums; set damaged files aside for `train` to make again",
-        "runs/mine",
-        MOVE,
-    )
+    text = "verify checksums; set damaged files aside for `train` to make again"
+    repair = add("repair", text, "runs/mine", MOVE)
     repair.add_argument("target", type=Path, metavar="RUN", help="a run's directory")
     text = "write an HTML report on one or more runs"
     report = add("report", text, "runs/mine runs/other --out both.html", LOOK)
@@ -289,12 +264,8 @@ def _add_others(commands: Commands) -> None:
     separate.add_argument(
         "target", type=Path, nargs="?", default=vllm_env.FOLDER, metavar="FOLDER", help=folder
     )
-    card = add(
-        "card",
-        "write a model card: what it is, how it was trained, numbers, use",
-        "runs/mine",
-        MOVE,
-    )
+    text = "write a model card: what it is, how it was trained, numbers, use"
+    card = add("card", text, "runs/mine", MOVE)
     card.add_argument("target", type=Path, metavar="RUN", help="a run's directory")
     card.add_argument("--out", type=Path, help="the file (default: model_card.md, in the run)")
     text = "merge a run's adapter (`lora.rank`) into its base model"
@@ -303,16 +274,22 @@ def _add_others(commands: Commands) -> None:
     merge.add_argument("target", type=Path, metavar="RUN", help=source)
     merge.add_argument("out", type=Path, metavar="FOLDER", help=folder)
     merge.add_argument("--base", help="the base model (default: the one it was trained on)")
-    merge.add_argument(
-        "--force", action="store_true", help="accept a base model whose files differ"
-    )
+    force = "accept a base model whose files differ"
+    merge.add_argument("--force", action="store_true", help=force)
 
 
 def _of_cli(
-    commands: Commands, name: str, text: str, example: str = "", group: str = BEGIN
+    commands: Commands,
+    name: str,
+    text: str,
+    example: str = "",
+    group: str = BEGIN,
+    *,
+    run: str = "",
+    parents: Sequence[_Parser] = (),
 ) -> _Parser:
-    run = f"mugrpo.cli:run_{name.replace('-', '_')}"
-    return commands.add(name, text, run=run, group=group, example=example)
+    place = f"mugrpo.cli:run_{run or name.replace('-', '_')}"
+    return commands.add(name, text, run=place, group=group, example=example, parents=parents)
 
 
 def resume_command(options: argparse.Namespace, overrides: Sequence[str], reason: str) -> str:

@@ -8,7 +8,6 @@ from mugrpo.disk.metrics import number
 from mugrpo.report import read
 from mugrpo.report.read import (
     RunData,
-    flattened,
     phase_seconds,
     read_runs,
     training_clock,
@@ -113,11 +112,6 @@ def test_damaged_samples_are_noted_and_left_out(tmp_path: Path):
 def test_only_finite_numbers_count():
     line = {"a": 1, "b": True, "c": "1", "d": None, "e": float("nan"), "f": 0.5}
     assert [number(line, key) for key in "abcdefg"] == [1, None, None, None, None, 0.5, None]
-
-
-def test_options_are_flattened_by_dotted_names():
-    found = flattened({"a": {"b": 1, "c": {"d": [2]}}, "e": None})
-    assert found == {"a.b": 1, "a.c.d": [2], "e": None}
 
 
 @pytest.fixture

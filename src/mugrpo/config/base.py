@@ -106,15 +106,14 @@ def _code(text: str) -> str:
 Code = Annotated[str, AfterValidator(_code)]
 
 
-def _for_all_stages(value: Any) -> Any:
-    return (value,) if isinstance(value, int | float) else value
-
-
 # A number, or one for each stage. Stages beyond the list have its last number.
 ByStage = Annotated[
     tuple[float, ...],
     Field(min_length=1),
-    BeforeValidator(_for_all_stages, json_schema_input_type=float | tuple[float, ...]),
+    BeforeValidator(
+        lambda value: (value,) if isinstance(value, int | float) else value,
+        json_schema_input_type=float | tuple[float, ...],
+    ),
 ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -29,14 +29,32 @@ RESTARTS = 2  # of an engine process per refresh; what kills a third one is no c
 SILENCE = 600.0  # seconds without a message after which an engine process counts as hanging
 
 
+Processes = Annotated[
+    int,
+    Field(
+        ge=0,
+        json_schema_extra=HARMLESS,
+        description="Engine processes that share a stage's shards, each with a copy of the model. "
+        "0 runs the engine in the trainer's process, which vLLM cannot. An engine of vLLM has the "
+        "next `tensor_parallel` GPUs, or its share of the CPU cores.",
+    ),
+]
+Slots = Annotated[
+    int,
+    Field(
+        ge=1,
+        description='Sequences decoded together. A config without it has, with "continuous", as '
+        "many as hold 65,536 response tokens, but at least 128 and at most 512.",
+    ),
+]
+
+
 class OwnEngineOptions(EngineOptions):
     """The options that both of mugrpo's own engines have."""
 
     loading_option = "processes"
-    processes: int = Field(0, ge=0, json_schema_extra=HARMLESS)
-    """Engine processes that share a stage's shards, each with a copy of the model. 0 runs the
-    engine in the trainer's process, which vLLM cannot. An engine of vLLM has the next
-    `tensor_parallel` GPUs, or its share of the CPU cores."""
+    processes: Processes = 0
+    slots: Slots = 128
 
     @property
     def loading_remedy(self) -> str:
@@ -47,9 +65,6 @@ class ContinuousOptions(OwnEngineOptions):
     """Continuous batching of a Hugging Face model."""
 
     name: Literal["continuous"] = "continuous"
-    slots: int = Field(128, ge=1)
-    """Sequences decoded together. A config without it has, with "continuous", as many as hold
-    65,536 response tokens, but at least 128 and at most 512."""
 
 
 def slots_for(max_new_tokens: int) -> int:
@@ -64,9 +79,6 @@ class HFOptions(OwnEngineOptions):
     """A Hugging Face model in static batches: plain and slower."""
 
     name: Literal["hf"] = "hf"
-    slots: int = Field(128, ge=1)
-    """Sequences decoded together. A config without it has, with "continuous", as many as hold
-    65,536 response tokens, but at least 128 and at most 512."""
 
 
 def vllm_faults(temperatures: Sequence[float], lora: LoRAOptions) -> Iterator[str]:
@@ -86,15 +98,10 @@ class VLLMOptions(EngineOptions):
     name: Literal["vllm"] = "vllm"
     python: PathOrName | None = None
     """The Python interpreter that has vllm, such as .venv-vllm/bin/python; this one if unset."""
-    processes: int = Field(1, ge=0, json_schema_extra=HARMLESS)
-    """Engine processes that share a stage's shards, each with a copy of the model. 0 runs the
-    engine in the trainer's process, which vLLM cannot. An engine of vLLM has the next
-    `tensor_parallel` GPUs, or its share of the CPU cores."""
+    processes: Processes = 1
     tensor_parallel: int = Field(1, ge=1, json_schema_extra=HARMLESS)
     """GPUs that the model is split over."""
-    slots: int = Field(256, ge=1)
-    """Sequences decoded together. A config without it has, with "continuous", as many as hold
-    65,536 response tokens, but at least 128 and at most 512."""
+    slots: Slots = 256
     gpu_memory_utilization: float = Field(0.85, gt=0, le=1, json_schema_extra=HARMLESS)
     """Share of a GPU's memory that the engine takes. The trainer's model stays beside it. On a CPU,
     it is a share of the machine's memory: choose 0.25 or so, which leaves room for training."""

@@ -29,9 +29,8 @@ from mugrpo.disk.errors import UsageError, absent
 
 OptionGroup = TypeVar("OptionGroup", bound=Options)
 
-_IN_LISTS = [
-    (name,) for name in [*members_of(Reward), *members_of(Source)]
-]  # tables of a list that are chosen by name
+# Tables of a list that are chosen by name.
+_IN_LISTS = [(name,) for name in (*members_of(Reward), *members_of(Source))]
 
 
 def load_config(file: Path | str | None = None, overrides: Sequence[str] = ()) -> RunConfig:
@@ -150,8 +149,6 @@ def read_toml(file: Path) -> dict[str, Any]:
     """Return the raw values of `file`. Raises UsageError if it cannot be read."""
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
-    except UsageError:
-        raise
     except FileNotFoundError:
         raise UsageError(
             f"{file}: there is no such config file or run directory; name one before any options"
@@ -201,10 +198,7 @@ def _set(raw: dict[str, Any], name: str, value: Any) -> None:
 
 
 def _require_preset_wins(raw: dict[str, Any], over: dict[str, Any]) -> None:
-    """Raise UsageError if `raw` names another part of the method than the preset in `over`.
-
-    That part would be trained under the preset's name.
-    """
+    """Raise UsageError if `raw` names another part of the method than the preset in `over`."""
     preset = over.get("preset", raw.get("preset"))
     if preset == raw.get("preset") or preset not in PRESETS:
         return
@@ -237,7 +231,7 @@ def _sentence(error: Any, root: type[Options]) -> str:
     if error["type"] == "missing":
         return f"{name} must be given"
     if error["type"] == "union_tag_invalid":
-        known = ", ".join(sorted(root.choices()[name]))
+        known = error["ctx"]["expected_tags"].replace("'", "")
         return f"{name}.name: no such name {value['name']!r}: choose among {known}"
     message = str(error["msg"]).removeprefix("Value error, ")
     if not name:  # the error is about the config as a whole

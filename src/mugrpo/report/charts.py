@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
@@ -118,7 +118,9 @@ def line_chart(
     )
 
     def layer(name: str, rows: Sequence[dict[str, Any]], *lists: str) -> alt.Chart:
-        chart: alt.Chart = alt.Chart(inline(rows), name=name).transform_flatten([*lists])
+        chart: alt.Chart = alt.Chart(alt.InlineData(values=rows), name=name).transform_flatten(
+            [*lists]
+        )
         xs = x.channel(alt.X, "x", sort=None)
         ys = y.channel(alt.Y, "y", grid=True)
         chart = chart.transform_filter(shown) if live else chart
@@ -157,8 +159,8 @@ def _not_enlarged(y: Axis, least: float, greatest: float) -> Axis:
 
 def refresh_ticks(xs: Sequence[float], row: int, index: int) -> alt.Chart:
     """Return a row of ticks above the chart at `xs`, in the `index`-th color."""
-    rows = ({"x": x} for x in xs[:: math.ceil(len(xs) / _COLUMNS)])
-    chart = alt.Chart(inline(rows), name=f"refreshes_{row}")
+    rows = [{"x": x} for x in xs[:: math.ceil(len(xs) / _COLUMNS)]]
+    chart = alt.Chart(alt.InlineData(values=rows), name=f"refreshes_{row}")
     mark: alt.Chart = chart.mark_rule(color=color(hue(index)))
     top = -_TICK * (row + 1)
     return mark.encode(x="x:Q", y=alt.YValue(top), y2=alt.Y2Value(top + _TICK - 2))
@@ -178,11 +180,6 @@ def hue(index: int) -> str:
 def color(name: str) -> str:
     """Return the color `name` of colors.css."""
     return f"var(--{name})"
-
-
-def inline(rows: Iterable[dict[str, Any]]) -> alt.InlineData:
-    """Return `rows` as data inside a chart."""
-    return alt.InlineData(values=list(rows))
 
 
 def _channel(kind: type[Any], name: str, domain: list[str], values: list[Any]) -> Any:
@@ -231,48 +228,6 @@ def thinned(ys: Values, columns: int, ends: Sequence[Any] = (min, max)) -> list[
     return kept
 
 
-# Liberation Sans has the metrics of Arial and Helvetica: text is as wide here as in a browser.
-_TEXT = {"labelFontSize": 11, "labelColor": color("muted"), "titleColor": color("muted")}
-THEME: dict[str, Any] = {
-    "aria": False,  # the figure has a name; labels for all points would bury it
-    "background": "transparent",
-    "font": "Helvetica, Arial, Liberation Sans, sans-serif",
-    "padding": 2,
-    "view": {"stroke": None},
-    "title": {"anchor": "start", "color": color("ink"), "fontSize": 13, "offset": 12},
-    "line": {"invalid": "break-paths-show-domains", "strokeWidth": 1.6, "strokeCap": "round"},
-    "area": {"invalid": "break-paths-show-domains", "line": False},
-    "text": {"fontSize": 11, "color": color("ink")},
-    "axis": {
-        **_TEXT,
-        "titleFontWeight": "normal",
-        "gridColor": color("grid"),
-        "domainColor": color("axis"),
-        "tickColor": color("axis"),
-        "labelFlush": False,
-    },
-    "axisX": {"titleAnchor": "end", "tickCount": 6},
-    "axisY": {
-        "domain": False,
-        "ticks": False,
-        "tickCount": 5,
-        "titleAngle": 0,
-        "titleAlign": "left",
-        "titleAnchor": "end",
-        "titleBaseline": "bottom",
-        "titleX": -34,
-        "titleY": -9,
-    },
-    "legend": {
-        **_TEXT,
-        "orient": "bottom",
-        "layout": {"bottom": {"direction": "vertical", "anchor": "start", "margin": 4}},
-        "symbolSize": 300,
-        "symbolStrokeColor": color("muted"),
-        "unselectedOpacity": 0.3,
-    },
-}
-
 _POINT = re.compile(r"(\.\d)\d+")  # of a coordinate: a tenth of a pixel is enough
 _NOTHING = re.compile(
     r'<path class="(?:fore|back)ground"[^>]*/>| (?:class|pointer-events|aria-\w+|role)="[^"]*"'
@@ -293,8 +248,14 @@ def page_parts(picture: Picture) -> tuple[Markup, Markup]:
 
 
 def vega_lite(chart: Chart) -> dict[str, Any]:
-    """Return the chart's Vega-Lite with the theme, but without its schema, which is a URL."""
-    spec: dict[str, Any] = {**chart.to_dict(validate=False), "config": THEME}
+    """Return the chart's Vega-Lite with the theme, but without its schema, which is a URL.
+
+    Text is as wide here as in a browser: Liberation Sans has the metrics of Arial and Helvetica.
+    """
+    spec: dict[str, Any] = {
+        **chart.to_dict(validate=False),
+        "config": json.loads(sheet("theme.json")),
+    }
     del spec["$schema"]
     return spec
 

@@ -101,45 +101,27 @@ def _sections(runs: Sequence[RunData]) -> list[Markup | None]:
     told = [(run.name, note) for run in runs for note in (*run.faults, *run.notes)]
     notes = [note if alone else f"{name}: {note}" for name, note in told]
     others = [update_figure(runs, panel) for panel in _OPTIMIZATION]
+    title = " and ".join(sorted({run.headline.capitalize() for run in runs}))
+    places = (place for one in installed().values() for place in one.sections)
+    added = (imported(place)(runs) for place in places)
+    configs = map(full_config, runs)
+    sampled = _each(runs, lambda run: sampled_rollouts(run.samples, len(runs)))
+    evaluated = _each(runs, lambda run: evaluated_groups(run.evaluated))
     foot = "Drawn from the run's files alone. β is the behavior policy, π the policy."
     return [
         part("header", "mugrpo report", runs[0].name if alone else f"{len(runs)} runs compared"),
         part("notes", notes),
         tiles(runs[0]) if alone else None,
-        part("section", _title(runs), part("grid", headline_figures(runs), "grid pair")),
-        *(part("section", title, part("grid", list(figures))) for title, figures in _added(runs)),
-        part(
-            "section",
-            "Results and options",
-            results_table(runs),
-            config_table(runs),
-            *map(full_config, runs),
-        ),
+        part("section", title, part("grid", headline_figures(runs), "grid pair")),
+        *(part("section", title, part("grid", figures)) for title, figures in added),
+        part("section", "Results and options", results_table(runs), config_table(runs), *configs),
         part("section", "By stage", part("grid", list(stage_figures(runs)))),
         part("section", "Policy and behavior policy", part("grid", list(_policy(runs)))),
         part("section", "Optimization", part("grid", others)),
-        part(
-            "section",
-            "Sampled rollouts, token by token",
-            *_each(runs, lambda run: sampled_rollouts(run.samples, len(runs))),
-        ),
-        part(
-            "section",
-            "Held-out problems",
-            *_each(runs, lambda run: evaluated_groups(run.evaluated)),
-        ),
+        part("section", "Sampled rollouts, token by token", *sampled),
+        part("section", "Held-out problems", *evaluated),
         part("paragraph", foot, "muted"),
     ]
-
-
-def _title(runs: Sequence[RunData]) -> str:
-    return " and ".join(sorted({run.headline.capitalize() for run in runs}))
-
-
-def _added(runs: Sequence[RunData]) -> Iterator[tuple[str, Sequence[Markup | None]]]:
-    """Yield title and figures of the sections that extensions add."""
-    for place in (place for one in installed().values() for place in one.sections):
-        yield imported(place)(runs)
 
 
 def _policy(runs: Sequence[RunData]) -> Iterator[Markup | None]:
@@ -180,19 +162,13 @@ def tiles(run: RunData) -> Markup:
             measured += f", {held_out:,.0f} held-out problems"
         measured += f"; 95 % interval ({around}" if around else ""
     made, planned = run.count(UPDATE), run.planned_updates
+    change = f"{before.partition(' (')[0]} → {shown}" if after != MISSING else shown
+    evaluating = f"and {duration(phase_seconds(run)['evaluate'])} of evaluation"
     return part(
         "tiles",
         [
-            (
-                run.headline,
-                f"{before.partition(' (')[0]} → {shown}" if after != MISSING else shown,
-                measured,
-            ),
-            (
-                "training time",
-                duration(training_seconds(run)),
-                f"and {duration(phase_seconds(run)['evaluate'])} of evaluation",
-            ),
+            (run.headline, change, measured),
+            ("training time", duration(training_seconds(run)), evaluating),
             ("refreshes", f"{run.count('refresh'):,}", None),
             ("updates", f"{made:,}", f"of {planned:,} planned"),
         ],

@@ -7,7 +7,7 @@ damaged becomes a sentence in `notes`.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil
@@ -15,6 +15,7 @@ from pathlib import Path
 from sys import intern
 from typing import Any
 
+from mugrpo.config.load import leaves
 from mugrpo.config.training import ScheduleOptions
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.metrics import (
@@ -78,7 +79,7 @@ class RunData:
     @cached_property
     def options(self) -> dict[str, Any]:
         """Return dotted name -> value of the resolved config."""
-        return flattened(self.config)
+        return dict(leaves(self.config))
 
     @property
     def planned_updates(self) -> int:
@@ -122,15 +123,6 @@ def unique_names(roots: Sequence[Path]) -> list[str]:
             long if name in repeated else name for name, long in zip(names, longer, strict=True)
         ]
     return names
-
-
-def flattened(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return dotted name -> value for nested options."""
-    flat: dict[str, Any] = {}
-    for key, value in options.items():
-        name = f"{prefix}{key}"
-        flat |= flattened(value, f"{name}.") if isinstance(value, dict) else {name: value}
-    return flat
 
 
 def stored_config(root: Path) -> dict[str, Any]:

@@ -13,18 +13,8 @@ TIMES = "\u00d7"
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 # What would end a cell or begin HTML, a link or an image.
-_SAFE = str.maketrans(
-    {
-        "`": "'",
-        "\\": "\\\\",
-        "|": "\\|",
-        "[": "\\[",
-        "<": "&lt;",
-        "&": "&amp;",
-        "\n": "↵",
-        "\t": " ",
-    }
-)
+_SAFE = str.maketrans({"`": "'", "\n": "↵", "\t": " ", "<": "&lt;", "&": "&amp;"})
+_SAFE |= str.maketrans({sign: f"\\{sign}" for sign in "\\|["})
 
 
 def plain(value: float | None, digits: int = 3) -> str:
@@ -39,14 +29,9 @@ def plain(value: float | None, digits: int = 3) -> str:
         text = text.rstrip("0").rstrip(".") if "." in text else text
     else:
         mantissa = f"{value / 10.0**exponent:.{digits - 1}f}".rstrip("0").rstrip(".")
-        power = ten_to(exponent)
+        power = "10" + str(exponent).translate(_SUPERSCRIPTS)
         text = power if mantissa == "1" else f"{mantissa}{TIMES}{power}"
     return text.replace("-", MINUS)
-
-
-def ten_to(exponent: int) -> str:
-    """Return a power of ten, with the exponent in superscript."""
-    return "10" + str(exponent).translate(_SUPERSCRIPTS)
 
 
 def duration(seconds: float | None) -> str:

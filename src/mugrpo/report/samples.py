@@ -134,8 +134,8 @@ def evaluated_groups(files: Sequence[dict[str, Any]]) -> Markup | None:
             "update": f"{file['update']:,}",
             "groups": [
                 {
-                    "identity": cut(entry["problem_id"], _TOKEN)[0],
-                    "prompt": cut(entry["prompt"], _TEXT)[0],
+                    "identity": entry["problem_id"][:_TOKEN],
+                    "prompt": entry["prompt"][:_TEXT],
                     "reference": _cut(entry["reference"]),
                     "responses": list(map(_response, entry["group"])),
                 }
@@ -157,15 +157,13 @@ def _rollout(entry: dict[str, Any], limit: int) -> dict[str, Any]:
         notes.append(f"response cut: {limit:,} of {len(tokens):,} tokens shown")
     right = sum(one["status"] == "right" for one in group)
     judged = all(one["status"] != "graded" for one in group)
-    identity = (
-        f"{entry['problem_id']} · occurrence {entry['occurrence']} · sample {entry['sample']}"
-    )
+    place = f"occurrence {entry['occurrence']} · sample {entry['sample']}"
     return {
         "sign": "positive" if (entry["advantage"] or 0) > 0 else "negative",
         "advantage": advantage,
         "chips": chips,
         "ratios": ratios,
-        "identity": cut(identity, _TOKEN)[0],
+        "identity": f"{entry['problem_id']} · {place}"[:_TOKEN],
         "prompt": prompt,
         "reference": _cut(entry.get("reference")),
         "tokens": list(map(_token, tokens[:limit])),
@@ -176,31 +174,25 @@ def _rollout(entry: dict[str, Any], limit: int) -> dict[str, Any]:
 
 
 def _token(token: Token) -> dict[str, str]:
-    css = " ".join(filter(None, ["t", shade(token), *map(mark_css, token.marks)]))
+    marks = (f"mark-{mark if mark in _MARKS else 'other'}" for mark in token.marks)
+    css = " ".join(filter(None, ["t", shade(token), *marks]))
     label, note = cut(token.text, _TOKEN)
     title = f"ratio {plain(token.ratio)}"
     if token.policy is not None and token.behavior is not None:
         title += f", β {plain(math.exp(token.behavior))} to π {plain(math.exp(token.policy))}"
     title += f", entropy {plain(token.entropy, 2)}" if token.entropy is not None else ""
-    title += "".join(f", {cut(mark, 60)[0]}" for mark in token.marks)
+    title += "".join(f", {mark[:60]}" for mark in token.marks)
     return {"css": css, "title": title, "text": line_ends(label) + ("…" if note else "")}
-
-
-def mark_css(mark: str) -> str:
-    """Return the class of a mark."""
-    return f"mark-{mark}" if mark in _MARKS else "mark-other"
 
 
 def _response(one: dict[str, Any]) -> dict[str, str | None]:
     about = f"{one['status'].replace('_', ' ')}, reward {plain(one['reward'])}"
     if one.get("advantage") is not None:
         about += f", advantage {plain(one['advantage'])}"
-    parts = (
-        cut(json.dumps(one["parts"], ensure_ascii=False), _PARTS)[0] if one.get("parts") else None
-    )
+    parts = json.dumps(one["parts"], ensure_ascii=False)[:_PARTS] if one.get("parts") else None
     text, note = cut(one["text"], _TOKENS)
     return {"facts": about, "parts": parts, "text": text, "note": note}
 
 
 def _cut(text: str | None) -> str | None:
-    return None if text is None else cut(text, _TEXT)[0]
+    return None if text is None else text[:_TEXT]

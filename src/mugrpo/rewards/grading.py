@@ -49,10 +49,6 @@ class Call(PoolJob):
     def complete(self) -> bool:
         return None not in self.outcomes
 
-    def record(self, outcomes: Sequence[dict[str, Any]]) -> None:
-        for place, outcome in zip(self.places, outcomes, strict=True):
-            self.outcomes[place] = outcome
-
     def one_by_one(self) -> list[Call]:
         """Return a call for each item, sharing this call's outcomes."""
         return [
@@ -156,7 +152,8 @@ class Pool(WorkerPool):
             self._assign(job.one_by_one())
 
     def _record(self, job: Call, outcomes: Sequence[dict[str, Any]]) -> None:
-        job.record(outcomes)
+        for place, outcome in zip(job.places, outcomes, strict=True):
+            job.outcomes[place] = outcome
         self._assign(job.whole.rest() if job.whole else ())
 
     def _assign(self, jobs: Sequence[Call]) -> None:

@@ -26,7 +26,7 @@ class Task(Protocol):
         Return sentences for the user. What the judges print goes to `log`.
         Raises UsageError if something cannot be loaded.
         """
-        ...
+        return []
 
     def score(self, answers: Iterable[Response]) -> Iterator[Score]:
         """Yield the score of each of `answers`, in order.
@@ -38,15 +38,15 @@ class Task(Protocol):
 
     def decides(self, problem: Problem) -> bool:
         """Return whether verdicts say which responses to `problem` are right."""
-        ...
+        return True
 
     def takes_groups(self, problem: Problem) -> bool:
         """Return whether what judges responses to `problem` gets whole groups at once."""
-        ...
+        return False
 
     def written(self, problem: Problem, answer: str) -> str:
         """Return a response to `problem` whose answer is `answer`, in the form that is judged."""
-        ...
+        return answer
 
     def close(self) -> None:
         """End the processes that the task started, if any."""

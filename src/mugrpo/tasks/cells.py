@@ -47,6 +47,15 @@ def entry(row: Mapping[str, Any], path: str) -> Any:
     return value
 
 
+def has(row: Mapping[str, Any], path: str) -> bool:
+    """Return whether a row has the column or dotted path."""
+    try:
+        entry(row, path)
+    except KeyError:
+        return False
+    return True
+
+
 def _names(row: Mapping[str, Any]) -> Iterator[str]:
     """Yield the columns of a row, and the dotted paths of the tables in them."""
     for name, value in row.items():

@@ -35,12 +35,12 @@ import random
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 
 from mugrpo.config.base import GeneratedOptions, WorkerOptions
 from mugrpo.config.tasks import ChainOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Problem, Response, Score, Status
+from mugrpo.tasks.base import Task
 
 _ONE_IN = 8  # one prompt in this many is held out
 
@@ -50,7 +50,7 @@ def held_out(prompt: str) -> bool:
     return hashlib.sha256(prompt.encode()).digest()[0] % _ONE_IN == 0
 
 
-class EmbeddedTask(ABC):
+class EmbeddedTask(Task, ABC):
     """A task that generates its problems, always the same ones, and judges answers by itself."""
 
     def __init__(self, options: GeneratedOptions, _: WorkerOptions | None = None) -> None:
@@ -62,9 +62,6 @@ class EmbeddedTask(ABC):
     def eval_problems(self) -> Sequence[Problem]:
         return self._problems(self.options.eval_problems, evaluation=True)
 
-    def prepare(self, log: Path) -> list[str]:
-        return []
-
     def score(self, answers: Iterable[Response]) -> Iterator[Score]:
         for answer in answers:
             found = self.read(answer.text)
@@ -74,18 +71,6 @@ class EmbeddedTask(ABC):
             else:
                 status = Status.RIGHT if right else Status.WRONG
                 yield Score(status, float(right), {"answer": found})
-
-    def decides(self, problem: Problem) -> bool:
-        return True
-
-    def takes_groups(self, problem: Problem) -> bool:
-        return False
-
-    def written(self, problem: Problem, answer: str) -> str:
-        return answer
-
-    def close(self) -> None:
-        return
 
     @abstractmethod
     def read(self, text: str) -> str | None:
@@ -100,10 +85,7 @@ class EmbeddedTask(ABC):
         """Return the reference answer to `prompt`."""
 
     def _problems(self, count: int, *, evaluation: bool) -> list[Problem]:
-        """Return problems with `count` different prompts of one side of the split.
-
-        Raises UsageError if there are not enough.
-        """
+        """Return `count` problems of one side of the split. Raises UsageError if it has fewer."""
         rng = random.Random(f"{self.options.name} {self.options.seed} {evaluation}")
         prompts: dict[str, None] = {}  # insertion-ordered set
         for _ in range(200 * count):

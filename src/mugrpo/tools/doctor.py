@@ -72,10 +72,6 @@ def _gpus() -> Finding:
     return "none", "use small models, on the CPU"
 
 
-def _cpu() -> Finding:
-    return f"{len(cores())} cores, {host_memory() / 2**30:.1f} GiB of memory", ""
-
-
 def _disk() -> Finding:
     runs = Path("runs").absolute()
     place = next(place for place in (runs, *runs.parents) if os.path.lexists(place))
@@ -92,10 +88,6 @@ def _extras() -> Finding:
     return f"{here}; available: {', '.join(missing)}" if missing else here, ""
 
 
-def _extensions() -> Finding:
-    return ", ".join(installed()) or "none", ""
-
-
 def _vllm() -> Finding:
     from mugrpo.engines.vllm import OLDEST, new_enough
 
@@ -105,13 +97,13 @@ def _vllm() -> Finding:
     return "none", "`mugrpo vllm-env` adds it, for big models"
 
 
-_CHECKS = {
+_CHECKS: dict[str, Callable[[], Finding]] = {
     "packages": _packages,
     "GPUs": _gpus,
-    "CPU": _cpu,
+    "CPU": lambda: (f"{len(cores())} cores, {host_memory() / 2**30:.1f} GiB of memory", ""),
     "disk": _disk,
     "extras": _extras,
-    "extensions": _extensions,
+    "extensions": lambda: (", ".join(installed()) or "none", ""),
     "vLLM": _vllm,
 }
 

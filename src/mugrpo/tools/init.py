@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from mugrpo.config.base import WorkerOptions
 from mugrpo.config.run import ModelOptions
@@ -16,7 +15,7 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import FinishReason, Response, Status
 from mugrpo.model.pretrained import model_path
 from mugrpo.rewards.verifiers import has_number
-from mugrpo.tasks.cells import answer_of, entry, literal
+from mugrpo.tasks.cells import answer_of, entry, has, literal
 from mugrpo.tasks.dataset import Dataset
 from mugrpo.tasks.rows import Row, read_rows
 
@@ -56,44 +55,7 @@ def brief(completions, {answer}**columns):
     return [0.1 if len(str(completion)) < 400 else 0.0 for completion in completions]
 '''
 
-_CONFIG = """\
-# Written by `mugrpo init` from {data}. Every line is a guess: look at the prompt and the reward.
-#
-#     mugrpo check {out}        what it will do, on which problems, and for how long
-#     mugrpo train {out}
-
-[model]
-path = {model}
-
-[task]
-name = "dataset"
-data = {data_text}
-prompt_column = {prompt}
-{answer}prompt_template = {template}
-rewards = [{rewards}]  # or "{stub}:brief", and others: docs/rewards.md
-
-[prompt]
-form = "chat"  # "plain" for a model without a chat template
-
-[schedule]
-stages = 3
-batches_per_stage = {batches}  # of the first stage; each has twice as many as the one before
-problems_per_update = {problems}
-group_size = 8
-
-[rollouts]
-max_new_tokens = {tokens}  # a response that does not end within it counts as wrong
-
-[engine]
-# slots = 1920  # sequences decoded together. On a GPU, give as many as its memory holds
-
-[optimizer]
-lr = {lr}  # falls to 0
-
-[evaluation]
-every = {batches}
-samples = 4
-"""
+_CONFIG = Path(__file__).with_name("template.toml")
 
 
 def write_config(data: str, out: Path, model: str | None, say: Callable[[str], None]) -> None:
@@ -126,7 +88,7 @@ def write_config(data: str, out: Path, model: str | None, say: Callable[[str], N
     named = answer if reward else None
     chosen = model or _model()
     out.write_text(
-        _CONFIG.format(
+        _CONFIG.read_text().format(
             data=data,
             out=out,
             model=json.dumps(chosen),
@@ -157,10 +119,7 @@ def write_config(data: str, out: Path, model: str | None, say: Callable[[str], N
 def _guessed(
     data: str, rows: Sequence[Row], prompt: str, answer: str | None, say: Callable[[str], None]
 ) -> tuple[str | None, list[str], str, int]:
-    """Return the column of the answers, these, a reward that fits or "", and how many it can use.
-
-    Say why one that seems to fit does not.
-    """
+    """Return the answers' column, these, a reward that fits or "", and how many it can use."""
     references = [] if answer is None else list(_references(rows, answer))
     alone = [literal(text) for text in references]
     listed = all(isinstance(one, list) and len(one) == 1 for one in alone)
@@ -239,14 +198,10 @@ def _stub_written(stub: Path, reward: str, answer: str | None) -> bool:
 
 def _column(rows: Sequence[Row], names: Sequence[str]) -> str | None:
     """Return the first of `names` that every row has, or None."""
-    return next((name for name in names if all(_has(row, name) for _, row in rows)), None)
-
-
-def _has(row: dict[str, Any], name: str) -> bool:
-    try:
-        return entry(row, name) is not None
-    except KeyError:
-        return False
+    for name in names:
+        if all(has(row, name) and entry(row, name) is not None for _, row in rows):
+            return name
+    return None
 
 
 def _references(rows: Sequence[Row], column: str) -> Iterator[str]:

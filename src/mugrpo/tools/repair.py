@@ -7,6 +7,7 @@ the command that is named.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.metrics import REPAIR, UPDATE, counting, rewrite, surveyed
@@ -60,14 +61,9 @@ def _config(run_dir: RunDir, fault: Fault) -> str:
     )
 
 
-def _sample(_: RunDir, fault: Fault) -> str:
+def _set_aside(then: str, _: RunDir, fault: Fault) -> str:
     set_aside(fault.path)
-    return "the run goes on without it"
-
-
-def _manifest(_: RunDir, fault: Fault) -> str:
-    set_aside(fault.path)
-    return "it is set aside, and its shards are made again"
+    return then
 
 
 def _shard(_: RunDir, fault: Fault) -> str:
@@ -116,8 +112,8 @@ def _keep_right_lines(run_dir: RunDir, without: set[tuple[str, int]] | None = No
 _MEND: dict[str, Callable[[RunDir, Fault], str]] = {
     "checkpoint": _checkpoint,
     "config": _config,
-    "sample": _sample,
-    "manifest": _manifest,
+    "sample": partial(_set_aside, "the run goes on without it"),
+    "manifest": partial(_set_aside, "it is set aside, and its shards are made again"),
     "shard": _shard,
     "metrics": _metrics,
     "evaluation": _evaluation,

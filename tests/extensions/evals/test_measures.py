@@ -14,7 +14,6 @@ from scipy.stats import t as student
 from mugrpo.disk.errors import UsageError
 from mugrpo.extensions.evals.measures import (
     ProblemResult,
-    holm,
     measured,
     over_benchmarks,
     paired,
@@ -211,13 +210,6 @@ def test_the_mean_over_benchmarks_covers():
         found = over_benchmarks(pairs)
         inside += found.low <= 0 <= found.high
     assert 930 <= inside <= 970
-
-
-def test_holm_by_hand():
-    """Ascending .01, .02, .04 times 3, 2, 1: .03, .04, .04. A later one is never smaller."""
-    assert holm([0.04, 0.01, 0.02]) == pytest.approx([0.04, 0.03, 0.04])
-    assert holm([0.03, 0.02]) == pytest.approx([0.04, 0.04]) and holm([0.9, 0.9]) == [1, 1]
-    assert holm([]) == []
 
 
 @table("n", [1, 4, 7])

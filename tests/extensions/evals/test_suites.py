@@ -8,7 +8,7 @@ import pytest
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Problem
 from mugrpo.extensions.evals.options import Suite, load_suites, packaged
-from mugrpo.extensions.evals.stand_in import with_data
+from mugrpo.extensions.evals.suite import with_data
 from mugrpo.tasks import make_task
 from mugrpo.tasks.dataset import stable_hash
 from tests.cases import refusal, table

@@ -10,7 +10,7 @@ import pytest
 from mugrpo.config.base import WorkerOptions
 from mugrpo.disk.errors import BrokenReward
 from mugrpo.extensions.turns import EnvironmentOptions
-from mugrpo.extensions.turns.base import Environments, Reply
+from mugrpo.extensions.turns.base import Reply
 from mugrpo.extensions.turns.pool import EnvironmentPool
 from tests.cases import table
 from tests.waiting import alive, soon
@@ -21,7 +21,7 @@ GAMES = Path(__file__).parent / "games.py"
 @contextmanager
 def environments(
     name: str = "Misbehaving", workers: int = 1, seconds: float = 30.0, **options: Any
-) -> Iterator[Environments]:
+) -> Iterator[EnvironmentPool]:
     name = name if ":" in name else f"{GAMES}:{name}"
     limits = WorkerOptions(count=workers, timeout=seconds / 12, memory_mb=1024)
     found = EnvironmentPool(EnvironmentOptions.model_validate({"name": name, **options}), limits)
@@ -43,7 +43,7 @@ def do(*whats: str) -> dict[str, Any]:
     return {**say(""), "tool_calls": [call("do", what=what) for what in whats]}
 
 
-def replies(found: Environments, count: int) -> dict[int, Reply]:
+def replies(found: EnvironmentPool, count: int) -> dict[int, Reply]:
     """Return the next `count` replies by rollout."""
     heard: dict[int, Reply] = {}
     while len(heard) < count:
@@ -53,7 +53,7 @@ def replies(found: Environments, count: int) -> dict[int, Reply]:
     return heard
 
 
-def told(found: Environments, rollout: int, message: dict[str, Any]) -> Reply:
+def told(found: EnvironmentPool, rollout: int, message: dict[str, Any]) -> Reply:
     found.step(rollout, message)
     return replies(found, 1)[rollout]
 
@@ -128,7 +128,7 @@ def test_a_neighbour_that_replies_differently_when_repeated_fails_at_its_next_ca
 def test_random_numbers_depend_on_the_seed_and_the_call_alone():
     drawn = {"tool_calls": [call("draw")], **say("")}
 
-    def draws(found: Environments, rollout: int, seed: int) -> list[str]:
+    def draws(found: EnvironmentPool, rollout: int, seed: int) -> list[str]:
         found.begin(rollout, seed, {})
         first = contents(replies(found, 1)[rollout])
         return [*first, *(contents(told(found, rollout, drawn))[0] for _ in range(2))]

@@ -138,8 +138,8 @@ class _Taken(ast.NodeTransformer):
                 return super().visit(node)
             finally:
                 self._own = outside
-        name = self._programs_name(node)
-        if name is None:
+        name = _first_name(node)
+        if name is None or name in self._others or name in self._own:  # it is not the program's
             return super().visit(node)
         if used := self._own & _names(node):
             raise ValueError(
@@ -148,8 +148,3 @@ class _Taken(ast.NodeTransformer):
             )
         self.calls.append(ast.unparse(node))
         return ast.parse(f"{GIVEN}[{len(self.calls) - 1}]", mode="eval").body
-
-    def _programs_name(self, node: ast.AST) -> str | None:
-        """Return the program's name that a chain begins with, or None."""
-        name = _first_name(node)
-        return None if name is None or name in self._others or name in self._own else name

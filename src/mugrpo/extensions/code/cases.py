@@ -94,7 +94,8 @@ def read_tests(reference: str) -> Tests:
         raise ValueError(f"fn_name is {name!r}, which is not a function's name")
     pairs = enumerate(zip(inputs, outputs, strict=True), 1)
     if name is None:
-        return Tests([_printed(number, *pair) for number, pair in pairs], setup)
+        printed = [Printed({"stdin": _text(n, given)}, _text(n, out)) for n, (given, out) in pairs]
+        return Tests(printed, setup)
     return Tests([_returned(number, name, *pair) for number, pair in pairs], setup)
 
 
@@ -140,10 +141,6 @@ def _list_in(table: Mapping[str, Any], name: str) -> list[Any]:
     if not isinstance(entries, list) or not entries:
         raise ValueError(f"the tests have no list of {name}; {_FORMS}")
     return entries
-
-
-def _printed(number: int, given: Any, expected: Any) -> Printed:
-    return Printed({"stdin": _text(number, given)}, _text(number, expected))
 
 
 def _text(number: int, lines: Any) -> str:

@@ -119,8 +119,10 @@ class Code:
             return "the program ended the sandbox"
         if outcome.output is None:
             return "too much output"
-        if outcome.status:
-            return _ending(outcome.status)
+        if outcome.status == -signal.SIGXCPU:
+            return "out of CPU time"
+        if status := outcome.status:
+            return f"ended with status {status}" if status > 0 else f"ended by signal {-status}"
         with suppress(ValueError, RecursionError):
             return "" if case.passed(outcome) else "another result"
         return "no result"
@@ -137,12 +139,6 @@ class Code:
                 if outcome is None or outcome.status or outcome.output != "true":
                     failures[number] = "another result"
         return failures
-
-
-def _ending(status: int) -> str:
-    if status == -signal.SIGXCPU:
-        return "out of CPU time"
-    return f"ended with status {status}" if status > 0 else f"ended by signal {-status}"
 
 
 def _named(failures: dict[int, str], count: int) -> str | None:

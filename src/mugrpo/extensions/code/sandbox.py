@@ -115,10 +115,7 @@ def outcomes(
 
 
 def _lines(source: int, deadline: float, patience: float) -> Iterator[bytes]:
-    """Yield the lines that arrive until `source` closes or one of them is too long.
-
-    Raises Unfinished at the deadline.
-    """
+    """Yield lines until `source` closes or one is too long. Raises Unfinished at the deadline."""
     text = bytearray()
     while True:
         left = max(0.0, deadline - time.monotonic())

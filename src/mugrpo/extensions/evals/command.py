@@ -19,15 +19,9 @@ _SAMPLING = ("samples", "max_new_tokens", "temperature", "top_p", "problems")
 def add_benchmark(commands: Commands) -> None:
     """Add the command."""
     text = "measure models and checkpoints on benchmark suites, or compare two measurements"
-    run = "mugrpo.extensions.evals.command:run_benchmark"
-    command = commands.add(
-        "benchmark",
-        text,
-        run=run,
-        group=LOOK,
-        example="runs/mine --suite gsm8k",
-        parents=[commands.overriding],
-    )
+    run, example = "mugrpo.extensions.evals.command:run_benchmark", "runs/mine --suite gsm8k"
+    parents = [commands.overriding]
+    command = commands.add("benchmark", text, run=run, group=LOOK, example=example, parents=parents)
     targets = (
         "a run's directory, a model directory or a hub id; or `compare A B`, where A and B are "
         "folders of results or runs, and RUN@N is a run after N updates"

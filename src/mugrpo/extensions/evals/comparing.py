@@ -12,8 +12,9 @@ import numpy as np
 
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.publishing import read_checked
-from mugrpo.extensions.evals.measures import Difference, holm, over_benchmarks, paired
+from mugrpo.extensions.evals.measures import Difference, over_benchmarks, paired
 from mugrpo.rollouts.evaluation import Floats, avg_at, interval
+from mugrpo.rollouts.student import holm
 
 Result = Mapping[str, Any]  # the content of a result.json
 Estimate = tuple[float, float, float]  # a mean over problems, and the ends of its 95 % interval
@@ -70,7 +71,9 @@ def stored(name: str, suites: Sequence[str] | None = None) -> Measurement:
     Without an update, each suite's newest counts. `suites` limits them. Raises UsageError if there
     are none, or if one cannot be read.
     """
-    root, update = _named(name)
+    path, at, end = name.rpartition("@")
+    update = int(end) if at and end.isdecimal() else None  # digits after the last @
+    root = Path(name if update is None else path)
     root = root / "benchmarks" if is_run(root) else root
     pattern = "*/result.json" if update is None else f"update-{update:06d}/result.json"
     results = {}
@@ -92,12 +95,6 @@ def is_run(folder: Path) -> bool:
         return "provenance" in json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError):
         return False
-
-
-def _named(name: str) -> tuple[Path, int | None]:
-    """Return the path and the update in `name`. Digits after the last @ are an update."""
-    path, at, update = name.rpartition("@")
-    return (Path(path), int(update)) if at and update.isdecimal() else (Path(name), None)
 
 
 def read_result(file: Path) -> Result:
@@ -127,7 +124,11 @@ def compare(first: Measurement, second: Measurement) -> Comparisons:
     pairs = []
     for suite in shared:
         _require_same(suite, first, second)
-        notes += _limit_note(suite, first, second)
+        a, b = (of.results[suite].get("max_new_tokens") for of in (first, second))
+        if a != b:  # models' contexts can differ, so it is no error
+            notes.append(
+                f"{suite}: a response has at most {a} tokens in {first.name}, {b} in {second.name}."
+            )
         pairs.append(_pair(suite, first.results[suite], second.results[suite], notes))
     differences = [paired(pair.second, pair.first) for pair in pairs]
     adjusted = holm([difference.p_value for difference in differences])
@@ -139,10 +140,7 @@ def compare(first: Measurement, second: Measurement) -> Comparisons:
 
 
 def _pair(suite: str, first: Result, second: Result, notes: list[str]) -> _Pair:
-    """Return the problems that both results judge. Add to `notes` how many are left out, and why.
-
-    Raises UsageError if there are none.
-    """
+    """Return the problems that both judge; note what is left out. Raises UsageError for none."""
     of_first, of_second = _shares(first), _shares(second)
     ids = [id_ for id_ in of_first if id_ in of_second]
     if not ids:
@@ -160,14 +158,13 @@ def _pair(suite: str, first: Result, second: Result, notes: list[str]) -> _Pair:
     return _Pair(first["title"], first_P[judged], second_P[judged], first["samples"])
 
 
-def _comparison(pair: _Pair, difference: Difference, holm: float) -> Comparison:
-    first, second = (_estimate(each_P, pair.samples) for each_P in (pair.first, pair.second))
+def _comparison(pair: _Pair, difference: Difference, holm: float | None) -> Comparison:
+    def estimate(values_P: Floats) -> Estimate:
+        low, high = interval(values_P, pair.samples)
+        return float(values_P.mean()), float(low), float(high)
+
+    first, second = map(estimate, (pair.first, pair.second))
     return Comparison(pair.title, first, second, difference, holm)
-
-
-def _estimate(values_P: Floats, samples: int) -> Estimate:
-    low, high = interval(values_P, samples)
-    return float(values_P.mean()), float(low), float(high)
 
 
 def _shares(result: Result) -> dict[str, float]:
@@ -186,11 +183,3 @@ def _require_same(suite: str, first: Measurement, second: Measurement) -> None:
                 f"{suite}: {words} differs, {a} in {first.name} and {b} in {second.name}; measure "
                 f"both with --{name.replace('_', '-')} {a}"
             )
-
-
-def _limit_note(suite: str, first: Measurement, second: Measurement) -> list[str]:
-    """Return a note if the limits on tokens differ: models' contexts can, so it is no error."""
-    a, b = (of.results[suite].get("max_new_tokens") for of in (first, second))
-    if a == b:
-        return []
-    return [f"{suite}: a response has at most {a} tokens in {first.name}, {b} in {second.name}."]

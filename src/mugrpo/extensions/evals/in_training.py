@@ -11,8 +11,7 @@ from mugrpo.config.training import SuiteUse
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import failpoint
 from mugrpo.extensions.evals.options import Suite, suites_in
-from mugrpo.extensions.evals.stand_in import with_data
-from mugrpo.extensions.evals.suite import measure_suite, suite_config, suite_run
+from mugrpo.extensions.evals.suite import measure_suite, suite_config, suite_run, with_data
 from mugrpo.extensions.evals.witness import SUITE, line_of
 from mugrpo.hosts.host import Host
 from mugrpo.run.opening import OpenRun

@@ -141,18 +141,6 @@ def over_benchmarks(benchmarks: Sequence[tuple[ArrayLike, ArrayLike]]) -> Differ
     return _difference(float(np.mean(means)), math.sqrt(parts.sum()), df, problems)
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Return Holm's (1979) adjusted p-values of a family of comparisons, in the same order.
-
-    To call those below 0.05 different is to err with at most 5 % probability in the whole family.
-    """
-    adjusted, largest = [1.0] * len(p_values), 0.0
-    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
-        adjusted[index] = largest
-    return adjusted
-
-
 def _differences(a_P: ArrayLike, b_P: ArrayLike) -> Floats:
     differences_P: Floats = np.asarray(a_P, np.float64) - np.asarray(b_P, np.float64)
     differences_P = differences_P[~np.isnan(differences_P)]

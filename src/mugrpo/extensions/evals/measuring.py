@@ -15,8 +15,7 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.extensions.evals.comparing import is_run
 from mugrpo.extensions.evals.options import Suite
-from mugrpo.extensions.evals.stand_in import with_data
-from mugrpo.extensions.evals.suite import measure_suite, suite_config, suite_run
+from mugrpo.extensions.evals.suite import measure_suite, suite_config, suite_run, with_data
 from mugrpo.hosts.host import Refreshed
 from mugrpo.hosts.local import LocalHost
 from mugrpo.model.adapter import imported_peft
@@ -36,13 +35,6 @@ class Target:
     results: Path
     raw: dict[str, Any]  # the config, with the model and the engine
     stored: tuple[dict[str, Any], RunConfig] | None  # config.json and its config; None for a model
-
-    @property
-    def own(self) -> dict[str, Any]:
-        """How a suite samples unless the command line says otherwise: a run as it trains."""
-        if not self.stored:
-            return {}
-        return {"temperature": self.raw["rollouts"]["temperature"], "top_p": 1.0}
 
 
 def measure(
@@ -66,7 +58,9 @@ def measure(
     under other options; RunStopped if the engine cannot go on.
     """
     found = _target(target, out)
+    own: dict[str, Any] = {}  # how a run's suites sample unless the command line says otherwise
     if found.stored:
+        own = {"temperature": found.raw["rollouts"]["temperature"], "top_p": 1.0}
         require_known(*found.stored, target, trust=trust)
     raw = apply_overrides(found.raw, overrides)
     base = with_precision(build_config(raw, target))
@@ -74,7 +68,7 @@ def measure(
         imported_peft()
     model_sizes(base.model)  # a model that is not there is refused before anything is written
     at = _updates(found, updates)
-    chosen = {**found.own, **chosen}
+    chosen = {**own, **chosen}
     placed = [with_data(s, str(data[s.name])) if s.name in data else s for s in suites]
     mine = [suite.over(chosen) for suite in placed]
     configs = [_config(base, suite, overrides) for suite in mine]

@@ -26,9 +26,6 @@ from mugrpo.disk.errors import UsageError, absent
 
 _FOLDER = Path(__file__).parent / "suites"
 
-# What a suite's tables have unless its file says otherwise.
-_DEFAULTS: dict[str, dict[str, Any]] = {"task": {"rewards": "math"}, "prompt": {"form": "chat"}}
-
 # Options of a task that divide or limit the problems of a run.
 _OF_RUNS = ("eval_data", "eval_split", "eval_share", "eval_problems")
 
@@ -58,16 +55,10 @@ class SuiteOptions(Options):
     @model_validator(mode="before")
     @classmethod
     def _beneath(cls, raw: Any) -> Any:
-        """Return `raw` over the defaults of its tables."""
-        if not isinstance(raw, dict):
+        """Return `raw` with prompts in the chat form, unless its table says otherwise."""
+        if not isinstance(raw, dict) or not isinstance(prompt := raw.get("prompt", {}), dict):
             return raw
-        tables = {name: raw.get(name, {}) for name in _DEFAULTS}
-        filled = {
-            name: {**_DEFAULTS[name], **table}
-            for name, table in tables.items()
-            if isinstance(table, dict)
-        }
-        return {**raw, **filled}
+        return {"task": {}, **raw, "prompt": {"form": "chat", **prompt}}
 
     @model_validator(mode="after")
     def _says_what_is_right(self) -> Self:
@@ -126,10 +117,7 @@ def packaged() -> list[str]:
 
 
 def load_suites(words: str) -> list[Suite]:
-    """Return the suites that `words` names: names or files, with commas between them.
-
-    Raises as `named_suites`.
-    """
+    """Return the suites that `words` names, with commas between them. Raises as `named_suites`."""
     return named_suites([word for word in words.split(",") if word.strip()])
 
 

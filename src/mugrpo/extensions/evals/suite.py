@@ -10,22 +10,29 @@ from __future__ import annotations
 import math
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
 from functools import cache
+from importlib.metadata import version
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
+
 from mugrpo.config.load import build_config, changes
-from mugrpo.config.run import ModelOptions, RunConfig
+from mugrpo.config.run import RunConfig
 from mugrpo.config.tasks import DatasetOptions
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.publishing import SUMS, publish_json, read_checked, sha256_of, with_checksum
-from mugrpo.disk.records import Problem
+from mugrpo.disk.records import FinishReason, Problem, Score, Status
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.disk.shards import ShardSet
+from mugrpo.disk.shards import ShardSet, score_from_row
+from mugrpo.extensions.evals.measures import ProblemResult, measured
 from mugrpo.extensions.evals.options import Suite
-from mugrpo.extensions.evals.results import result_of
 from mugrpo.hosts.host import Refreshed
 from mugrpo.model.hardware import precision_of
 from mugrpo.model.loading import load_tokenizer, load_vocabulary, model_sizes
@@ -38,7 +45,44 @@ from mugrpo.run.opening import OpenRun, prompt_encoder
 from mugrpo.run.progress import Progress
 from mugrpo.run.provenance import judge_fingerprint, problems_sha256
 from mugrpo.stages.evaluate import sample_and_score
+from mugrpo.tasks.cells import has
 from mugrpo.tasks.dataset import Dataset
+from mugrpo.tasks.rows import is_local, read_rows
+
+
+def with_data(suite: Suite, file: str) -> Suite:
+    """Return `suite` with the problems in the local `file` instead of its own data set.
+
+    Each column is the suite's own if the file has it. Otherwise the prompt is in `problem`,
+    `prompt` or `question`, the answer in `answer`, and the id in `id`; without that, the id is a
+    hash. Raises UsageError if the file does not exist, cannot be read, is empty or lacks a column.
+    """
+    if not is_local(file):
+        raise UsageError(f"there is no data file {file} to stand in for the suite {suite.name}")
+    task = suite.options.task
+    columns = read_rows(file)[0][1]
+
+    def column(what: str, own: str | None, *usual: str) -> str | None:
+        """Return the suite's own column if the file has it, or the first of the usual ones."""
+        if found := next((name for name in (own, *usual) if name and has(columns, name)), None):
+            return found
+        if what and own:
+            raise UsageError(
+                f"{file} has the columns {', '.join(map(repr, columns))}; the suite {suite.name} "
+                f"needs {what} in {' or '.join(map(repr, dict.fromkeys((own, *usual))))}"
+            )
+        return None
+
+    changed = {
+        "data": file,
+        "split": None,
+        "subset": None,
+        "revision": None,
+        "prompt_column": column("prompts", task.prompt_column, "problem", "prompt", "question"),
+        "answer_column": task.answer_column and column("answers", task.answer_column, "answer"),
+        "id_column": column("", task.id_column, "id"),
+    }
+    return suite.over({"task": {**task.model_dump(), **changed}})
 
 
 def suite_config(config: RunConfig, suite: Suite) -> RunConfig:
@@ -173,17 +217,11 @@ def _stored(path: Path) -> dict[str, Any] | None:
         return None
 
 
-@cache
-def _fingerprint(model: ModelOptions) -> str:
-    """Return the hash of the initial model; it takes a second per half gigabyte."""
-    return model_fingerprint(model)
+_fingerprint = cache(model_fingerprint)  # of the initial model: a second per half gigabyte
 
 
 def _weights(run: OpenRun, update: int) -> str | None:
-    """Return what tells the policy after `update` updates from others; None if only memory has it.
-
-    It is the checksum of the checkpoint's checksums.
-    """
+    """Return what tells the policy after `update` from others; None if only memory has it."""
     if update == 0:
         return _fingerprint(run.config.model)
     if run.folder.pending and run.folder.pending.update == update:
@@ -226,3 +264,73 @@ def _begin_folder(folder: Path, identity: dict[str, Any], replace: bool) -> None
         )
     if not file.exists():
         publish_json(file, with_checksum(identity))
+
+
+_Response = tuple[str, str, int, Score]  # problem, finish reason, tokens, score
+
+
+def result_of(
+    run: OpenRun, suite: Suite, update: int, rollouts: ShardSet, scores: ShardSet, seconds: float
+) -> dict[str, Any]:
+    """Return the content of result.json. Sampling and scoring took `seconds`."""
+    config, task = run.config, run.config.task
+    assert isinstance(task, DatasetOptions)
+    statuses: Counter[str] = Counter()
+    results = []
+    everything = _responses(rollouts, scores)
+    for id_, group in groupby(everything, key=lambda response: response[0]):
+        run.stop.check()
+        responses = list(group)
+        results.append(_problem_result(id_, responses))
+        statuses.update(score.status.value for *_, score in responses)
+    measures = measured(results)
+    return {
+        "suite": suite.name,
+        "title": suite.options.title,
+        "update": update,
+        "model": config.model.path,
+        "data": task.data,
+        "subset": task.subset,
+        "split": task.split,
+        "revision": task.revision,
+        "engine": config.engine.name,
+        "precision": precision_of(config.model),
+        "samples": suite.options.samples,
+        "temperature": config.rollouts.temperature,
+        "top_p": suite.options.top_p,
+        "max_new_tokens": config.rollouts.max_new_tokens,
+        "seed": config.seed,
+        "problems": len(results),
+        "responses": sum(statuses.values()),
+        "seconds": seconds,
+        "measures": {name: [m.value, m.low, m.high] for name, m in measures.items()},
+        "statuses": dict(statuses),
+        "per_problem": [asdict(result) for result in results],
+        "conventions": suite.options.conventions,
+        "mugrpo": version("mugrpo"),
+        "ended": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _responses(rollouts: ShardSet, scores: ShardSet) -> Iterator[_Response]:
+    """Yield every response with its score; those to a problem are adjacent."""
+    columns = ["problem_id", "finish_reason", "response_ids"]
+    for shard in rollouts.numbers():
+        table = rollouts.open(shard).read(columns)
+        lengths = pc.list_value_length(table["response_ids"]).to_pylist()
+        parts = [*(table[name].to_pylist() for name in columns[:2]), lengths]
+        rows = map(score_from_row, scores.open(shard).read().to_pylist())
+        yield from zip(*parts, rows, strict=True)
+
+
+def _problem_result(id_: str, responses: Sequence[_Response]) -> ProblemResult:
+    statuses = [score.status for *_, score in responses]
+    return ProblemResult(
+        id=id_,
+        right=statuses.count(Status.RIGHT),
+        judged=sum(status.rewarded for status in statuses),
+        samples=len(responses),
+        truncated=sum(reason == FinishReason.LENGTH for _, reason, *_ in responses),
+        no_answer=statuses.count(Status.NO_ANSWER),
+        tokens=sum(tokens for _, _, tokens, _ in responses),
+    )

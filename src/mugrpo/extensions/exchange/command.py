@@ -3,39 +3,30 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 from mugrpo.arguments import MOVE, Commands, add_target
 from mugrpo.config.load import read_toml
 from mugrpo.disk.errors import UsageError
 
+_HERE = "mugrpo.extensions.exchange.command"
 FORMATS = ("table", "trl", "verl", "open-instruct")
 
 
 def add_exchange(commands: Commands) -> None:
     """Add the commands."""
-    run = "mugrpo.extensions.exchange.command:run_export"
-    export = commands.add(
-        "export",
-        "write rollouts as a data set in the hub's layout",
-        run=run,
-        group=MOVE,
-        example="runs/mine rollouts",
-        parents=[commands.opening],
-    )
+    add = partial(commands.add, group=MOVE)
+    text, example = "write rollouts as a data set in the hub's layout", "runs/mine rollouts"
+    run, opening = f"{_HERE}:run_export", [commands.opening]
+    export = add("export", text, run=run, example=example, parents=opening)
     add_target(export)
     export.add_argument("out", type=Path, metavar="FOLDER", help="a new folder")
     export.add_argument("--stage", type=int, help="the stage, from 0 (default: all stages)")
     text = "begin a run with the rollouts that another program has saved"
-    run = "mugrpo.extensions.exchange.command:run_import"
-    command = commands.add(
-        "import",
-        text,
-        run=run,
-        group=MOVE,
-        example="mine.toml completions --format trl --columns reward=right --policy smollm2",
-        parents=[commands.overriding],
-    )
+    run, overriding = f"{_HERE}:run_import", [commands.overriding]
+    example = "mine.toml completions --format trl --columns reward=right --policy smollm2"
+    command = add("import", text, run=run, example=example, parents=overriding)
     command.add_argument("target", type=Path, metavar="CONFIG", help="a config file (TOML)")
     files = "files or folders of rollouts, or data sets on the hub"
     command.add_argument("sources", nargs="+", metavar="ROLLOUTS", help=files)
@@ -52,7 +43,6 @@ def add_exchange(commands: Commands) -> None:
 
 
 def run_export(options: argparse.Namespace) -> None:
-    """Do what the arguments of `mugrpo export` ask for."""
     from mugrpo.cli import check_stage, opened
 
     with opened(options) as run:
@@ -63,19 +53,13 @@ def run_export(options: argparse.Namespace) -> None:
 
 
 def run_import(options: argparse.Namespace) -> None:
-    """Do what the arguments of `mugrpo import` ask for."""
     read_toml(options.target)  # refuse a bad file before PyTorch is imported
     options.say(f"{options.target}: loading PyTorch, then the rollouts and the tokenizer")
     from mugrpo.extensions.exchange.importing import import_rollouts
     from mugrpo.extensions.exchange.writing import Source
 
-    source = Source(
-        options.sources,
-        form=options.format,
-        columns=_columns(options.columns),
-        policy=options.policy,
-        group_size=options.group_size,
-    )
+    columns = _columns(options.columns)
+    source = Source(options.sources, options.format, columns, options.policy, options.group_size)
     folder = import_rollouts(
         options.target,
         source,

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -58,11 +58,14 @@ def export_rollouts(run: OpenRun, out: Path, stage: int | None = None) -> str:
     rows = 0
     with publish_folder(out, replace=False) as folder:
         (folder / "data").mkdir()
-        for number, rollouts, scores, shard in _scored_shards(run, stages):
-            run.stop.check()
-            table = _table(run, problems, number, rollouts, scores, shard)
-            pq.write_table(table, folder / "data" / f"stage-{number:03d}-{shard:05d}.parquet")
-            rows += table.num_rows
+        for number in stages:
+            kinds = ("rollouts", "scores")
+            rollouts, scores = (ShardSet(run.folder.shards(number, kind), kind) for kind in kinds)
+            for shard in (n for n in rollouts.numbers() if scored(rollouts, scores, n)):
+                run.stop.check()
+                table = _table(run, problems, number, rollouts, scores, shard)
+                pq.write_table(table, folder / "data" / f"stage-{number:03d}-{shard:05d}.parquet")
+                rows += table.num_rows
         if not rows:
             raise UsageError(f"{run.folder.root} has no scored rollouts; run `mugrpo score` first")
         card = _CARD.format(
@@ -74,18 +77,6 @@ def export_rollouts(run: OpenRun, out: Path, stage: int | None = None) -> str:
         )
         (folder / "README.md").write_text(card)
     return f"{rows} rollouts in {out}"
-
-
-def _scored_shards(
-    run: OpenRun, stages: Iterable[int]
-) -> Iterator[tuple[int, ShardSet, ShardSet, int]]:
-    """Yield (stage, rollouts, scores, shard) for every shard that has scores."""
-    for number in stages:
-        kinds = ("rollouts", "scores")
-        rollouts, scores = (ShardSet(run.folder.shards(number, kind), kind) for kind in kinds)
-        for shard in rollouts.numbers():
-            if scored(rollouts, scores, shard):
-                yield number, rollouts, scores, shard
 
 
 def _table(

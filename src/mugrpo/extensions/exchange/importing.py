@@ -351,8 +351,7 @@ def _grouped(imported: Sequence[Imported], size: int | None, say: Say) -> list[G
     for one in imported:
         by_draw[id(one.problem), one.row.group].append(one)
     contents = {
-        (id(group[0].problem), *(_content(one) for one in group)): group
-        for group in reversed(by_draw.values())
+        (id(group[0].problem), *map(_content, group)): group for group in reversed(by_draw.values())
     }
     groups = list(reversed(contents.values()))
     if size is not None:

@@ -101,10 +101,7 @@ class Row(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _in_our_words(cls, raw: Any) -> Any:
-        """Return the values with a status of ours. A response that failed elsewhere has no reward.
-
-        Raises ValueError for a word that nobody here knows.
-        """
+        """Return the values with our status. A response that failed elsewhere has no reward."""
         word = raw.get("status")
         if word is None or str(word) in list(Status):
             return raw

@@ -101,15 +101,13 @@ def table(rows: Sequence[Row]) -> str:
     head = ["cosine (A > 0, A < 0)", *(f"staleness {s}" for s in columns)]
     body = []
     for method in dict.fromkeys(row["method"] for row in rows):
-        cells = (by_place[method, s] for s in columns)
-        body.append([method, *(_cell(cell) for cell in cells)])
+        cells = [
+            [_number(by_place[method, s][key]) for key in ("cosine", "positive", "negative")]
+            for s in columns
+        ]
+        body.append([method, *(f"{both} ({above}, {below})" for both, above, below in cells)])
     body.append(["two fresh halves", *(_number(fresh[s]) for s in columns)])
     return markdown(head, body)
-
-
-def _cell(row: Row) -> str:
-    signs = ", ".join(_number(row[name]) for name in ("positive", "negative"))
-    return f"{_number(row['cosine'])} ({signs})"
 
 
 def _number(value: float | None) -> str:

@@ -90,7 +90,8 @@ def table(methods: dict[str, list[Line]], first: int) -> str:
     """
     evaluations = [x for lines in methods.values() for x in lines if x["kind"] == "evaluation"]
     by = headline(*evaluations)
-    rows = sorted((_row(name, lines, first, by) for name, lines in methods.items()), key=_by_value)
+    rows = [_row(name, lines, first, by) for name, lines in methods.items()]
+    rows.sort(key=lambda row: (-float(row[0]), row[1]))
     head = ["method", f"{by} before", "after", "KL(β‖π) at the end", "tv_token at the end"]
     head += ["largest ratio at A below 0", "tokens that it marks", "seconds per update"]
     return markdown(head, [row[1:] for row in rows])
@@ -117,10 +118,6 @@ def _row(name: str, lines: list[Line], first: int, by: str) -> list[str]:
         f"{sum(left_out) / len(left_out):.1%}" if left_out else "",
         _number(fmean(seconds) if seconds else None),
     ]
-
-
-def _by_value(row: list[str]) -> tuple[float, str]:
-    return -float(row[0]), row[1]
 
 
 def _number(value: float | None) -> str:
@@ -158,8 +155,9 @@ def _begin(run: OpenRun, stage: int, folder: Path, config: RunConfig) -> None:
             _share(run_dir.stage(past), new.stage(past))
         for name in (*_SAMPLED, *ONCE_A_STAGE):
             _share(run_dir.shards(stage, name), new.shards(stage, name))
-        for update in _lasting(run_dir, first):
-            _share(run_dir.checkpoint(update), new.checkpoint(update))
+        for update in run_dir.checkpoint_updates():  # lasting ones, and the arm's beginning
+            if update == first or (update < first and not run_dir.is_temporary(update)):
+                _share(run_dir.checkpoint(update), new.checkpoint(update))
         provenance = provenance_of(config, run.problems, run.eval_problems)
         document = config_document(resolved, provenance)
         publish_json(new.config, with_checksum(document))
@@ -195,12 +193,6 @@ def _give_back(arm: OpenRun, run: OpenRun, stage: int) -> None:
             with publish_folder(kept) as unfinished:
                 unfinished.rmdir()
                 _share(made, unfinished)
-
-
-def _lasting(run_dir: RunDir, first: int) -> list[int]:
-    """Return the updates whose checkpoints an arm has: lasting ones, and `first`, its beginning."""
-    updates = run_dir.checkpoint_updates()
-    return [u for u in updates if u == first or (u < first and not run_dir.is_temporary(u))]
 
 
 def _origin(run: OpenRun, stage: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 
 from mugrpo.arguments import COMPARE, Commands, add_target
@@ -13,25 +14,14 @@ _HERE = "mugrpo.extensions.lab.commands"
 
 def add_commands(commands: Commands) -> None:
     """Add the commands."""
+    add = partial(commands.add, group=COMPARE)
+    opening = partial(add, parents=[commands.opening])
     text = "train several methods on a stage's rollouts"
-    opening = [commands.opening]
-    bakeoff = commands.add(
-        "bakeoff",
-        text,
-        run=f"{_HERE}:run_bakeoff",
-        group=COMPARE,
-        example="runs/mine --objectives mu-grpo,grpo",
-        parents=opening,
-    )
+    example = "runs/mine --objectives mu-grpo,grpo"
+    bakeoff = opening("bakeoff", text, run=f"{_HERE}:run_bakeoff", example=example)
     text = "compare gradients on a stage's rollouts with the on-policy gradient"
-    alignment = commands.add(
-        "alignment",
-        text,
-        run=f"{_HERE}:run_alignment",
-        group=COMPARE,
-        example="runs/mine --stage 0",
-        parents=opening,
-    )
+    run, example = f"{_HERE}:run_alignment", "runs/mine --stage 0"
+    alignment = opening("alignment", text, run=run, example=example)
     methods = 'presets or TOML files, separated by commas; "all" for every preset'
     for compared in (bakeoff, alignment):
         add_target(compared)
@@ -42,9 +32,7 @@ def add_commands(commands: Commands) -> None:
     groups = "compare at most this many groups of unused rollouts (default: 128)"
     alignment.add_argument("--groups", type=int, default=128, help=groups)
     text = "run every combination of options and seeds, or show the results"
-    study = commands.add(
-        "study", text, run=f"{_HERE}:run_study", group=COMPARE, example="run studies/demo.toml"
-    )
+    study = add("study", text, run=f"{_HERE}:run_study", example="run studies/demo.toml")
     action = "run the missing cells, or show the table and draw the page again"
     study.add_argument("action", choices=("run", "show"), help=action)
     study.add_argument("target", type=Path, metavar="FILE", help="the study (TOML)")
@@ -55,7 +43,6 @@ def add_commands(commands: Commands) -> None:
 
 
 def run_bakeoff(options: argparse.Namespace) -> None:
-    """Do what the arguments of `mugrpo bakeoff` ask for."""
     from mugrpo.cli import check_stage, opened
 
     with opened(options) as run:
@@ -68,7 +55,6 @@ def run_bakeoff(options: argparse.Namespace) -> None:
 
 
 def run_alignment(options: argparse.Namespace) -> None:
-    """Do what the arguments of `mugrpo alignment` ask for."""
     from mugrpo.cli import check_stage, opened
 
     with opened(options) as run:

@@ -6,20 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mugrpo.config.load import build_config, load_config
-from mugrpo.config.run import PRESETS, RunConfig
+from mugrpo.config.run import METHOD, PRESETS, RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.run.opening import OpenRun
 
 # The options that turn scored rollouts into the loss and the step of an update.
-_UPDATE_PARTS = {
-    "advantage",
-    "objective",
-    "veto",
-    "sequence_mask",
-    "correction",
-    "reference",
-    "reduction",
-}
+_UPDATE_PARTS = {*METHOD} - {"sampling"}
 
 
 def configs_of(run: OpenRun, methods: Sequence[str]) -> dict[str, RunConfig]:
@@ -38,10 +30,7 @@ def configs_of(run: OpenRun, methods: Sequence[str]) -> dict[str, RunConfig]:
 
 
 def _with_method(run: OpenRun, method: str) -> RunConfig:
-    """Return the config of `run` with the parts of `method`.
-
-    Raises UsageError if there is no such method.
-    """
+    """Return the config of `run` with the parts of `method`. Raises UsageError if there is none."""
     if method.endswith(".toml"):
         source = load_config(Path(method))
     elif method in PRESETS:

@@ -50,7 +50,9 @@ class RayCluster:
 
     def start_engine(self, host: Host) -> ActorPeer:
         """Start an engine's process."""
-        return ActorPeer(connected(self._address), host, host.gpus if self._on_gpus else 0)
+        return ActorPeer(
+            connected(self._address), host, host.gpus if has_gpus(self._address) else 0
+        )
 
     def start_ranks(
         self, words: Sequence[str], logs: Path, count: int, engines: Sequence[int]
@@ -58,15 +60,11 @@ class RayCluster:
         """Start `count` ranks that run `mugrpo WORDS` beside engines. Their logs go to `logs`."""
         self.require_room(count, engines)
         connected(self._address)
-        return RayJob(words, logs, count, with_gpus=self._on_gpus)
-
-    @property
-    def _on_gpus(self) -> bool:
-        return has_gpus(self._address)
+        return RayJob(words, logs, count, with_gpus=has_gpus(self._address))
 
     def _reserved(self, ranks: int, engines: Sequence[int]) -> tuple[int, int]:
         """Return the CPUs and GPUs that `ranks` and engines reserve."""
-        return ranks + len(engines), ranks + sum(engines) if self._on_gpus else 0
+        return ranks + len(engines), ranks + sum(engines) if has_gpus(self._address) else 0
 
 
 @cache

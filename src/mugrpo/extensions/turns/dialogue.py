@@ -18,9 +18,9 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import FinishReason, Message, Outcome, Problem, Rollout
 from mugrpo.engines.base import WAIT, Completion, Request
 from mugrpo.extensions.turns import EnvironmentOptions
-from mugrpo.extensions.turns.base import Environments, Reply
+from mugrpo.extensions.turns.base import Reply
 from mugrpo.extensions.turns.messages import BadCallError, MessageEncoder
-from mugrpo.extensions.turns.pool import environments_of, row_of
+from mugrpo.extensions.turns.pool import EnvironmentPool, environments_of, row_of
 from mugrpo.processes.peer import TICK
 from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.sampler import Dialogue, Key
@@ -36,7 +36,7 @@ Ids = NDArray[np.int32]
 class EnvironmentDialogue:
     """What rollouts need to have turns (see `sampler.Dialogue`)."""
 
-    environments: Environments
+    environments: EnvironmentPool
     encoder: MessageEncoder
     max_turns: int  # of the model
 
@@ -256,7 +256,8 @@ class Conversations:
             elif fault is not None:
                 self._tell(number, [fault.answer])
             else:
-                self._say(number, message)
+                self._environments.step(number, message)
+                self._call(number)
 
     def ended(self) -> list[tuple[int, Rollout]]:
         """Return the conversations that have ended since the last call."""
@@ -271,11 +272,6 @@ class Conversations:
             return self._encoder.message(before, said.ids), None
         except BadCallError as error:
             return self._encoder.plain(said.ids[:-1]), error
-
-    def _say(self, number: int, message: Message) -> None:
-        """Give the environment a whole turn of the model."""
-        self._environments.step(number, message)
-        self._call(number)
 
     def _take_reply(self, number: int, reply: Reply) -> None:
         conversation = self._going[number]

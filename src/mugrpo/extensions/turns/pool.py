@@ -21,7 +21,7 @@ from mugrpo.config.tasks import asks_environment
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Message, Problem
 from mugrpo.extensions.turns import EnvironmentOptions
-from mugrpo.extensions.turns.base import Environments, Reply
+from mugrpo.extensions.turns.base import Reply
 from mugrpo.processes.messages import to_json
 from mugrpo.processes.peer import TICK, PeerLost
 from mugrpo.processes.workers import Limits, PoolJob, Worker, WorkerPool
@@ -44,10 +44,12 @@ class Episode(PoolJob):
 
 # Not a process for each rollout: hundreds go on at once, and each would import the environment.
 class EnvironmentPool(WorkerPool):
-    """The environments that `options` describe, in worker processes (see `base.Environments`).
+    """The environments that `options` describe, in worker processes each known by its
+    rollout's number.
 
-    What they print goes to `log`, or to stderr. `own_reward` says whether the environment has to
-    give a reward.
+    `replies` raises BrokenReward if an environment breaks its contract, and UsageError if it cannot
+    be loaded. What they print goes to `log`, or to stderr. With `own_reward`, the
+    environment has to give a reward.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class EnvironmentPool(WorkerPool):
 
     @cached_property
     def tools(self) -> Sequence[Mapping[str, Any]]:
-        """The schemas of the tools, from a worker of their own, as writing them takes torch.
+        """The JSON schemas of the tools, from a worker of their own, as writing them takes torch.
 
         Raises UsageError if the environment cannot be loaded or a tool cannot be described.
         """
@@ -91,6 +93,7 @@ class EnvironmentPool(WorkerPool):
         return tools
 
     def begin(self, rollout: int, seed: int, row: Mapping[str, Any]) -> None:
+        """Reset an environment for `rollout` and the columns of its problem. It will reply."""
         assert rollout not in self._rollouts, f"rollout {rollout} has begun already"
         self._start_missing()
         began = self._rollouts[rollout] = self._episode(rollout, seed, row)
@@ -107,9 +110,11 @@ class EnvironmentPool(WorkerPool):
         return Episode(rollout, seed)
 
     def step(self, rollout: int, message: Message) -> None:
+        """Give the environment a whole message of the model, that of the last turn, too."""
         self._call(self._rollouts[rollout], {"call": "step", "message": dict(message)})
 
     def end(self, rollout: int) -> None:
+        """Tell the environment that the model says no more. It will reply, with `done`."""
         self._call(self._rollouts[rollout], {"call": "end"})
 
     def replies(self, seconds: float) -> Sequence[tuple[int, Reply]]:
@@ -187,7 +192,7 @@ class EnvironmentPool(WorkerPool):
             min(self._workers, key=lambda one: len(one.jobs)).jobs.append(episode)
 
 
-def environments_of(config: RunConfig, *, log: Path | None = None) -> Environments:
+def environments_of(config: RunConfig, *, log: Path | None = None) -> EnvironmentPool:
     """Return the environments of a run's config, which must name some.
 
     They are loaded when they are first asked for anything, and raise UsageError then if that fails,

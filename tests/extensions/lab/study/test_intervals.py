@@ -12,8 +12,8 @@ from mugrpo.extensions.lab.study.intervals import (
     equivalence,
     estimate,
     geometric,
-    holm,
 )
+from mugrpo.rollouts.student import holm
 from tests.cases import table
 
 
@@ -65,6 +65,7 @@ def test_a_paired_test_is_scipys():
 def test_holm_by_hand():
     """The smallest of four is multiplied by 4, the next by 3, ...; none falls below one before."""
     assert holm([0.03, None, 0.01, 0.04, 0.005]) == [0.06, None, 0.03, 0.06, 0.02]
+    assert holm([0.04, 0.01, 0.02]) == pytest.approx([0.04, 0.03, 0.04])
     assert holm([0.6, 0.5]) == [1.0, 1.0] and holm([]) == []
 
 

@@ -26,13 +26,10 @@ def estimate(values: Sequence[float | None]) -> Estimate | None:
     learn or collapse are not. Their interval is wide, and only the individual values show what
     happened.
     """
-    known = [value for value in values if value is not None]
-    if not known:
-        return None
-    if len(known) == 1:
-        return Estimate(known[0], None, 1)
-    half_width = quantile(0.975, len(known) - 1) * stdev(known) / math.sqrt(len(known))
-    return Estimate(fmean(known), half_width, len(known))
+    mean, error, df = _moments(values)
+    if df < 1:
+        return None if df < 0 else Estimate(mean, None, 1)
+    return Estimate(mean, quantile(0.975, df) * error, df + 1)
 
 
 def geometric(values: Sequence[float | None]) -> tuple[float, float, float, int] | None:
@@ -54,28 +51,10 @@ def difference_p(differences: Sequence[float | None]) -> float | None:
 
     None if fewer than two differences are known; 0 or 1 if all are the same.
     """
-    known = [value for value in differences if value is not None]
-    if len(known) < 2:
+    mean, error, df = _moments(differences)
+    if df < 1:
         return None
-    error = stdev(known) / math.sqrt(len(known))
-    if error == 0:
-        return float(fmean(known) == 0)
-    return 2 * cdf(-abs(fmean(known)) / error, len(known) - 1)
-
-
-def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Return the p-values adjusted for all of those that are known, by Holm's step-down rule.
-
-    One that stays below 0.05 is below it whatever the others are (Holm 1979): the chance that any
-    true hypothesis of the family is rejected is at most 5 %.
-    """
-    adjusted = list(p_values)
-    known = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
-    largest = 0.0
-    for done, (p, place) in enumerate(known):
-        largest = max(largest, min(1.0, (len(known) - done) * p))
-        adjusted[place] = largest
-    return adjusted
+    return 2 * cdf(-abs(mean) / error, df) if error else float(mean == 0)
 
 
 def equivalence(differences: Sequence[float | None], margin: float) -> float | None:
@@ -85,14 +64,19 @@ def equivalence(differences: Sequence[float | None], margin: float) -> float | N
     (Schuirmann 1987). Below 0.05, the 90 % interval of the mean lies within the margin. None if
     fewer than two differences are known; 0 or 1 if all are the same.
     """
-    known = [value for value in differences if value is not None]
-    if len(known) < 2:
+    mean, error, df = _moments(differences)
+    if df < 1:
         return None
-    error = stdev(known) / math.sqrt(len(known))
-    room = margin - abs(fmean(known))
-    if error == 0:
-        return float(room <= 0)
-    return cdf(-room / error, len(known) - 1)
+    room = margin - abs(mean)
+    return cdf(-room / error, df) if error else float(room <= 0)
+
+
+def _moments(values: Sequence[float | None]) -> tuple[float, float, int]:
+    """Return mean, standard error and degrees of freedom (-1 of nothing) of the known values."""
+    known = [value for value in values if value is not None]
+    if len(known) < 2:
+        return sum(known), 0.0, 0 if known else -1
+    return fmean(known), stdev(known) / math.sqrt(len(known)), len(known) - 1
 
 
 def _exp(power: float) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mugrpo.config.load import changes, with_newer_options
-from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.metrics import UPDATE, Line, number
 from mugrpo.disk.publishing import publish_file
@@ -23,6 +23,7 @@ from mugrpo.report.read import (
     read_runs,
     refresh_parts,
     training_clock,
+    training_seconds,
 )
 
 # The updates between two evaluations are summarized by these means and this maximum.
@@ -60,7 +61,8 @@ class Results:
         (run,) = read_runs([run_dir])
         if run.faults:
             raise RunStopped(run.faults[0])
-        values = {**outcome(run), **_alignment(run_dir), "config": _written(cell.config)}
+        config = _relative(cell.config.model_dump(mode="json"))
+        values = {**outcome(run), **_alignment(run_dir), "config": config}
         axes = {f"axis/{axis}": label for axis, label in cell.values.items()}
         row = {**values, "cell": cell.name, **axes, "seed": cell.seed, "threads": cell.threads}
         self.rows = [*(r for r in self.rows if r["cell"] != cell.name), row]
@@ -73,25 +75,12 @@ class Results:
 
 def _differing(row: Row, cell: Cell) -> list[str]:
     """Return the options of the cell that differ from those of its row, threads among them."""
-    options = [name for name, *_ in changes(_current(row), json.loads(_written(cell.config)))]
-    return [*options, *(["threads"] if _threads(row) != cell.threads else [])]
-
-
-def _threads(row: Row) -> int:
-    return row.get("threads") or 1  # older rows do not tell
-
-
-def _current(row: Row) -> dict[str, Any]:
-    """Return the row's config with today's options.
-
-    If one of its options no longer exists, it differs from every cell's.
-    """
-    current: dict[str, Any] = json.loads(_relative(with_newer_options(json.loads(row["config"]))))
-    return current
-
-
-def _written(config: RunConfig) -> str:
-    return _relative(config.model_dump(mode="json"))
+    # With today's options. If one of its own no longer exists, it differs from every cell's.
+    made = _relative(with_newer_options(json.loads(row["config"])))
+    wanted = _relative(cell.config.model_dump(mode="json"))
+    options = [name for name, *_ in changes(json.loads(made), json.loads(wanted))]
+    threads = row.get("threads") or 1  # older rows do not tell
+    return [*options, *(["threads"] if threads != cell.threads else [])]
 
 
 def _relative(config: dict[str, Any]) -> str:
@@ -108,6 +97,7 @@ def outcome(run: RunData) -> Row:
     seconds = phase_seconds(run)
     curve = _curve(run)
     known = [point["accuracy"] for point in curve if point["accuracy"] is not None]
+    falls = zip(accumulate(known, max), known, strict=True)
     shares = run.keys("update", suffix="_fraction")
     ends = {"": run.evaluations[-1], "start/": run.evaluations[0]} if run.evaluations else {}
     return {
@@ -116,8 +106,8 @@ def outcome(run: RunData) -> Row:
         "best": max(known, default=None),
         **{f"{end}{name}": x for end, line in ends.items() for name, x in _of_an_end(line).items()},
         "mean": sum(known) / len(known) if known else None,
-        "worst_fall": _worst_fall(known),
-        "training_seconds": sum(s for phase, s in seconds.items() if phase != "evaluate"),
+        "worst_fall": max((best - now for best, now in falls), default=None),  # to a later one
+        "training_seconds": training_seconds(run),
         **{f"seconds/{phase}": spent for phase, spent in seconds.items()},
         **{f"seconds/refresh/{part}": s for part, s in refresh_parts(run.refreshes).items()},
         "updates": run.count(UPDATE),
@@ -187,15 +177,6 @@ def _alignment(run_dir: Path) -> Row:
     row = max(json.loads(file.read_text()), key=lambda row: row["staleness"])
     signs = {f"alignment/{name}": row[name] for name in ("positive", "negative", "fresh")}
     return {"alignment": row["cosine"], **signs}
-
-
-def _worst_fall(accuracies: Sequence[float]) -> float | None:
-    """Return the largest loss of accuracy from an evaluation to a later one."""
-    best, worst = 0.0, 0.0
-    for accuracy in accuracies:
-        best = max(best, accuracy)
-        worst = max(worst, best - accuracy)
-    return worst if accuracies else None
 
 
 def _mean(lines: Sequence[Line], key: str) -> float | None:

@@ -19,7 +19,6 @@ from mugrpo.extensions.lab.study.intervals import (
     equivalence,
     estimate,
     geometric,
-    holm,
 )
 from mugrpo.extensions.lab.study.outcome import Row, quantity, rows_of
 from mugrpo.extensions.lab.study.spec import Figure, Study, arms
@@ -29,12 +28,12 @@ from mugrpo.report.charts import (
     Line,
     color,
     hue,
-    inline,
     line_chart,
     svg_file,
     words,
 )
 from mugrpo.report.readable import MINUS, duration, plain
+from mugrpo.rollouts.student import holm
 
 NAMES = {
     "accuracy": "accuracy on held-out problems",
@@ -105,8 +104,8 @@ def values(study: Study, figure: Figure, rows: Sequence[Row]) -> Chart:
     shown = alt.Axis(title=None, domain=False, ticks=False, grid=False, labelLimit=320)
     y = alt.Y("arm:N", sort=None, axis=shown, scale=alt.Scale(domain=labels))
     shade = alt.Color("hue:N", scale=None)
-    seed = alt.Chart(inline(dots), name="seeds").mark_circle(size=24, opacity=0.45)
-    mean = alt.Chart(inline(bars), name="means")
+    seed = alt.Chart(alt.InlineData(values=dots), name="seeds").mark_circle(size=24, opacity=0.45)
+    mean = alt.Chart(alt.InlineData(values=bars), name="means")
     layers = [
         seed.encode(axis.channel(alt.X, "x", grid=True), y, color=shade),
         mean.properties(name="intervals")
@@ -179,6 +178,7 @@ def _interval(values: Sequence[float | None], log: bool) -> tuple[float, float, 
 RESULTS = "cells.parquet"
 PAGE = "README.md"
 
+_SPANS_DECADES = "ratio/negative/max"
 _SHARES = ("accuracy", "best", "mean", "worst_fall", "greedy", "entropy", "ratio/negative/mean")
 
 
@@ -281,7 +281,7 @@ def write_page(study: Study, file: Path, rows: Sequence[Row], cells: int) -> Pat
 
 def _mean(column: str, values: Sequence[float | None]) -> str:
     """Return a table cell: the mean of `values` with its interval, or "" without values."""
-    if _spans_decades(column):
+    if column == _SPANS_DECADES:
         return _geometric_mean(values)
     mean = estimate(values)
     if mean is None:
@@ -307,7 +307,7 @@ def _of(count: int, all_: int) -> str:
 
 def _difference(column: str, pairs: Sequence[tuple[Row, Row]]) -> str:
     both = [(quantity(ours, column), quantity(theirs, column)) for ours, theirs in pairs]
-    if _spans_decades(column) or "seconds" in column:
+    if column == _SPANS_DECADES or "seconds" in column:
         ratios = [a / b if a is not None and b else None for a, b in both]
         text = _geometric_mean(ratios)
         return f"x {text}" if text else ""
@@ -323,10 +323,6 @@ def _p(value: float | None) -> str:
     if value is None:
         return ""
     return "below 0.001" if value < 0.001 else f"{value:.3f}"
-
-
-def _spans_decades(column: str) -> bool:
-    return column == "ratio/negative/max"
 
 
 def _number(column: str, value: float) -> str:

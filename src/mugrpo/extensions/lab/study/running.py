@@ -136,12 +136,8 @@ class Cells:
                         terminated = True
         if status in (0, LEARNED_NOTHING) or self._stopping():
             return None
-        return f"{_last_line(log)} ({log})"
-
-
-def _last_line(log: Path) -> str:
-    lines = log.read_text(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it printed nothing"
+        lines = log.read_text(errors="replace").strip().splitlines() or ["it printed nothing"]
+        return f"{lines[-1]} ({log})"
 
 
 def run_study(

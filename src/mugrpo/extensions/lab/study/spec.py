@@ -36,36 +36,15 @@ from mugrpo.config.load import (
 )
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
+from mugrpo.disk.metrics import PHASES
 
 # The columns of a study's table: names, and patterns of those that depend on the run.
 _COLUMNS = (
-    "accuracy",
-    "best",
-    "greedy",
-    "entropy",
-    "mean",
-    "worst_fall",
-    "training_seconds",
-    "updates",
-    "stages",
-    "rollouts",
-    "skipped",
-    "kl_behavior",
-    "tv_token",
-    "ratio/negative/mean",
-    "ratio/negative/max",
-    "alignment",
-    "alignment/positive",
-    "alignment/negative",
-    "alignment/fresh",
-    "seed",
-    "threads",
-    "seconds/refresh",
-    "seconds/generate",
-    "seconds/score",
-    "seconds/optimize",
-    "seconds/checkpoint",
-    "seconds/evaluate",
+    *("accuracy", "best", "greedy", "entropy", "mean", "worst_fall", "training_seconds"),
+    *("updates", "stages", "rollouts", "skipped", "kl_behavior", "tv_token"),
+    *("ratio/negative/mean", "ratio/negative/max", "seed", "threads"),
+    *("alignment", "alignment/positive", "alignment/negative", "alignment/fresh"),
+    *(f"seconds/{phase}" for phase in PHASES),
 )
 _PATTERNS = (
     r"start/(accuracy|greedy|entropy)|(start/)?(pass@\d+|accuracy/\w+)"

@@ -38,24 +38,18 @@ class _Episode(Episode):
 
 
 class VerifiersEnvironments(EnvironmentPool):
-    """The environment `verifiers:NAME` that `options` name (see `base.Environments`).
+    """The environment `verifiers:NAME` that `options` name.
 
     A row needs the column "task", which `mugrpo problems` writes. The seed is not used: a task of
     verifiers holds its chance. Unlike other environments, those of a worker answer in any order,
     and each has a deadline of its own; none is repeated elsewhere if the worker is lost.
     """
 
-    def __init__(
-        self,
-        options: EnvironmentOptions,
-        workers: WorkerOptions,
-        *,
-        own_reward: bool = False,
-        log: Path | None = None,
-    ) -> None:
-        super().__init__(options, workers, own_reward=own_reward, log=log)
+    def __init__(self, options: EnvironmentOptions, workers: WorkerOptions, **named: Any) -> None:
+        super().__init__(options, workers, **named)
         assert options.name is not None and options.python is not None
         name = options.name.rpartition(":")[2]
+        own_reward = self._setup["own_reward"]
         self._setup = {"name": name, "kwargs": options.kwargs, "own_reward": own_reward}
         self._module, self._python = str(_PROGRAM), options.python
         self._begun = 0
