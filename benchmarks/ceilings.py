@@ -5,8 +5,6 @@ together exceed the caches. A floor is the time of the counted work at these rat
 no Python, no norms, no softmax and no padding, with every slot filled.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

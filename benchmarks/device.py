@@ -1,7 +1,5 @@
 """Time and memory of work on a device. A GPU is still working when a call returns."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import TypeVar

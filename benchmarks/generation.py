@@ -14,8 +14,6 @@ The two sides draw different random numbers, so their response lengths differ a 
 tokens per second correct for that.
 """
 
-from __future__ import annotations
-
 import tomllib
 from argparse import Namespace
 from collections.abc import Callable, Sequence

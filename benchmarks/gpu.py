@@ -21,8 +21,6 @@ it does not keep the others from running. --tiny
 shows on any machine that the steps run, with a stand-in for the kernel that only GPUs have.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

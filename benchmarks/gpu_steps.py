@@ -1,7 +1,5 @@
 """The steps of `gpu.py`. Each measures its sides in turn and returns a row."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial

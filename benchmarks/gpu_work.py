@@ -1,7 +1,5 @@
 """What `gpu.py` measures with: models with random weights, and random rollouts."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

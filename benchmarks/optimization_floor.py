@@ -7,8 +7,6 @@ measured at the model's shapes in the same run, and of the optimizer step's byte
 is the floor's seconds over ours. Loading, generation, rewards and a warm-up are outside the clock.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from typing import Any

@@ -5,8 +5,6 @@ bar shows the median of a ratio, its whisker the least and the greatest value, a
 target. If a bar ends left of 1, the peer is faster. A share of the floor cannot exceed 1.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

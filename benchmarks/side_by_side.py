@@ -6,8 +6,6 @@ reverses each time, and gives one ratio. The result is the median of the ratios,
 the greatest.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import json

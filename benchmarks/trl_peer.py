@@ -4,8 +4,6 @@ It runs in fp32 on the CPU, without gradient checkpointing, reference model, log
 and progress bar. Generation (`model.generate`), loss, backward pass, AdamW and padding are its own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import tempfile

@@ -16,8 +16,6 @@ TRL does. "every group varied" is the same update with rewards that leave no suc
 generation, rewards, the start of TRL's loop and a warm-up are outside the clock.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from typing import Any

@@ -12,8 +12,6 @@ Each side is a process whose clock starts after its imports and stops for evalua
 same on both sides. TRL's micro-batch holds --trl-batch responses: a whole update unless given.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -12,8 +12,6 @@ Shapes: N responses of the stage; P problems of an update, G responses to each, 
 responses of a micro-batch, T response tokens, padded.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Refuse a tag that does not fit the version and the changelog: `check_release.py v0.2.0`."""
 
-from __future__ import annotations
-
 import re
 import sys
 import tomllib

@@ -3,8 +3,6 @@
 `make example-pictures` trains the examples and calls this with their directories.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

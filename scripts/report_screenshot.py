@@ -3,8 +3,6 @@
 Needs Chromium (Debian's package `chromium`). The README's picture is docs/report.png.
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import subprocess

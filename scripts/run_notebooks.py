@@ -1,7 +1,5 @@
 """Run the notebooks and keep their outputs: `make notebooks` (minutes)."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 from typing import Any

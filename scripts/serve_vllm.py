@@ -6,8 +6,6 @@ PYTHON is an interpreter on this machine that has vllm. The server that PIDFILE.
 and a new one is started at URL. The command returns once it answers.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """mkdocs' hook: the site's files in the repository's layout, and its references from the code."""
 
-from __future__ import annotations
-
 import argparse
 import inspect
 import re

@@ -11,8 +11,6 @@ stand-ins fails in both runs.
 Pytest loads this file as a plugin, too.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

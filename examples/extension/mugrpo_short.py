@@ -4,8 +4,6 @@ pip install ./examples/extension
 mugrpo train mine.toml --objective.name power --task.rewards "['math', {name = 'short'}]"
 """
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 import torch

@@ -1,7 +1,5 @@
 """The arguments of the command line, and the text of --help. No torch here."""
 
-from __future__ import annotations
-
 import argparse
 import inspect
 import re

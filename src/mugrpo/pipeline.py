@@ -12,8 +12,6 @@ does what is not published yet. So a run that was killed anywhere continues from
 phase can run alone, elsewhere or again.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from mugrpo.disk.metrics import EVALUATION

@@ -12,7 +12,6 @@ from tests.faults.harm import flip_bit
 
 pytestmark = pytest.mark.long
 
-pytest_plugins = ["tests.run_fixtures"]
 
 # Trials of seed 0 that strike early: a killed reward worker, a killed run, and a full disk.
 A_FEW = (90, 20, 25)

@@ -17,7 +17,7 @@ def test_without_affinity_as_on_macos_all_cores_count(monkeypatch: pytest.Monkey
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
     assert cores.cores() == [0, 1, 2, 3, 4, 5]
     assert WorkerOptions().processes == 6
-    assert doctor._cpu()[0].startswith("6 cores")
+    assert doctor._CHECKS["CPU"]()[0].startswith("6 cores")
 
 
 @table(

@@ -22,8 +22,6 @@ from tests.faults.harm import summed
 from tests.report.synthetic import evaluation, update, write_config, write_metrics
 from tests.runs import TEMPLATE, read_metrics
 
-pytest_plugins = ["tests.run_fixtures"]
-
 
 def test_a_card_has_the_runs_numbers_and_a_header_that_the_hub_reads(reference, tmp_path):
     assert main(["card", str(reference), "--out", str(tmp_path / "card.md")]) == 0

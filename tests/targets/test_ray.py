@@ -27,7 +27,6 @@ from tests.runs import (
 from tests.stages.test_rank_processes import LAST, LONG, TWO
 from tests.waiting import until
 
-pytest_plugins = ["tests.run_fixtures"]
 pytestmark = pytest.mark.ray
 
 

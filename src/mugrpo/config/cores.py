@@ -1,7 +1,5 @@
 """This machine's cores, how threads wait on them, and its memory. Imports no other package."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

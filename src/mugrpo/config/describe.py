@@ -1,7 +1,5 @@
 """The options of a run as users read them: owner, type and bounds, default, meaning."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import types

@@ -6,8 +6,6 @@ derived. An override of a group's `name` starts that group from the defaults of 
 option that does not exist, the error says which one was probably meant.
 """
 
-from __future__ import annotations
-
 import copy
 import os
 import re

@@ -1,7 +1,5 @@
 """Options of the schedule, the optimizer, and of what a run measures and keeps."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -1,7 +1,5 @@
 """The errors that end a command. The command line turns each of them into an exit status."""
 
-from __future__ import annotations
-
 import os
 
 EXIT_STATUSES = {

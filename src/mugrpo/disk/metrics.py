@@ -13,8 +13,6 @@ and update, the last one counts, and none repeats the one before.
 The file may be longer than the memory: nothing here holds the lines of updates.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

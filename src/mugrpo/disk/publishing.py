@@ -7,8 +7,6 @@ folder that is sealed has those of its files. They find accidents. They are no s
 Each `failpoint` is a place where a test can kill a run.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

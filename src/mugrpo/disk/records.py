@@ -3,8 +3,6 @@
 P prompt tokens, T response tokens.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence

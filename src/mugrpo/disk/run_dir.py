@@ -25,8 +25,6 @@ A path that exists is complete (see `publishing`). A shard that its manifest doe
 exist.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -10,8 +10,6 @@ elsewhere can be trained on if they have the columns of ROLLOUT_SCHEMA, with tho
 they have turns, and are in a manifest.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from bisect import bisect

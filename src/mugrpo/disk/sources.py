@@ -1,7 +1,5 @@
 """Python files of users, loaded by their path."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

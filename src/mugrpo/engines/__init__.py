@@ -1,7 +1,5 @@
 """The engines of a run, built from their options."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

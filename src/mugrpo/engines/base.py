@@ -1,7 +1,5 @@
 """The interface of an engine: token ids in, token ids and their logprobs out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain

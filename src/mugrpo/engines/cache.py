@@ -14,8 +14,6 @@ dimension, U prompts, M slots of the prompt with the most slots, P positions of 
 of response tokens, B positions of a block, L positions that attention reads (P + N B).
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager

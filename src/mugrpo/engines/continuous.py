@@ -8,8 +8,6 @@ Suffixes: A active slots, S slots, T response tokens, U prompts, P prompt tokens
 V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any

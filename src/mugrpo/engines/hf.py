@@ -3,8 +3,6 @@
 Suffixes: B responses, P prompt tokens (left-padded), L tokens so far, V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 

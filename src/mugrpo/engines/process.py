@@ -3,8 +3,6 @@
 The process runs `worker.py`, possibly under an interpreter with a different environment.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

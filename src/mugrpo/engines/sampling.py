@@ -4,8 +4,6 @@ Suffixes: B responses, T tokens, V vocabulary, N blocks of the vocabulary, K tok
 L most likely tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The setup of vLLM processes. Does not import vllm."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

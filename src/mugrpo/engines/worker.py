@@ -16,8 +16,6 @@ failure is answered with {"failed": "memory", "stopped" or "refused", "text"}. A
 process.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Iterator

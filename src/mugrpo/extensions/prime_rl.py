@@ -3,8 +3,6 @@
 The classes are those of prime_rl/trainer/rl/loss.py at 559b447. The page is prime_rl.md.
 """
 
-from __future__ import annotations
-
 import json
 from functools import lru_cache
 from typing import Any

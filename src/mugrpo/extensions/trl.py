@@ -7,8 +7,6 @@ With none of the new options set, both classes are TRL's.
 B responses of a step on this process, T completion tokens, P groups of G responses.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

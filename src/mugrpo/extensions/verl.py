@@ -4,8 +4,6 @@ The signature is that of `verl.trainer.ppo.core_algos.compute_policy_loss_vanill
 verl 0.8 (b178a3c) and 0.10 (1dda039). The page is verl.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Who computes for a run: one process, or ranks that one process drives."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

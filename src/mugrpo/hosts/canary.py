@@ -1,7 +1,5 @@
 """The canary: the engines have the policy's weights if their logprobs are the trainer's."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial

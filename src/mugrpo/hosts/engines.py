@@ -1,7 +1,5 @@
 """The engines of a run, and what samples from them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """What a rank does: obey the orders of the run that started it."""
 
-from __future__ import annotations
-
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import Interrupted
 from mugrpo.disk.publishing import remove_unfinished

@@ -1,7 +1,5 @@
 """Who computes for a run: what phases ask of a host, whether it is one process or many."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol

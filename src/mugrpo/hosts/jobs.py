@@ -1,7 +1,5 @@
 """The ranks of a run on this machine: processes that end together."""
 
-from __future__ import annotations
-
 import signal
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """The host that computes in this process, with engines in it or beside it."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from collections.abc import Sequence

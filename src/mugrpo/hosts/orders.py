@@ -12,8 +12,6 @@ for the disk, which may be busy with their checkpoint. Why not a socket? Ranks t
 share nothing with the run but its folder.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator, Sequence

@@ -4,8 +4,6 @@ They are started once. Between their orders they keep the weights and the optimi
 run that starts them keeps the lock, generates, scores and evaluates.
 """
 
-from __future__ import annotations
-
 import shutil
 import time
 from collections.abc import Sequence

@@ -7,8 +7,6 @@ reference_logprobs          of the reference policy: once per stage
 proximal_logprobs           of the proximal policy: once every proximal_period updates
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Sequence

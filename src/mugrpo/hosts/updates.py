@@ -1,7 +1,5 @@
 """What is kept of updates beside their metrics: samples to read, and those not applied."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The weights of a run's policy: on disk by update, and in this process once loaded."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Sequence

@@ -6,8 +6,6 @@ The adapter is part of the model in memory, so engines, logprobs and ranks need 
 disk it is a folder in peft's format, which other programs load on top of the same model.
 """
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Iterator, Mapping

@@ -4,8 +4,6 @@ A function registered with transformers' AttentionInterface receives the queries
 the tokens in a forward pass, and the keyword arguments that the model was called with.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any

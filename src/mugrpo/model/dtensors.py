@@ -1,7 +1,5 @@
 """One interface to plain tensors and to tensors that ranks split by their first dimension."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

@@ -5,8 +5,6 @@ the rows that it holds of a tensor to the one whose file it is in. No rank holds
 own file, and only it writes that file.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

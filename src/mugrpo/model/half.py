@@ -11,8 +11,6 @@ So weights begin at random places, and the mean of the copies moves as that of t
 (non-subtractive dither, Wannamaker et al., IEEE Transactions on Signal Processing 48, 2000).
 """
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The device and the precision that models compute with on this machine."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

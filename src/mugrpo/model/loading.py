@@ -1,7 +1,5 @@
 """Loading models, tokenizers and their configs, from directories and the hub."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ ones, N packed response tokens, H hidden size, V vocabulary, C tokens of a chunk
 block.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

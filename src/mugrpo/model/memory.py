@@ -1,7 +1,5 @@
 """Keep or return freed memory; recognize and report out-of-memory errors."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import os

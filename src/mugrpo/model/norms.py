@@ -3,8 +3,6 @@
 The forward pass has the same bits as transformers', and gradients are the same up to rounding.
 """
 
-from __future__ import annotations
-
 import copy
 from functools import partial
 from typing import Any

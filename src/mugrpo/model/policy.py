@@ -1,7 +1,5 @@
 """The policy: a causal language model, its tokenizer, and how many updates it has received."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import warnings

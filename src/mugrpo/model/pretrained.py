@@ -1,7 +1,5 @@
 """Find a model: in a directory, on the hub, in this package, or in the cache."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from pathlib import Path

@@ -7,8 +7,6 @@ for the row alone, or importance ratios are wrong from the first update on.
 Suffixes: B rows, L tokens, H hidden size, V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from typing import Any

@@ -4,8 +4,6 @@ Suffixes: B responses, L prompt and response tokens (right-padded), T chosen tok
 N packed chosen tokens, H hidden size.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

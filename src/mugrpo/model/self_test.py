@@ -3,8 +3,6 @@
 Suffixes: B responses, L prompt and response tokens (right-padded), T response tokens.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

@@ -7,8 +7,6 @@ packed response tokens, M packed tokens of the forward pass, H hidden size, Q qu
 dimension.
 """
 
-from __future__ import annotations
-
 from functools import cached_property
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The facts about a model's tokens that an engine needs, even if it never loads the model."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

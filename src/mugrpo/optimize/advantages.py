@@ -5,8 +5,6 @@ not count in its group's statistics. The functions `group`, `shifted` and `asymr
 `advantage.name`; a file of your own has one called `advantages` (see docs/objectives.md).
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

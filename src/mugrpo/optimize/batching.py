@@ -6,8 +6,6 @@ only the tokens that the policy sampled, next to each other. So "the token befor
 tokens" means the same with turns and without.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

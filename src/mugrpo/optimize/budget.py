@@ -1,7 +1,5 @@
 """Limit the tokens of a micro-batch, and retry with fewer if memory runs out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar

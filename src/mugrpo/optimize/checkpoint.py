@@ -8,8 +8,6 @@ The ranks meet in the unfinished folder. Each leaves its checksums there at the 
 rank seals. No file is opened by two of them. A kill meanwhile leaves the checkpoint before.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

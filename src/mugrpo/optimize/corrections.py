@@ -5,8 +5,6 @@ model weights. Later changes of the policy are in the importance ratio, not in w
 without gradient. B responses, T response tokens.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

@@ -1,7 +1,5 @@
 """What an update trains on: scored rollouts and their advantages. P problems, G responses each."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 Suffixes: B responses, L prompt and response tokens, T response tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 

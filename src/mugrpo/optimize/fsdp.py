@@ -1,7 +1,5 @@
 """Split a policy's weights, gradients and optimizer state among ranks, with FSDP2."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -5,8 +5,6 @@
 Suffixes: B responses of a micro-batch, T sampled tokens of a response.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial

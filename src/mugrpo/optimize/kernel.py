@@ -1,7 +1,5 @@
 """Choose the attention of updates on a GPU: a kernel without masks, if it agrees with masks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from mugrpo.model.policy import Policy

@@ -1,7 +1,5 @@
 """The learning rate as a function of the number of updates, never of rollouts."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

@@ -5,8 +5,6 @@
 Suffixes: B responses of a micro-batch, T response tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path

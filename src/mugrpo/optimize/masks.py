@@ -4,8 +4,6 @@ Each function returns [B, T] bool, true for tokens whose policy term is removed.
 denominator still counts removed tokens, so that no other token gains weight.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

@@ -9,8 +9,6 @@ parameters: 2.2 s instead of 1.45 on one rank, 2.3 instead of 1.9 on two, and 0.
 the checksums that are included here), and no engine reads its files.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Importance ratios and their clips. B responses, T response tokens."""
 
-from __future__ import annotations
-
 import torch
 
 LARGEST = 80.0  # bound on log ratios: e^80 is finite in fp32, so 0 x e^80 is 0

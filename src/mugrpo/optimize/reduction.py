@@ -1,7 +1,5 @@
 """Reduce token losses to one number, with the update's denominator. B responses, T tokens."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

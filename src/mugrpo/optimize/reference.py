@@ -1,7 +1,5 @@
 """The penalty on moving away from a reference policy. B responses, T response tokens."""
 
-from __future__ import annotations
-
 import torch
 
 from mugrpo.optimize.ratios import log_ratios

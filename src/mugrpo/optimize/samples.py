@@ -3,8 +3,6 @@
 Suffixes: B responses of a micro-batch, T sampled tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The trainer, which updates a policy and saves and loads its own state."""
 
-from __future__ import annotations
-
 import json
 import math
 import time

@@ -4,8 +4,6 @@ This module imports only the standard library, and `messages` by a relative impo
 interpreter without mugrpo can load it too (`engines/worker.py`).
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import resource

@@ -2,8 +2,6 @@
 what comes back.
 """
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """How the processes of a run start, stop and end with it. Nothing heavy is imported here."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

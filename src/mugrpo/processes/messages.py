@@ -4,8 +4,6 @@ The format is JSON rather than pickle because both sides may have different inte
 because nothing that a process sends may be executed.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import socket

@@ -4,8 +4,6 @@ A peer runs its own program, which uses `child`. Both sides exchange JSON (`mess
 all of its group end with the process that started it, however that process ends.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import signal

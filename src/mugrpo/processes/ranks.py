@@ -1,7 +1,5 @@
 """Ranks: the processes of an update, each with a GPU or a share of the CPU's cores."""
 
-from __future__ import annotations
-
 import datetime
 import math
 import os

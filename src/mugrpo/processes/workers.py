@@ -4,8 +4,6 @@ The run has a `WorkerPool`. The program of its workers calls `serve`: it loads w
 that it is ready, then answers one call after another.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Draw runs into one HTML file that needs no network. Drawing needs no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 

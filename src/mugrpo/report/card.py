@@ -1,7 +1,5 @@
 """A model card from a run's config and metrics: `mugrpo card`."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

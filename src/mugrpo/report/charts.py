@@ -6,8 +6,6 @@ chart twice: a static SVG, visible at once, without a script and on paper, and t
 specification for draw.js, which replaces the SVG by the live chart when a reader reaches it.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -5,8 +5,6 @@ and options come from models, data sets and people. Whatever is not Markup is es
 into a macro, and characters that are invisible, or that reverse the text, get visible signs.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """The page: sections in reading order, one style sheet, one script, and no network requests."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

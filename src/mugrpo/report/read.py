@@ -4,8 +4,6 @@ A run may be unfinished. Files that do not exist yet are absent from the report,
 damaged becomes a sentence in `notes`.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Numbers, durations and texts of strangers, for readers."""
 
-from __future__ import annotations
-
 import math
 import unicodedata
 from collections.abc import Sequence

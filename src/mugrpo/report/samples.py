@@ -4,8 +4,6 @@ A file of samples (`samples/*.json`) has a few rollouts as an update saw them, o
 few held-out problems. It carries its own checksum, so its form is that in which it was written.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """A run's result in a few lines, from its metrics file alone."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator

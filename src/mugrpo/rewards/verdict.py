@@ -1,7 +1,5 @@
 """Verdicts of verifiers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

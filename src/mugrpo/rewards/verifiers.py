@@ -3,8 +3,6 @@
 A call may never return, or may use up all memory, so only worker processes call them.
 """
 
-from __future__ import annotations
-
 import re
 from collections import deque
 from fractions import Fraction

@@ -3,8 +3,6 @@
 python -m mugrpo.rewards.worker SOCKET LIFELINE
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial

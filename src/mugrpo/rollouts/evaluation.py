@@ -3,8 +3,6 @@
 P problems, n responses to each. Values of a problem that are not known are NaN and left out.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

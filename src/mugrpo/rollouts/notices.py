@@ -1,7 +1,5 @@
 """What a tokenizer and a chat template do wrong without failing, said before the first rollout."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Sequence
 
 from mugrpo.disk.errors import UsageError

@@ -1,7 +1,5 @@
 """Encode problems as prompt ids."""
 
-from __future__ import annotations
-
 import datetime
 import inspect
 import json

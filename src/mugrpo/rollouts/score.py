@@ -1,7 +1,5 @@
 """Score shards of rollouts. The rollouts stay as they are, so scoring can be repeated."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence

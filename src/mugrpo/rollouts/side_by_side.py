@@ -1,7 +1,5 @@
 """Sample shards with several engines: each takes the next missing piece as soon as it is free."""
 
-from __future__ import annotations
-
 import math
 import threading
 from collections import deque

@@ -1,7 +1,5 @@
 """Statistics of a stage's rollouts."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence

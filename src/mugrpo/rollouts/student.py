@@ -3,8 +3,6 @@
 Here rather than from SciPy, which takes 143 MB for these two functions.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import cache

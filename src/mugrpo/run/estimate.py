@@ -1,7 +1,5 @@
 """About how long a run takes at most, from a product of matrices that is timed here."""
 
-from __future__ import annotations
-
 import math
 import time
 

@@ -5,8 +5,6 @@ each, without a gap. The number of an evaluation is in its line and follows from
 either tells of damage to the other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isclose

@@ -1,7 +1,5 @@
 """What a run writes about itself: metrics.jsonl, its sinks, and signs of trouble in the numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Whether a run can fit this machine: its weights, gradients and moments, and its checkpoints."""
 
-from __future__ import annotations
-
 import shutil
 
 import torch

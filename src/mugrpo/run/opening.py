@@ -1,7 +1,5 @@
 """Open a run: lock its folder, check its config, read its problems. No work starts before."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field

@@ -10,8 +10,6 @@ A run that is resumed tries all of it again. What keeps a run from beginning onl
 results: the same command may succeed later, when a judge's server is back.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from statistics import fmean

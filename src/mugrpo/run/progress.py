@@ -1,7 +1,5 @@
 """The current phase of work: a bar on a terminal, plain lines elsewhere."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

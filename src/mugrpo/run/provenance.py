@@ -1,7 +1,5 @@
 """What a run's numbers depend on, and whether it is still the same when the run resumes."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Warning signs in a run's metrics. docs/defaults.md says where their limits come from."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 

@@ -5,8 +5,6 @@ A sink gets the numbers of every line of metrics.jsonl, named `kind/key`, at its
 resumed run continues in the same place, and a sink that fails is dropped.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What a command names is read, and refused if it is bad, before torch is imported."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -13,8 +13,6 @@ one's own run is known, and a run of another's that claims its id is not. It hol
 the files that are named: other code behind the same name is another question.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -5,8 +5,6 @@ what they generate. Updates wait for the shards that they read, in the same orde
 policy as otherwise, so the weights are bit-identical.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager

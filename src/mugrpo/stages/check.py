@@ -1,7 +1,5 @@
 """`mugrpo check`: what a run needs, tried before its first rollout, and about how long it takes."""
 
-from __future__ import annotations
-
 from statistics import fmean
 
 from mugrpo.config.engines import OwnEngineOptions

@@ -1,7 +1,5 @@
 """Held-out problems: accuracy (avg@k, pass@k, greedy) or rewards, and what suites add to it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

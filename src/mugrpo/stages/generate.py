@@ -1,7 +1,5 @@
 """The phase that publishes a stage's missing rollouts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The phase that makes a stage's updates, with evaluations in between."""
 
-from __future__ import annotations
-
 from mugrpo.hosts.host import Generation, Host
 from mugrpo.hosts.reader import publish_logprobs
 from mugrpo.run.opening import OpenRun

@@ -1,7 +1,5 @@
 """The phase that publishes a stage's missing scores."""
 
-from __future__ import annotations
-
 from mugrpo.rollouts.statistics import refresh_metrics, refresh_text
 from mugrpo.run.opening import OpenRun
 from mugrpo.run.stage import Stage, surplus_text

@@ -1,7 +1,5 @@
 """The task of a run, built from its options."""
 
-from __future__ import annotations
-
 from mugrpo.config.base import TaskOptions, WorkerOptions
 from mugrpo.tasks.base import Task
 

@@ -1,7 +1,5 @@
 """The interface of a task: problems to train and evaluate on, and verdicts on responses."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol

@@ -1,7 +1,5 @@
 """Cells of a data set: found by a column's name or a dotted path, read as text or as a prompt."""
 
-from __future__ import annotations
-
 import ast
 import difflib
 import json

@@ -1,7 +1,5 @@
 """Problems of your own, read from a file or a hub data set. Rewards judge the answers."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from abc import ABC, abstractmethod

@@ -28,8 +28,6 @@ The reward is 1 if the whole response is right, else 0. A sum has two to four ca
 likeliest response is wrong: the right one has to be found.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 import re

@@ -1,7 +1,5 @@
 """A task whose problems come from several sources, each of them a task of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Rows of a data set, each with the place that error messages give."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

@@ -1,7 +1,5 @@
 """What `mugrpo objectives` lists: presets, and parts with equation, paper and defaults."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import textwrap

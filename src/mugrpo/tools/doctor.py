@@ -1,7 +1,5 @@
 """What this machine and environment can run, and what will not work and why: `mugrpo doctor`."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

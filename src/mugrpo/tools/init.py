@@ -1,7 +1,5 @@
 """A config for a file of problems, guessed from its first rows: `mugrpo init`."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence

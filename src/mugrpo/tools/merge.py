@@ -1,7 +1,5 @@
 """A model with an adapter merged into its weights: a plain model directory."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -4,8 +4,6 @@ A damaged number never becomes the truth: it is set aside, or its line dropped, 
 the command that is named.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -1,7 +1,5 @@
 """An environment with only vLLM, for `engine.python`: `mugrpo vllm-env`."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 import subprocess

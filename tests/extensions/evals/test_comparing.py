@@ -17,8 +17,6 @@ from tests.cases import table
 from tests.report.synthetic import HOSTILE
 from tests.runs import Command
 
-pytest_plugins = ["tests.run_fixtures"]
-
 
 def result(name: str, rights: dict[str, int], samples: int = 4, **other: Any) -> dict[str, Any]:
     problems = [

@@ -15,8 +15,6 @@ from tests.extensions.evals.conftest import suite_in
 from tests.faults.harm import flip_bit, refused, stopped
 from tests.runs import CONFIG, finished, killed, write_config
 
-pytest_plugins = ["tests.run_fixtures"]
-
 
 @pytest.fixture(scope="module")
 def suites(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:

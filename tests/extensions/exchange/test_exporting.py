@@ -13,8 +13,6 @@ from mugrpo.extensions.exchange.rows import FIELDS
 from tests.extensions.exchange.imports import CONFIG, config_in, imported
 from tests.runs import Command
 
-pytest_plugins = ["tests.run_fixtures"]
-
 
 @pytest.fixture
 def exported(reference: Path, tmp_path: Path, command: Command) -> Path:

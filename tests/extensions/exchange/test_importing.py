@@ -46,7 +46,6 @@ from tests.extensions.exchange.imports import (
 from tests.faults.harm import refused
 from tests.runs import MODEL, ROOT, final_weights, read_metrics
 
-pytest_plugins = ["tests.run_fixtures"]
 pytestmark = pytest.mark.usefixtures("no_report")
 
 

@@ -19,7 +19,6 @@ from tests.extensions.exchange.imports import (
 from tests.faults.harm import refused
 from tests.runs import mugrpo as mugrpo_process
 
-pytest_plugins = ["tests.run_fixtures"]
 pytestmark = pytest.mark.usefixtures("no_report")
 
 

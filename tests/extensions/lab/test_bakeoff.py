@@ -27,7 +27,6 @@ from tests.runs import (
     unfinished,
 )
 
-pytest_plugins = ["tests.run_fixtures"]
 pytestmark = pytest.mark.usefixtures("no_report")
 
 OWN = "mu-grpo"  # the tiny run's own method

@@ -3,8 +3,6 @@
 This folder is on the PYTHONPATH of vLLM's processes, whose environment may lack mugrpo.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 

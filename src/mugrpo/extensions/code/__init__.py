@@ -3,8 +3,6 @@
 Expected results never enter a sandbox. What comes out of one is a claim, which is compared outside.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal

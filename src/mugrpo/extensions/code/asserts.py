@@ -8,8 +8,6 @@ evaluated in a second sandbox, in which the program is not:
     assert abs(f(2) - .5) < 1e-6    f(2) inside; abs(__given__[0] - .5) < 1e-6 in a second one
 """
 
-from __future__ import annotations
-
 import ast
 import builtins
 import sys

@@ -5,8 +5,6 @@ Inside there are the machine's /usr and this Python, read-only, an empty /tmp of
 of the environment, and no file of this user.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

@@ -11,8 +11,6 @@ A table may have "setup", Python code that comes before the program. Expected re
 only inputs, arguments, and the parts of an assert that need the program are sent into a sandbox.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 from collections.abc import Mapping, Sequence

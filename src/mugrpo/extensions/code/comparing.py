@@ -1,7 +1,5 @@
 """Whether what a program gives is what a test expects. All of this happens outside the sandbox."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -16,8 +16,6 @@ that is too long. A value is printed as JSON (`encode`).
 This file imports only the standard library: another interpreter loads it, without mugrpo.
 """
 
-from __future__ import annotations
-
 import builtins
 import gc
 import io

@@ -1,7 +1,5 @@
 """The verifier "code": the program of a response, judged by tests."""
 
-from __future__ import annotations
-
 import re
 import signal
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """How a sandbox is run, what goes into it and what comes out."""
 
-from __future__ import annotations
-
 import json
 import os
 import select

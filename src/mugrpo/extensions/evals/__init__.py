@@ -1,7 +1,5 @@
 """Benchmark suites: `mugrpo benchmark`, and evaluation.suites during training."""
 
-from __future__ import annotations
-
 from mugrpo.config.base import Extension
 
 extension = Extension(

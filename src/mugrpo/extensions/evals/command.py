@@ -1,7 +1,5 @@
 """`mugrpo benchmark`: models and checkpoints on suites, and comparisons. Heavy imports wait."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Iterable
 from dataclasses import asdict

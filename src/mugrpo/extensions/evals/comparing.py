@@ -1,7 +1,5 @@
 """Compare two measurements problem by problem: on each benchmark, and over all of them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

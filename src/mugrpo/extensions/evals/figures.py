@@ -1,7 +1,5 @@
 """Averages of benchmark suites as lines with the bands of their 95 % intervals."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Benchmark suites that are measured during training: `run.suites.Suites`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial

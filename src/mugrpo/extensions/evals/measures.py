@@ -4,8 +4,6 @@ P problems, n responses to each, B benchmarks. Values of a problem that are not 
 left out.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

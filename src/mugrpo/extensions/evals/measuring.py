@@ -1,7 +1,5 @@
 """Measure a model, or checkpoints of a run, on suites: one folder of results for each of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace

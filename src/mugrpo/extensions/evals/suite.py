@@ -5,8 +5,6 @@ FOLDER/suite.json           what decides the numbers: suite, model, engine, seed
        result.json          the measures with their intervals, and the counts of each problem
 """
 
-from __future__ import annotations
-
 import math
 import shutil
 import time

@@ -1,7 +1,5 @@
 """Results and comparisons as text and as Markdown. No number is without its interval."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

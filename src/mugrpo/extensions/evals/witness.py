@@ -1,7 +1,5 @@
 """A suite's line in metrics.jsonl, and whether the suite's result says the same."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

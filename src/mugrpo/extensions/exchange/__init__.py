@@ -1,7 +1,5 @@
 """Rollouts of other programs: `mugrpo import` and `mugrpo export`."""
 
-from __future__ import annotations
-
 from mugrpo.config.base import Extension
 
 extension = Extension(commands=("mugrpo.extensions.exchange.command:add_exchange",))

@@ -1,7 +1,5 @@
 """`mugrpo import` and `mugrpo export` on the command line. Heavy imports wait until parsed."""
 
-from __future__ import annotations
-
 import argparse
 from functools import partial
 from pathlib import Path

@@ -3,8 +3,6 @@
 `mugrpo import` reads it as a plain table, to the same ids, logprobs and rewards.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from importlib.metadata import version

@@ -4,8 +4,6 @@ The run is like any other. Its task is a data set: RUN/problems.jsonl has the pr
 rollouts, RUN/held_out.jsonl the held-out problems of the config's own data.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections import Counter, defaultdict

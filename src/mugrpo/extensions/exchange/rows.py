@@ -4,8 +4,6 @@ A format says which column holds which field. README.md says what each format ha
 which program's writer was read.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Writing an imported run: its options, problems, rollouts, scores and first line of metrics."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """The task "reasoning-gym": problems that the package of this name generates and scores."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator

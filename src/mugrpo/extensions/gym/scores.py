@@ -1,7 +1,5 @@
 """The reward of problems from reasoning-gym: the score that their data set gives an answer."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from functools import cache

@@ -1,7 +1,5 @@
 """Problems that reasoning-gym generates (arXiv 2505.24760), judged by its own scores."""
 
-from __future__ import annotations
-
 import json
 from functools import cached_property
 from pathlib import Path

@@ -6,8 +6,6 @@ Some data sets draw from a set of texts, whose order Python chooses anew in each
 hashes are fixed (`processes.workers.Worker`), so that it draws the same each time.
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 from types import CodeType

@@ -1,7 +1,5 @@
 """Comparing methods: studies, bakeoffs and alignment of gradients."""
 
-from __future__ import annotations
-
 from mugrpo.config.base import Extension
 
 extension = Extension(commands=("mugrpo.extensions.lab.commands:add_commands",))

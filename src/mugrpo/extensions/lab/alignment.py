@@ -13,8 +13,6 @@ the run changes. The fresh rollouts are kept in RUN/alignment/stage-000/update-0
 comparison samples nothing.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Iterator, Sequence

@@ -6,8 +6,6 @@ RUN under a second name (hard links). Its updates use the same batches in the sa
 same learning rates.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

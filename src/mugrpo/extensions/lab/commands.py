@@ -1,7 +1,5 @@
 """`mugrpo bakeoff`, `alignment` and `study` on the command line. Heavy imports wait."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from functools import partial

@@ -1,7 +1,5 @@
 """Methods by name: the parts of the update that a preset or a TOML file chooses."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Engines and ranks on a Ray cluster."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 from pydantic import Field

@@ -3,8 +3,6 @@
 The actor starts the process on its machine and relays messages both ways.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from contextlib import suppress

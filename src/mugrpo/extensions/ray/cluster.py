@@ -1,7 +1,5 @@
 """The backend "ray": what places engines and ranks. `engines` are the GPUs of each engine."""
 
-from __future__ import annotations
-
 import logging
 import os
 import secrets

@@ -4,8 +4,6 @@ Ray Train places the workers, and restarts all of them if one is lost. The ranks
 the newest checkpoint in the run's directory, as they do without Ray. Ray is imported lazily.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """Rollouts with turns: what answers the model (tools, games, users), and its reward (README.md)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 

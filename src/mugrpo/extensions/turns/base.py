@@ -1,7 +1,5 @@
 """What environments reply: a message of the model in, messages for the model out."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

@@ -4,8 +4,6 @@ Tokens are never made again from text. What the model said stays as it was sampl
 to it is encoded as a suffix of that.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property

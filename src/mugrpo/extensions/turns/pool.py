@@ -6,8 +6,6 @@ repeats their calls and must give the same replies: an environment that does not
 beyond its seeds loses nothing.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ python -m mugrpo.extensions.turns.worker SOCKET LIFELINE
 An object with TRL's contract, or a function of messages, answers one rollout at a time.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import random

@@ -3,8 +3,6 @@
 Only small columns of the shards are read at first. Tokens are read when a rollout is opened.
 """
 
-from __future__ import annotations
-
 import operator
 import re
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """`mugrpo view`: a run's rollouts in the terminal, as `rollouts` reads them."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from typing import ClassVar

@@ -4,8 +4,6 @@ Its logprobs must include the temperature (`vllm serve --logprobs-mode processed
 temperature other than 1, the canary detects a server whose logprobs do not.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import deque

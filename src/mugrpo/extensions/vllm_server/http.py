@@ -1,7 +1,5 @@
 """Ask a server over HTTP."""
 
-from __future__ import annotations
-
 import base64
 import json
 import urllib.error

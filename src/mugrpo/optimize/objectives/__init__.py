@@ -24,8 +24,6 @@ It may also define
 A file of your own (`objective.name = "file"`) defines the same; see docs/objectives.md.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """CISPO. B responses, T tokens."""
 
-from __future__ import annotations
-
 import torch
 
 from mugrpo.optimize.ratios import finite, log_ratios

@@ -1,7 +1,5 @@
 """CTPO: the ratio of a token and its prefix, clipped by its position. B responses, T tokens."""
 
-from __future__ import annotations
-
 import torch
 
 from mugrpo.optimize.ratios import clamped, log_ratios, ppo_min

@@ -1,7 +1,5 @@
 """Decoupled PPO. B responses, T tokens."""
 
-from __future__ import annotations
-
 import torch
 
 from mugrpo.optimize.ratios import LARGEST, log_ratios, ppo_min

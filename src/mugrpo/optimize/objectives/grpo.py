@@ -1,7 +1,5 @@
 """GRPO, with GSPO's ratio and off-policy GRPO's clip as options. B responses, T tokens."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

@@ -1,7 +1,5 @@
 """Off-policy GRPO's penalized surrogate. B responses, T tokens."""
 
-from __future__ import annotations
-
 import torch
 
 from mugrpo.optimize.ratios import log_ratios

@@ -1,7 +1,5 @@
 """M2PO: a trust region by the second moment of the log ratio. B responses, T tokens."""
 
-from __future__ import annotations
-
 import torch
 
 from mugrpo.optimize.ratios import log_ratios

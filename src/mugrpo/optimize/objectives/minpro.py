@@ -1,7 +1,5 @@
 """MinPRO: the smallest ratio of the prefix. B responses, T tokens."""
 
-from __future__ import annotations
-
 import torch
 
 from mugrpo.optimize.ratios import clamped, log_ratios, ppo_min

@@ -1,7 +1,5 @@
 """REINFORCE on stale responses, without a ratio. B responses, T tokens."""
 
-from __future__ import annotations
-
 import torch
 
 from mugrpo.optimize.ratios import finite

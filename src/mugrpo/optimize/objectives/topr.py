@@ -1,7 +1,5 @@
 """TOPR: tapered off-policy REINFORCE, and its relatives. B responses, T tokens."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

@@ -1,7 +1,5 @@
 """VESPO: a smooth weight on the ratio of the response. B responses, T tokens."""
 
-from __future__ import annotations
-
 import math
 
 import torch

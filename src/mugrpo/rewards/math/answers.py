@@ -5,8 +5,6 @@ value: the same text, a choice, a word, units and words that differ. They compar
 own.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace

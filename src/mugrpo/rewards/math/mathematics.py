@@ -15,8 +15,6 @@ Numbers too large to compute (`_huge`) equal only those written the same way. A 
 on nothing but text and reference: sympy's random numbers begin anew at each call.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import sys

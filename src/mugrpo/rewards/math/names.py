@@ -1,7 +1,5 @@
 """What stands before "=" in an answer, and whether two of them name the same."""
 
-from __future__ import annotations
-
 import re
 
 from mugrpo.rewards.math.units import OTHERWISE, words_of

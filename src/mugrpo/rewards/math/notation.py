@@ -6,8 +6,6 @@ verdicts (`make site`) shows both tables, and a test applies each rule to its ex
 change how an answer looks, never its value.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import unicodedata

@@ -9,8 +9,6 @@
 - Without a box it is what follows the last "answer is", "answer:", "option is" or "####".
 """
 
-from __future__ import annotations
-
 import re
 from collections import deque
 

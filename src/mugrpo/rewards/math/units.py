@@ -10,8 +10,6 @@ Both verifiers (`math`, `numeric`) compare them here.
 - A word that says something else about the number (`OTHERWISE`: not, root) is never dropped.
 """
 
-from __future__ import annotations
-
 import re
 
 from mugrpo.rewards.math.notation import ascii_latex

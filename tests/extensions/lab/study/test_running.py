@@ -28,7 +28,6 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.long
 
-pytest_plugins = ["tests.run_fixtures"]
 
 STUDY = """
 title = "Rates"

@@ -13,7 +13,6 @@ from mugrpo.report.read import read_runs
 from tests.cases import table
 from tests.runs import ROOT
 
-pytest_plugins = ["tests.run_fixtures"]
 
 BASE = """
 preset = "mu-grpo"

@@ -1,7 +1,5 @@
 """Means over seeds with 95 % intervals, by Student's t distribution."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

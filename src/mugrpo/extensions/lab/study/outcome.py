@@ -1,7 +1,5 @@
 """The result of a finished run: a row of the study's table, with the curve of its evaluations."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Sequence

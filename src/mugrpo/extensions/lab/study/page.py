@@ -4,8 +4,6 @@ Every seed is drawn beside the mean and its 95 % interval: if runs either learn 
 is near their mean.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean

@@ -7,8 +7,6 @@ becomes a row of the study's table. Its rollouts, checkpoints and evaluations ar
 unless they are to be kept.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -13,8 +13,6 @@ A cell is a value of every axis and a seed. Its options are those of the base, o
 study's `set`, then by the options of its values and those of `where`, as on the command line.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The problems of an environment of verifiers as a data set: `mugrpo problems`."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

@@ -17,8 +17,6 @@ N is the rollout. "asked" has the messages and tools of a request to the endpoin
 or the failure. What cannot be loaded is answered with {"refused": text}.
 """
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import itertools

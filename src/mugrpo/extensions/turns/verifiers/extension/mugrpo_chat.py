@@ -5,8 +5,6 @@ which takes longer than a small model's answer. The worker adds this folder to i
 `harness.id = "mugrpo-chat"` finds it.
 """
 
-from __future__ import annotations
-
 import json
 from contextlib import AsyncExitStack
 from typing import Any

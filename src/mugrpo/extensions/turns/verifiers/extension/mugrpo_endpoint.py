@@ -4,8 +4,6 @@ This module imports only the standard library, so that an interpreter without mu
 (`worker.py`).
 """
 
-from __future__ import annotations
-
 import hmac
 import json
 import secrets
