@@ -19,7 +19,6 @@ from tests.faults.harm import accepted, refused, summed
 from tests.runs import Command, write_config
 from tests.runs import mugrpo as in_a_process
 
-
 UNKNOWN = "was not begun by you on this machine, and names what runs or is connected to: "
 RUNS = """
 from pathlib import Path

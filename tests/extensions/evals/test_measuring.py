@@ -13,7 +13,6 @@ from mugrpo.engines.continuous import ContinuousEngine
 from tests.extensions.evals.conftest import suite_in
 from tests.runs import Command, finished
 
-
 SHORT_SHARDS = ("--rollouts.shard_rollouts", "16")  # 12 problems x 4 samples are three shards
 
 

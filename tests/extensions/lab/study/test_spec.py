@@ -13,7 +13,6 @@ from mugrpo.report.read import read_runs
 from tests.cases import table
 from tests.runs import ROOT
 
-
 BASE = """
 preset = "mu-grpo"
 schedule = { stages = 2, batches_per_stage = 3 }
