@@ -14,7 +14,7 @@ from typing import Any
 
 import altair as alt
 
-from mugrpo.report.charts import color, inline, svg_file
+from mugrpo.report.charts import color, svg_file
 from side_by_side import RESULTS, ROOT
 
 WIDTH, ROW = 380, 30
@@ -56,8 +56,10 @@ def drawn(entries: Sequence[dict[str, Any]]) -> alt.LayerChart | alt.FacetChart:
         ticks.labelExpr = "datum.label + '\u00d7'"
         return alt.X(f"{name}:Q", scale=alt.Scale(domain=[0, end]), axis=ticks)
 
-    base = alt.Chart(inline(rows)).encode(y)
-    one = alt.Chart(inline([{"one": 1}])).mark_rule(color=color("muted"), strokeDash=[3, 3])
+    base = alt.Chart(alt.InlineData(values=list(rows))).encode(y)
+    one = alt.Chart(alt.InlineData(values=[{"one": 1}])).mark_rule(
+        color=color("muted"), strokeDash=[3, 3]
+    )
     target = base.transform_filter("datum.target !== null").mark_tick(thickness=2, size=ROW - 6)
     text = base.mark_text(align="left", dx=8, color=color("muted"))
     chart = alt.layer(

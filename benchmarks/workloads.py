@@ -4,6 +4,8 @@ Prompts and shards are imported where they are used: they need pyarrow, which a 
 runs `gpu.py` may lack.
 """
 
+from __future__ import annotations
+
 import argparse
 import copy
 import os

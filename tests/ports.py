@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 # In hexadecimal, as IPv4, as IPv4 in IPv6, and as IPv6.
@@ -11,7 +12,10 @@ LISTENS = "0A"
 
 def listening(pids: list[int]) -> Iterator[str]:
     """Yield the addresses, in hexadecimal, at which the processes `pids` accept connections."""
-    own = {os.readlink(fd) for pid in pids for fd in Path(f"/proc/{pid}/fd").iterdir()}
+    own = set[str]()
+    for fd in (fd for pid in pids for fd in Path(f"/proc/{pid}/fd").iterdir()):
+        with suppress(FileNotFoundError):  # it was closed since
+            own.add(os.readlink(fd))
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in Path(table).read_text().splitlines()[1:]:
             _, local, _, state, *_, inode = line.split()[:10]

@@ -115,8 +115,7 @@ def optimize(run: OpenRun, number: int, *, until: int | None = None) -> None:
     stage's end. Raises UsageError if rollouts or scores are missing.
     """
     stage = Stage.of(run, number)
-    stage.require("rollouts")
-    stage.require("scores")
+    stage.require("rollouts", "scores")
     with host_of(run) as host:
         if run.config.evaluation.every:
             prepare(run)
@@ -125,18 +124,15 @@ def optimize(run: OpenRun, number: int, *, until: int | None = None) -> None:
     run.folder.settle()
 
 
-def evaluate(run: OpenRun, update: int, *, again: bool = True) -> dict[str, Any]:
+def evaluate(run: OpenRun, update: int) -> dict[str, Any]:
     """Measure the policy after `update` updates on the held-out problems.
 
     Returns the numbers of a line of metrics.jsonl: "accuracy", the ends of its 95 % interval,
     "reward", "entropy" in nats per token, "time/evaluate" in seconds and others (see
     docs/reference.md). Suites that are due at this update and have no line are measured, too.
-    Without `again`, return {} if metrics.jsonl has this evaluation already.
     Raises UsageError if the run has not reached that update or holds out no problem, RunStopped if
     the checkpoint is gone or damaged.
     """
-    if not again and run.journal.has(EVALUATION, update):
-        return {}
     with host_of(run) as host:
         prepare(run)
         run.progress.say(f"loading the model {run.config.model.path}")

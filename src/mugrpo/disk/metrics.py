@@ -15,7 +15,6 @@ The file may be longer than the memory: nothing here holds the lines of updates.
 
 import errno
 import json
-import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -127,37 +126,27 @@ class History:
 class MetricsLog:
     """The metrics file at `path`, open for appending. Lines past `update` are removed first.
 
-    `also` is called with the kind, update and values of every line written. Ranks that do not write
-    have a log without a path, which keeps nothing.
+    `also` is called with the kind, update and values of every line written. Raises RunStopped if a
+    line is wrong.
     """
 
     def __init__(
         self,
-        path: Path | None,
+        path: Path,
         update: int,
         also: Callable[[str, int, dict[str, Any]], None] = lambda *_: None,
     ) -> None:
-        self._path = path or Path(os.devnull)
-        self._also = also
-        self.reopen(update)
-
-    def reopen(self, update: int) -> None:
-        """Reopen the file after others have written to it, and remove lines past `update`.
-
-        Raises RunStopped if a line is wrong.
-        """
-        self._history = History()
-        if self._path != Path(os.devnull):
-            kept = 0
-            for text, line, fault in checked(self._path, self._history):
-                if line is None or fault:
-                    raise RunStopped(_refusal(self._path, fault))
-                kept += len(text) if line["update"] <= update else 0
-            if self._path.exists() and kept < self._path.stat().st_size:
-                rewrite(self._path, update)
-            self._history.forget_after(update)
+        self._path, self._also, self._history = path, also, History()
+        kept = 0
+        for text, line, fault in checked(path, self._history):
+            if line is None or fault:
+                raise RunStopped(_refusal(path, fault))
+            kept += len(text) if line["update"] <= update else 0
+        if path.exists() and kept < path.stat().st_size:
+            rewrite(path, update)
+        self._history.forget_after(update)
         # Unbuffered, so that no line is left waiting to be written if the disk is full.
-        self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
 
     def has(self, kind: str, update: int) -> bool:
         """Return whether there is a line of a kind other than "update", and of this update."""

@@ -8,17 +8,16 @@
       stages/000/rollouts/shard-00000.parquet, manifest.json
       stages/000/scores/shard-00000.parquet, manifest.json
       stages/000/reference_logprobs/...   and other logprobs that an objective needs
-      stages/000/plan/shard-00000.parquet, manifest.json
       checkpoints/update-000064/          after 64 updates: model, optimizer, state
       evaluations/update-000064/          rollouts and scores of the held-out problems
       benchmarks/gsm8k/update-000064/     the same of a benchmark suite, and its result.json
       samples/update-000064.json          a few rollouts of an update (or evaluation-000064.json)
       nonfinite/update-000017.json        the loss and groups of an update that was not applied
-      handover/update-000064/             weights for engines in other processes
+      handover/update-000064/             weights for engines in other processes, from this one
       logs/engine-0.log, rewards.log      output of such a process
       logs/ranks/                         output of the ranks
       ranks/order.json, done.json         what the ranks are to do, and what they have done
-      ranks/models/update-000064/         weights for engines
+      ranks/models/update-000064/         weights for engines, from the ranks
       bakeoff/stage-000/METHOD/           runs that train other methods on the stage's rollouts
 
 A path that exists is complete (see `publishing`). A shard that its manifest does not list does not

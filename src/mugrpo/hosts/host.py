@@ -50,7 +50,7 @@ class Generation(Protocol):
 
 
 class Host(Protocol):
-    """Computes what a run's phases ask for. `Interrupted` or not, it ends with `close`."""
+    """Computes what a run's phases ask for. Call `close` at the end, also after an error."""
 
     def load(self) -> None:
         """Load the model, beside the engines if these have memory of their own."""

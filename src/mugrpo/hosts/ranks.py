@@ -85,8 +85,6 @@ class RankHost:
 
     def logprobs(self, update: int, rollouts: Sequence[Rollout]) -> list[NDArray[np.float32]]:
         """See `Host`."""
-        if not rollouts:
-            return []
         self._obeyed(Order(0, "logprobs", update), rollouts)
         return answered_logprobs(self._run.folder)
 
@@ -96,8 +94,6 @@ class RankHost:
         Raises RunStopped if they make no progress or fail.
         """
         run, start = self._run, self._run.folder.newest_update()
-        if start >= until:
-            return
         self._leave(generation)
         self._weights.close()
         run.journal.close()  # the first rank writes

@@ -103,14 +103,14 @@ class StageReader:
         """
         places = self._places(self._schedule.batch_of(update))
         stored = {
-            name: [rows.row(*place)["logprobs"] for place in places]
+            name: [row["logprobs"] for row in rows.rows(places)]
             for name, rows in self._once.items()
         }
         if self._period > 1:
             stored[_PROXIMAL] = self._of_proximal(update)
         return Experience(
-            [rollout_from_row(self._rollouts.row(*place)) for place in places],
-            [score_from_row(self._scores.row(*place)) for place in places],
+            list(map(rollout_from_row, self._rollouts.rows(places))),
+            list(map(score_from_row, self._scores.rows(places))),
             stored,
         )
 
@@ -157,7 +157,7 @@ class StageReader:
         # At a period's first update the policy itself is at hand, and updates that were made again
         # after --force may have led to another one than that of the stored logprobs.
         if since == 0 or not made:
-            those = [rollout_from_row(self._rollouts.row(*place)) for place in places]
+            those = list(map(rollout_from_row, self._rollouts.rows(places)))
             write_logprobs(kept, period, self._logprobs(update - since, those), **notes)
         before = batches[: batches.index(self._schedule.batch_of(update))]
         own = self._schedule.rollouts_per_update

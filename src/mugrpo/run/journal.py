@@ -4,11 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 from mugrpo.config.run import RunConfig
-from mugrpo.config.training import SinkOptions
 from mugrpo.disk.errors import Interrupted
 from mugrpo.disk.metrics import MetricsLog, read_metrics
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.processes.ranks import Ranks
 from mugrpo.run.progress import Progress
 from mugrpo.run.signs import Signs
 from mugrpo.run.sinks import Sinks
@@ -19,13 +17,12 @@ OnMetrics = Callable[[str, int, dict[str, Any]], None]
 class Journal:
     """The metrics of a run. The file opens when it is first needed, at the newest update.
 
-    Only the first of several ranks writes. While ranks make updates, the run that started them
+    Only the first of several ranks opens it. While ranks make updates, the run that started them
     closes its journal.
     """
 
-    def __init__(self, folder: RunDir, config: RunConfig, ranks: Ranks, progress: Progress) -> None:
-        self._folder, self._config, self._ranks = folder, config, ranks
-        self._progress = progress
+    def __init__(self, folder: RunDir, config: RunConfig, progress: Progress) -> None:
+        self._folder, self._config, self._progress = folder, config, progress
         self._listeners: list[OnMetrics] = []
         self._signs: Signs | None = None
         self._opened: tuple[MetricsLog, Sinks] | None = None
@@ -38,15 +35,13 @@ class Journal:
         if listener:
             self._listeners.append(listener)
         if self._opened is None:
-            update, first = self._folder.newest_update(), self._ranks.first
-            path = self._folder.metrics if first else None
-            options = self._config.sinks if first else SinkOptions()
-            document = self._config.model_dump(mode="json")
+            update, path = self._folder.newest_update(), self._folder.metrics
+            options, document = self._config.sinks, self._config.model_dump(mode="json")
             sinks = Sinks(options, self._folder.root, document, update, self._progress.say)
             self._opened = MetricsLog(path, update, self._tell), sinks
             if self._signs is None:
                 self._signs = Signs()
-                for line in read_metrics(path) if path else ():  # they have been said
+                for line in read_metrics(path):  # they have been said
                     self._signs.see(line["kind"], line["update"], line, say=lambda _: None)
         return self._opened[0]
 

@@ -62,7 +62,7 @@ class OpenRun:
     @cached_property
     def journal(self) -> Journal:
         """The run's metrics."""
-        journal = Journal(self.folder, self.config, self.ranks, self.progress)
+        journal = Journal(self.folder, self.config, self.progress)
         self.closing.callback(journal.close)
         return journal
 

@@ -108,15 +108,16 @@ class Stage:
         trained = self.end <= self.folder.newest_update()
         return None if trained or self.folder.origin.exists() else self.judge
 
-    def require(self, kind: str) -> None:
-        """Raise UsageError if the stage lacks shards of `kind`, "rollouts" or "scores"."""
-        missing = self.lacking() if kind == "rollouts" else self.unscored()
-        if missing:
-            before, total = ("generate" if kind == "rollouts" else "score"), len(self.drawn)
-            raise UsageError(
-                f"stage {self.number} has {total - len(missing)} of {total} shards of {kind}; run "
-                f"`mugrpo {before} {self.folder.root} --stage {self.number}` first"
-            )
+    def require(self, *kinds: str) -> None:
+        """Raise UsageError if the stage lacks shards of `kinds`: "rollouts", "scores"."""
+        for kind in kinds:
+            made = kind == "rollouts"
+            if missing := self.lacking() if made else self.unscored():
+                before, total = "generate" if made else "score", len(self.drawn)
+                raise UsageError(
+                    f"stage {self.number} has {total - len(missing)} of {total} shards of {kind}; "
+                    f"run `mugrpo {before} {self.folder.root} --stage {self.number}` first"
+                )
 
 
 def reference_update(config: RunConfig, stage: int) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.metrics import EVALUATION
 from mugrpo.disk.publishing import failpoint, publish_folder, publish_json, with_checksum
-from mugrpo.disk.shards import RowReader, ShardSet, read_rollouts, score_from_row
+from mugrpo.disk.shards import ShardSet, read_rollouts, read_scores
 from mugrpo.hosts.host import Host, Refreshed
 from mugrpo.hosts.updates import SAMPLES
 from mugrpo.optimize.samples import response
@@ -112,11 +112,10 @@ def _shown(run: OpenRun, folder: Path, count: int) -> list[dict[str, Any]]:
     They are of the same problems at every evaluation.
     """
     rollouts = list(read_rollouts(ShardSet(folder / "rollouts", "rollouts"), 0))[:count]
-    scores = RowReader(ShardSet(folder / "scores", "scores"))
-    rows = scores.rows((0, n) for n in range(len(rollouts)))
+    scores = read_scores(ShardSet(folder / "scores", "scores"), 0)[:count]
     tokenizer, shown = run.prompts.tokenizer, dict[str, dict[str, Any]]()
     references = {problem.id: problem.reference for problem in run.eval_problems}
-    for rollout, row in zip(rollouts, rows, strict=True):
+    for rollout, score in zip(rollouts, scores, strict=True):
         about = {
             "problem_id": rollout.problem_id,
             "prompt": tokenizer.decode(rollout.prompt_ids),
@@ -124,7 +123,7 @@ def _shown(run: OpenRun, folder: Path, count: int) -> list[dict[str, Any]]:
             "group": [],
         }
         group = shown.setdefault(rollout.problem_id, about)["group"]
-        group.append(response(rollout, score_from_row(row), tokenizer))
+        group.append(response(rollout, score, tokenizer))
     return list(shown.values())
 
 

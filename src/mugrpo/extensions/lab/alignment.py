@@ -61,8 +61,7 @@ def alignment(run: OpenRun, number: int, methods: Sequence[str], groups: int) ->
     for name, config in configs.items():
         if not can_align(config):
             raise UsageError(f"{name} needs logprobs of other policies; leave it out")
-    stage.require("rollouts")
-    stage.require("scores")
+    stage.require("rollouts", "scores")
     updates = [u for u in run.folder.checkpoint_updates() if stage.first_update < u < stage.end]
     if not updates:
         raise UsageError(

@@ -17,7 +17,7 @@ from typing import Any
 from mugrpo.config.load import build_config
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.metrics import UPDATE, number, read_metrics, rewrite, seconds_of
+from mugrpo.disk.metrics import EVALUATION, UPDATE, number, read_metrics, rewrite, seconds_of
 from mugrpo.disk.publishing import (
     publish_file,
     publish_folder,
@@ -35,7 +35,6 @@ from mugrpo.report import write_report
 from mugrpo.report.readable import markdown
 from mugrpo.rollouts.evaluation import headline, value_text
 from mugrpo.run.opening import OpenRun, open_run
-from mugrpo.run.progress import Progress
 from mugrpo.run.provenance import config_document, provenance_of
 from mugrpo.run.stage import Stage
 from mugrpo.run.trust import remember
@@ -58,25 +57,28 @@ def bakeoff(run: OpenRun, stage: int, methods: Sequence[str], *, force: bool = F
     }
     the_stage = Stage.of(run, stage)
     first = the_stage.first_update
-    the_stage.require("rollouts")
-    the_stage.require("scores")
+    the_stage.require("rollouts", "scores")
     weights_at(run.folder, run.config.model, first)  # raises if the checkpoint is gone
-    if run.eval_problems:
-        evaluate(run, first, again=False)
+    _evaluate(run, first)
     home = run.folder.root / "bakeoff" / f"stage-{stage:03d}"
     for place, (name, config) in enumerate(configs.items(), start=1):
         run.progress.say(f"{name} ({place} of {len(configs)})")
         _begin(run, stage, home / name, config)
-        with open_run(home / name, force=force, progress=Progress(), stop=run.stop) as arm:
+        with open_run(home / name, force=force, stop=run.stop) as arm:
             optimize(arm, stage)
             _give_back(arm, run, stage)
-            if arm.eval_problems:
-                evaluate(arm, arm.config.schedule.first_update(stage + 1), again=False)
+            _evaluate(arm, arm.config.schedule.first_update(stage + 1))
     lines = {name: list(read_metrics(RunDir(home / name).metrics)) for name in configs}
     with publish_file(home / "table.md") as file:
         file.write((table(lines, first) + "\n").encode())
     write_report([home / name for name in configs], home / "report.html")
     return home / "table.md"
+
+
+def _evaluate(run: OpenRun, update: int) -> None:
+    """Measure the policy after `update` updates, unless that is done or nothing is held out."""
+    if run.eval_problems and not run.journal.has(EVALUATION, update):
+        evaluate(run, update)
 
 
 def table(methods: dict[str, list[Line]], first: int) -> str:
