@@ -47,7 +47,7 @@ class UpdateLoss:
         self.objective = _objective(config.objective)
         self._knobs = config.objective.knobs
         self._config = config
-        self._masks = config.advantage.zero_variance_mask
+        self._zero_variance_mask = config.advantage.zero_variance_mask
         self._kl = config.reference if isinstance(config.reference, KLReference) else None
 
     @property
@@ -68,7 +68,7 @@ class UpdateLoss:
         needed = responses.advantages != 0
         if self.objective.needs_zero_advantages or self._kl is not None:
             counted = responses.counted
-            needed = needed | (counted & responses.varied if self._masks else counted)
+            needed = needed | (counted & responses.varied if self._zero_variance_mask else counted)
         return needed
 
     def prepass(self, logprobs: torch.Tensor, all_: Tensors) -> TokenTensors:
@@ -104,7 +104,9 @@ class UpdateLoss:
             loss_BT = loss_BT * weight_BT
         if self._kl is not None:
             kl_BT = kl(logprobs_BT, behavior_BT, batch.stored["reference_logprobs"])
-            counted_BT = batch.mask & batch.varied[:, None] if self._masks else batch.mask
+            counted_BT = (
+                batch.mask & batch.varied[:, None] if self._zero_variance_mask else batch.mask
+            )
             kl_BT = kl_BT * counted_BT
             metrics["kl_reference"] = kl_BT.detach()
             loss_BT = loss_BT + self._kl.coefficient * kl_BT

@@ -1,4 +1,4 @@
-"""Scoring answers by the rewards of a run, in worker processes that can be killed."""
+"""Scoring responses by the rewards of a run, in worker processes that can be killed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Call(PoolJob):
     def __post_init__(self) -> None:
         self.places = self.places or range(len(self.items))
         self.last = self.last or len(self.items) == 1
-        self.deaths = int(not self.last)
+        self.deaths = int(not self.last)  # one that is tried item by item gets no second worker
 
     @property
     def size(self) -> int:
@@ -112,7 +112,9 @@ class Pool(WorkerPool):
                         self._waiting.append(call)
                 self._dispatch()
                 while in_progress and in_progress[0].complete:
-                    yield [outcome for outcome in in_progress.popleft().outcomes if outcome]
+                    yield [
+                        outcome for outcome in in_progress.popleft().outcomes if outcome is not None
+                    ]
                 if exhausted and not in_progress:
                     return
                 self._attend()
@@ -161,9 +163,9 @@ class Pool(WorkerPool):
 
 
 class Grader:
-    """A judge that scores answers by `rewards`, in worker processes started at the first answer.
+    """A judge that scores responses by `rewards`, in worker processes started at the first one.
 
-    The reward of an answer is the weighted sum of the rewards that are numbers. Its status is that
+    The reward of a response is the weighted sum of the rewards that are numbers. Its status is that
     of the first verifier. The part "answer" of a score is the answer that this verifier read, and
     "answer/NAME" the one that the verifier NAME read, if there are several.
 
@@ -211,31 +213,31 @@ class Grader:
                     reasons[reference] = outcome.get("failure", "it is not equal to itself")
         return reasons
 
-    def scores(self, answers: Iterable[Response]) -> Iterator[Score]:
-        """Yield the score of each answer, in order. Answers are consumed as workers become free.
+    def scores(self, responses: Iterable[Response]) -> Iterator[Score]:
+        """Yield the score of each response, in order. They are consumed as workers become free.
 
         Raises UsageError if a reward cannot be loaded or a column cannot be sent to a function,
         BrokenReward if a function does not return a number or None for each completion.
         """
-        for outcomes in self._pool.run(self._calls(answers)):
+        for outcomes in self._pool.run(self._calls(responses)):
             yield from map(self._score, outcomes)
 
     def close(self) -> None:
         """End all workers. A later call of `scores` starts new ones."""
         self._pool.close()
 
-    def _calls(self, answers: Iterable[Response]) -> Iterator[list[str]]:
-        """Yield the items of each call: up to `batch_size` answers, but never a part of a group."""
+    def _calls(self, responses: Iterable[Response]) -> Iterator[list[str]]:
+        """Yield the items of each call: up to `batch_size` of them, but never a part of a group."""
 
         alone = count()
 
-        def whole(answer: Response) -> Any:
-            grouped = self.takes_groups and answer.group is not None
-            return answer.group if grouped else next(alone)
+        def group_of(response: Response) -> Any:
+            grouped = self.takes_groups and response.group is not None
+            return response.group if grouped else next(alone)
 
-        for _, same in groupby(answers, key=lambda answer: answer.state):
+        for _, same in groupby(responses, key=lambda response: response.state):
             call: list[str] = []
-            for _, group in groupby(same, key=whole):
+            for _, group in groupby(same, key=group_of):
                 items = list(map(self._item, group))
                 if call and len(call) + len(items) > self._workers.batch_size:
                     yield call
@@ -247,15 +249,15 @@ class Grader:
             if call:
                 yield call
 
-    def _item(self, answer: Response) -> str:
-        problem = answer.problem
-        item: dict[str, Any] = {"text": answer.text, "answer": problem.reference}
-        item["environment"] = answer.environment_reward
+    def _item(self, response: Response) -> str:
+        problem = response.problem
+        item: dict[str, Any] = {"text": response.text, "answer": problem.reference}
+        item["environment"] = response.environment_reward
         if self.takes_groups:
             item |= {"id": problem.id, "prompt": problem.prompt, "columns": dict(problem.columns)}
-            item["ids"] = [int(token) for token in answer.ids]
-            item["messages"] = answer.messages
-            item["state"] = answer.state and asdict(answer.state)
+            item["ids"] = [int(token) for token in response.ids]
+            item["messages"] = response.messages
+            item["state"] = response.state and asdict(response.state)
         try:
             return to_json(item)
         except (TypeError, ValueError) as error:

@@ -101,15 +101,16 @@ class Scorer:
         """
         everything = self.options.truncated == "scored"
         whole = [everything or r.finish_reason is FinishReason.STOP for r in rollouts]
+        failures = list(map(_environment_failure, rollouts))
         judged = [
-            not _failed(r) and (ended or self.task.takes_groups(self.problems[r.problem_id]))
-            for r, ended in zip(rollouts, whole, strict=True)
+            not failure and (ended or self.task.takes_groups(self.problems[r.problem_id]))
+            for r, ended, failure in zip(rollouts, whole, failures, strict=True)
         ]
-        verdicts = self.task.score(self._answer(r) for r in compress(rollouts, judged))
-        for rollout, ended, is_judged in zip(rollouts, whole, judged, strict=True):
+        verdicts = self.task.score(self._response(r) for r in compress(rollouts, judged))
+        for failure, ended, is_judged in zip(failures, whole, judged, strict=True):
             score = next(verdicts) if is_judged else None
-            if failed := _failed(rollout):
-                yield failed
+            if failure:
+                yield failure
             elif score is not None and ended:
                 yield score
             else:  # of its call's metrics, a score may be the only one that has them
@@ -136,7 +137,7 @@ class Scorer:
         logged |= {f"reward/{own}": [score.reward]} if score.reward is not None else {}
         return replace(score, logged={**score.logged, **logged})
 
-    def _answer(self, rollout: Rollout) -> Response:
+    def _response(self, rollout: Rollout) -> Response:
         failpoint("scoring")
         text = response_text(rollout, self.tokenizer)
         problem, outcome = self.problems[rollout.problem_id], rollout.environment
@@ -164,7 +165,7 @@ class Scorer:
             )
 
 
-def _failed(rollout: Rollout) -> Score | None:
+def _environment_failure(rollout: Rollout) -> Score | None:
     """Return the score of a rollout whose environment has failed, or None."""
     outcome = rollout.environment
     if outcome is None or not outcome.failure:

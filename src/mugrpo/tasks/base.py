@@ -26,10 +26,10 @@ class Task(Protocol):
         """
         return []
 
-    def score(self, answers: Iterable[Response]) -> Iterator[Score]:
-        """Yield the score of each of `answers`, in order.
+    def score(self, responses: Iterable[Response]) -> Iterator[Score]:
+        """Yield the score of each of `responses`, in order.
 
-        An answer that cannot be judged has Status.ERROR or Status.UNFINISHED, with the reason in
+        A response that cannot be judged has Status.ERROR or Status.UNFINISHED, with the reason in
         `parts["reason"]`. Raises RunStopped if the judge itself is broken.
         """
         ...

@@ -43,8 +43,8 @@ class GradedTask(ABC):
     def prepare(self, log: Path) -> list[str]:
         return self.grader.start(log)
 
-    def score(self, answers: Iterable[Response]) -> Iterator[Score]:
-        return self.grader.scores(answers)
+    def score(self, responses: Iterable[Response]) -> Iterator[Score]:
+        return self.grader.scores(responses)
 
     def decides(self, problem: Problem) -> bool:
         return self._decides

@@ -60,10 +60,10 @@ class EmbeddedTask(Task, ABC):
     def eval_problems(self) -> Sequence[Problem]:
         return self._problems(self.options.eval_problems, evaluation=True)
 
-    def score(self, answers: Iterable[Response]) -> Iterator[Score]:
-        for answer in answers:
-            found = self.read(answer.text)
-            right = found == answer.problem.reference
+    def score(self, responses: Iterable[Response]) -> Iterator[Score]:
+        for response in responses:
+            found = self.read(response.text)
+            right = found == response.problem.reference
             if found is None:
                 yield Score(Status.NO_ANSWER, 0.0)
             else:

@@ -50,13 +50,13 @@ class Mixture:
                 said |= dict.fromkeys(task.prepare(own))
         return list(said)
 
-    def score(self, answers: Iterable[Response]) -> Iterator[Score]:
+    def score(self, responses: Iterable[Response]) -> Iterator[Score]:
         by_source: dict[str, list[Response]] = {name: [] for name in self._sources}
         order: list[str] = []
-        for answer in answers:
-            name = answer.problem.source
-            assert name is not None, f"{answer.problem.id!r} is not a problem of a mixture"
-            by_source[name].append(answer)
+        for response in responses:
+            name = response.problem.source
+            assert name is not None, f"{response.problem.id!r} is not a problem of a mixture"
+            by_source[name].append(response)
             order.append(name)
         scores = {name: self._sources[name].score(some) for name, some in by_source.items()}
         for name in order:
