@@ -1,5 +1,7 @@
 """Runs on Ray on this machine have the bits of the local backend, whatever is killed."""
 
+from __future__ import annotations
+
 import os
 import signal
 import subprocess
@@ -13,7 +15,6 @@ from tests.faults.harm import resume_words, stopped
 from tests.ports import LOOPBACK, listening
 from tests.runs import (
     ENVIRONMENT,
-    Ended,
     Started,
     checkpoints,
     differences,
@@ -27,6 +28,7 @@ from tests.runs import (
 from tests.stages.test_rank_processes import LAST, LONG, TWO
 from tests.waiting import until
 
+pytest_plugins = ["tests.run_fixtures"]
 pytestmark = pytest.mark.ray
 
 
@@ -96,21 +98,18 @@ def start_on_ray(run_dir: Path, on_ray: tuple[str, ...]) -> Started:
     return start_train(run_dir, *TWO, *on_ray)
 
 
-def succeeded(started: Started) -> Ended:
-    """Wait for the end of a run, and check that it is a good one."""
-    ended = started.end(600)
-    assert (ended.status, ended.err) == (0, ""), ended
-    return ended
-
-
 @pytest.mark.promise("ray")
-def test_a_run_has_the_shards_and_weights_of_the_local_backend(on_ray, local, tmp_path):
+def test_a_run_has_the_shards_and_weights_of_the_local_backend(
+    on_ray: tuple[str, ...], local: Path, tmp_path: Path
+):
     ended = finished(tmp_path / "run", *TWO, *on_ray)
     assert not differences(tmp_path / "run", local, LAST)
     assert "optimize  24/24 updates" in ended.out  # what the first rank says is shown
 
 
-def test_a_ray_of_our_own_imports_nothing_from_here_and_listens_on_loopback(traps, tmp_path):
+def test_a_ray_that_a_run_starts_runs_nothing_of_the_working_directory_and_listens_on_loopback(
+    traps: Path, tmp_path: Path
+):
     run_dir, config = tmp_path / "run", write_config(tmp_path)
     words = [sys.executable, "-P", "-m", "mugrpo", "train", str(config), "--run-dir", str(run_dir)]
     words += [*TWO, "--backend.name", "ray", "--engine.processes", "1"]
@@ -136,7 +135,9 @@ def descendants(pid: int) -> list[int]:
     return [pid, *(found for child in own for found in descendants(child))]
 
 
-def test_an_actor_that_is_killed_is_started_again(on_ray, local, tmp_path):
+def test_an_actor_that_is_killed_is_started_again(
+    on_ray: tuple[str, ...], local: Path, tmp_path: Path
+):
     run_dir = tmp_path / "run"
     started = start_on_ray(run_dir, on_ray)
     actor = until(lambda: processes("ray::Relay"))[0]
@@ -144,7 +145,8 @@ def test_an_actor_that_is_killed_is_started_again(on_ray, local, tmp_path):
     manifest = run_dir / "stages" / "000" / "rollouts" / "manifest.json"
     until(manifest.exists)
     os.kill(actor, signal.SIGKILL)
-    ended = succeeded(started)
+    ended = started.end(600)
+    assert (ended.status, ended.err) == (0, ""), ended
     assert "the engine ended with its actor" in ended.out
     assert "Restarting it (1/2)" in ended.out
     assert not Path(f"/proc/{worker[0]}").exists()
@@ -152,19 +154,24 @@ def test_an_actor_that_is_killed_is_started_again(on_ray, local, tmp_path):
 
 
 @pytest.mark.parametrize("victim", ["rank", "worker"])
-def test_updates_whose_worker_is_killed_go_on(on_ray, local, tmp_path, victim):
+def test_updates_whose_worker_is_killed_go_on(
+    on_ray: tuple[str, ...], local: Path, tmp_path: Path, victim: str
+):
     """The rank's own process is killed, or the process of Ray that holds it."""
     run_dir = tmp_path / "run"
     started = start_on_ray(run_dir, on_ray)
     until(lambda: last_update(run_dir) >= 3, 400)
     first = ranks(run_dir)
     os.kill(first[-1] if victim == "rank" else parent(first[-1]), signal.SIGKILL)
-    succeeded(started)
+    ended = started.end(600)
+    assert (ended.status, ended.err) == (0, ""), ended
     assert not differences(run_dir, local, LAST)
     assert not any(Path(f"/proc/{pid}").exists() for pid in first)
 
 
-def test_a_signal_saves_and_the_run_goes_on_without_ray(on_ray, local, tmp_path):
+def test_a_signal_saves_and_the_run_goes_on_without_ray(
+    on_ray: tuple[str, ...], local: Path, tmp_path: Path
+):
     run_dir = tmp_path / "run"
     started = start_on_ray(run_dir, on_ray)
     until(lambda: last_update(run_dir) >= 3, 400)
@@ -180,7 +187,9 @@ def test_a_signal_saves_and_the_run_goes_on_without_ray(on_ray, local, tmp_path)
 
 
 @pytest.mark.promise("ray")
-def test_a_run_killed_with_all_its_processes_goes_on_without_ray(on_ray, local, tmp_path):
+def test_a_run_killed_with_all_its_processes_goes_on_without_ray(
+    on_ray: tuple[str, ...], local: Path, tmp_path: Path
+):
     run_dir = tmp_path / "run"
     started = start_on_ray(run_dir, on_ray)
     until(lambda: last_update(run_dir) >= 3, 400)
@@ -197,7 +206,9 @@ def without_ray(words: list[str]) -> list[str]:
     return [*words[:place], "local", *words[place + 3 :]]
 
 
-def test_with_overlap_and_one_worker_it_is_the_run_of_one_process(on_ray, tmp_path):
+def test_with_overlap_and_one_worker_it_is_the_run_of_one_process(
+    on_ray: tuple[str, ...], tmp_path: Path
+):
     """A Ray job of one worker, beside an actor that still generates."""
     finished(tmp_path / "plain", *LONG)
     finished(tmp_path / "run", *LONG, *on_ray, "--overlap", "true", "--checkpoint.every", "0")
@@ -220,7 +231,9 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_dir
 
 
-def test_ranks_stay_where_there_is_room_for_engines_beside_them(on_ray, several, tmp_path):
+def test_ranks_stay_for_the_run_where_the_cluster_has_room_for_engines_beside_them(
+    on_ray: tuple[str, ...], several: Path, tmp_path: Path
+):
     """Two ranks and an engine, on three CPUs: the same processes from beginning to end."""
     run_dir = tmp_path / "run"
     started = start_train(run_dir, *SEVERAL, *on_ray)
@@ -228,11 +241,14 @@ def test_ranks_stay_where_there_is_room_for_engines_beside_them(on_ray, several,
     early, actor = ranks(run_dir), processes("ray::Relay")
     until(lambda: last_update(run_dir) >= 9, 300)
     assert len(early) == 2 and ranks(run_dir) == early and processes("ray::Relay") == actor
-    succeeded(started)
+    ended = started.end(600)
+    assert (ended.status, ended.err) == (0, ""), ended
     assert not differences(run_dir, several, 12)
 
 
-def test_ranks_and_engines_take_turns_where_there_is_no_room_for_both(on_ray, several, tmp_path):
+def test_ranks_and_engines_take_turns_where_there_is_no_room_for_both(
+    on_ray: tuple[str, ...], several: Path, tmp_path: Path
+):
     """Two ranks and two engines, on three CPUs."""
     run_dir = tmp_path / "run"
     started = start_train(run_dir, *SEVERAL, *on_ray, "--engine.processes", "2")
@@ -240,16 +256,20 @@ def test_ranks_and_engines_take_turns_where_there_is_no_room_for_both(on_ray, se
     early = ranks(run_dir)
     until(lambda: last_update(run_dir) >= 9, 300)
     assert not set(early) & set(ranks(run_dir))
-    succeeded(started)
+    ended = started.end(600)
+    assert (ended.status, ended.err) == (0, ""), ended
     assert final_weights(run_dir, 12) == final_weights(several, 12)
 
 
-def test_a_rank_that_is_killed_between_orders_is_started_again(on_ray, several, tmp_path):
+def test_a_rank_that_is_killed_between_orders_is_started_again(
+    on_ray: tuple[str, ...], several: Path, tmp_path: Path
+):
     run_dir = tmp_path / "run"
     started = start_train(run_dir, *SEVERAL, *on_ray)
     until(lambda: 4 in checkpoints(run_dir), 300)
     os.kill(ranks(run_dir)[0], signal.SIGKILL)
-    succeeded(started)
+    ended = started.end(600)
+    assert (ended.status, ended.err) == (0, ""), ended
     assert not differences(run_dir, several, 12)
 
 

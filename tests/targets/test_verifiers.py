@@ -17,7 +17,7 @@ from mugrpo.extensions.turns import EnvironmentOptions
 from mugrpo.extensions.turns.base import Reply
 from mugrpo.extensions.turns.verifiers.pool import VerifiersEnvironments
 from tests.builders import chain_tokenizer
-from tests.extensions.turns.verifiers.test_verifiers_environments import SAY, reply
+from tests.extensions.turns.verifiers.test_verifiers_environments import reply
 
 pytestmark = pytest.mark.verifiers
 
@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-verifiers" / "bin" / "python"
 TASKSETS = Path(__file__).with_name("tasksets")
 ONE = WorkerOptions(count=1)
+SAY = {"role": "assistant", "content": "7"}
 
 
 @pytest.fixture(scope="module", autouse=True)

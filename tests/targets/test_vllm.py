@@ -1,5 +1,7 @@
 """Runs with the real vLLM, on the CPU if there is no GPU: `make test-vllm`."""
 
+from __future__ import annotations
+
 import json
 import os
 import signal
@@ -7,7 +9,6 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.config.training import LoRAOptions
 from mugrpo.disk.shards import ShardSet, read_rollouts
 from mugrpo.engines import make_engines, vllm
-from mugrpo.engines.base import Completion, Engine, Request
+from mugrpo.engines.base import Engine, Request
 from mugrpo.engines.process import RemoteEngine
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.model.pretrained import EMBEDDED
@@ -35,9 +36,9 @@ PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
 CONFIG = f"""
 seed = 3
-task = {{ train_problems = 64 }}
-rollouts = {{ shard_rollouts = 16, temperature = 1.3 }}
-evaluation = {{ every = 0 }}
+
+[task]
+train_problems = 64
 
 [schedule]
 stages = 2
@@ -45,6 +46,13 @@ batches_per_stage = 3
 growth = 1
 problems_per_update = 4
 group_size = 8
+
+[rollouts]
+shard_rollouts = 16
+temperature = 1.3
+
+[evaluation]
+every = 0
 
 [engine]
 name = "vllm"
@@ -78,11 +86,6 @@ def trained(config: Path, run_dir: Path, *options: str) -> str:
     return said
 
 
-@pytest.fixture(autouse=True)
-def _small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
-
-
 def engine_of(policy: Policy, folder: Path) -> Engine:
     (engine,) = make_engines(
         RunConfig(engine=VLLMOptions(python=str(PYTHON), arguments=EAGER)),
@@ -93,15 +96,6 @@ def engine_of(policy: Policy, folder: Path) -> Engine:
         check=lambda: None,
     )
     return engine
-
-
-def answers(engine: Engine, requests: list[Request], **sampling: Any) -> list[Completion]:
-    """Return an engine's completions of `requests`, in order."""
-    every = [
-        one for decoded in engine.generate(requests, **sampling) for one in decoded.completions
-    ]
-    assert len(every) == len(requests)
-    return [dict(every)[index] for index in range(len(requests))]
 
 
 def manifest(run_dir: Path, stage: int = 0) -> dict[str, dict]:
@@ -138,7 +132,9 @@ def test_two_engines_share_a_stage(config: Path, tmp_path: Path):
 
 
 @pytest.mark.promise("vllm")
-def test_a_killed_engine_is_started_again_and_the_shards_that_are_done_are_kept(config, tmp_path):
+def test_a_killed_engine_is_started_again_and_the_shards_that_are_done_are_kept(
+    config: Path, tmp_path: Path
+):
     process = start(config, tmp_path / "run")
     until(lambda: manifest(tmp_path / "run"), 600)
     before = manifest(tmp_path / "run")
@@ -167,17 +163,21 @@ def test_a_killed_run_leaves_no_engine_and_goes_on_where_it_was(config: Path, tm
     assert_whole(tmp_path / "run")
 
 
-def test_tokens_are_drawn_from_the_softmax_at_the_temperature(tmp_path: Path):
+def test_tokens_are_drawn_from_the_softmax_at_the_temperature(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """Compare the first tokens of 2,000 responses, each with its own seed, with probabilities."""
     policy = load_policy(ModelOptions())
     prompt = encoded(policy, PROMPTS[0])
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     engine = engine_of(policy, tmp_path)
     engine.refresh(0, lambda: str(EMBEDDED["chain"]))
     count, temperature = 2000, 2.0
     requests = [Request(prompt, 7_000_000_000 + i) for i in range(count)]
     counts = np.zeros(policy.vocab_size)
-    for completion in answers(engine, requests, temperature=temperature, max_new_tokens=1):
-        counts[completion.ids[0]] += 1
+    for decoded in engine.generate(requests, temperature=temperature, max_new_tokens=1):
+        for _, completion in decoded.completions:
+            counts[completion.ids[0]] += 1
     engine.close()
     every = [np.array([token], np.int32) for token in range(policy.vocab_size)]
     logprobs = [plain_logprobs(policy, prompt, ids, temperature).item() for ids in every]
@@ -187,20 +187,24 @@ def test_tokens_are_drawn_from_the_softmax_at_the_temperature(tmp_path: Path):
     assert chisquare(counts, expected).pvalue > 1e-3
 
 
-def test_logprobs_with_top_p_are_those_of_our_engine_under_its_nucleus(tmp_path: Path):
+def test_logprobs_with_top_p_are_those_of_our_engine_under_its_nucleus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """Under the renormalized nucleus. A token outside would have the logprob -inf."""
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     policy, sampling = load_policy(ModelOptions()), {"temperature": 1.5, "top_p": 0.7}
     engine = engine_of(policy, tmp_path)
     engine.refresh(0, lambda: str(EMBEDDED["chain"]))
     requests = [Request(encoded(policy, prompt), seed) for seed in range(8) for prompt in PROMPTS]
     differences = []
-    found = answers(engine, requests, max_new_tokens=24, **sampling)
-    for request, completion in zip(requests, found, strict=True):
-        case = policy, request.prompt_ids, completion.ids
-        expected = plain_logprobs(*case, **sampling).detach()
-        np.testing.assert_allclose(completion.logprobs, expected, atol=1e-3)
-        differences.append(expected - plain_logprobs(*case, sampling["temperature"]).detach())
+    for decoded in engine.generate(requests, max_new_tokens=24, **sampling):
+        for index, completion in decoded.completions:
+            case = policy, requests[index].prompt_ids, completion.ids
+            expected = plain_logprobs(*case, **sampling).detach()
+            np.testing.assert_allclose(completion.logprobs, expected, atol=1e-3)
+            differences.append(expected - plain_logprobs(*case, sampling["temperature"]).detach())
     engine.close()
+    assert len(differences) == len(requests)
     assert torch.cat(differences).max() > 0.1  # the nucleus left something out
 
 
@@ -222,21 +226,25 @@ class TakesWeights:
 
 
 @pytest.mark.parametrize("ours", [True, False])
-def test_a_tied_head_gets_new_weights_or_the_canary_sees_it(tmp_path, monkeypatch, ours):
+def test_a_tied_head_gets_new_weights_and_the_canary_would_see_if_it_did_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ours: bool
+):
     """If this fails with vLLM's own method alone, vLLM has fixed it: remove ours."""
     if not ours:
         (tmp_path / "mugrpo_vllm.py").write_text(VLLMS_OWN)
         monkeypatch.setattr(vllm, "EXTENSION", tmp_path)
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     policies = [tied_policy(tmp_path / str(seed), seed) for seed in (0, 1)]
     engine = engine_of(policies[0], tmp_path)
     requests = [Request(encoded(policies[0], prompt), 5) for prompt in PROMPTS]
     gaps, seconds = [], []
     for update, policy in enumerate([*policies, policies[0]]):
         seconds.append(engine.refresh(update, lambda: str(tmp_path / str(update % 2))))  # noqa: B023
-        found = answers(engine, requests, temperature=1.0, max_new_tokens=16)
-        for request, completion in zip(requests, found, strict=True):
-            expected = plain_logprobs(policy, request.prompt_ids, completion.ids)
-            gaps.append((update, np.abs(completion.logprobs - expected.detach().numpy()).max()))
+        for decoded in engine.generate(requests, temperature=1.0, max_new_tokens=16):
+            for index, completion in decoded.completions:
+                request = requests[index]
+                expected = plain_logprobs(policy, request.prompt_ids, completion.ids)
+                gaps.append((update, np.abs(completion.logprobs - expected.detach().numpy()).max()))
         engine.sleep()
     engine.close()
     worst = [max(gap for u, gap in gaps if u == update) for update in range(3)]
@@ -258,8 +266,11 @@ def adapted(folder: Path, seed: int) -> Policy:
     return Policy(model.merge_and_unload(), policy.tokenizer, ModelOptions())
 
 
-def test_adapters_made_by_peft_take_each_others_place(tmp_path: Path):
+def test_adapters_made_by_peft_take_each_others_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """The base model, an adapter, another one, and after its process died, the first again."""
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     base = EMBEDDED["chain"]
     paths = [str(base), *(str(tmp_path / name) for name in ("one", "two"))]
     policies = [load_policy(ModelOptions()), adapted(Path(paths[1]), 1), adapted(Path(paths[2]), 2)]
@@ -272,14 +283,15 @@ def test_adapters_made_by_peft_take_each_others_place(tmp_path: Path):
         if update == 3:
             engine.close()
         engine.refresh(update, lambda: paths[place])  # noqa: B023
-        found = answers(engine, requests, temperature=1.0, max_new_tokens=16)
-        for request, completion in zip(requests, found, strict=True):
-            expected, other = (
-                plain_logprobs(policies[p], request.prompt_ids, completion.ids).detach().numpy()
-                for p in (place, place - 1)
-            )
-            np.testing.assert_allclose(completion.logprobs, expected, atol=1e-3)
-            assert np.abs(completion.logprobs - other).max() > 0.01
+        for decoded in engine.generate(requests, temperature=1.0, max_new_tokens=16):
+            for index, completion in decoded.completions:
+                prompt = requests[index].prompt_ids
+                expected, other = (
+                    plain_logprobs(policies[p], prompt, completion.ids).detach().numpy()
+                    for p in (place, place - 1)
+                )
+                np.testing.assert_allclose(completion.logprobs, expected, atol=1e-3)
+                assert np.abs(completion.logprobs - other).max() > 0.01
     engine.close()
 
 

@@ -3,6 +3,8 @@
 `make test-wheel` runs these tests.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import subprocess
@@ -21,12 +23,20 @@ pytestmark = pytest.mark.wheel
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"].keys() - {"test", "bench", "notebooks"}
 TINY = [
-    *("--schedule.stages=1", "--schedule.batches_per_stage=2", "--schedule.problems_per_update=4"),
-    *("--task.train_problems=8", "--task.eval_problems=8"),
+    "--schedule.stages=1",
+    "--schedule.batches_per_stage=2",
+    "--schedule.problems_per_update=4",
+    "--task.train_problems=8",
+    "--task.eval_problems=8",
 ]
 SMALL = """
-task = { train_problems = 8, eval_problems = 8 }
-schedule = { stages = 1, batches_per_stage = 2, problems_per_update = 4 }
+[task]
+train_problems = 8
+eval_problems = 8
+[schedule]
+stages = 1
+batches_per_stage = 2
+problems_per_update = 4
 """
 STUDY = """
 title = "Two seeds"
@@ -120,8 +130,14 @@ def test_every_command_runs_where_only_the_wheel_is_installed(base: Path, tmp_pa
 
 CONFIG = """
 preset = "tapered-grpo"
-task = { name = "dataset", data = "problems.jsonl", rewards = ["math"] }
-schedule = { stages = 1, batches_per_stage = 1, problems_per_update = 2 }
+[task]
+name = "dataset"
+data = "problems.jsonl"
+rewards = ["math"]
+[schedule]
+stages = 1
+batches_per_stage = 1
+problems_per_update = 2
 """
 # Extra -> a use of it: words of a command, or code.
 USES: dict[str, list[str] | str] = {
