@@ -107,7 +107,7 @@ def engine_of(name: str, policy: Policy, slots: int) -> Engine:
 def collected(
     steps: Iterable[Decoded], after: Callable[[int], object] = lambda done: None
 ) -> list[Completion]:
-    """Return the completions by their indices, each of which comes once.
+    """Return the completions by request index. Each index must occur once.
 
     `after` is called with how many are done.
     """

@@ -144,7 +144,7 @@ def start(
 ) -> Started:
     """Start `mugrpo ARGUMENTS`, with `act` at the `nth` pass of the place `at` (tests.kill_at). The
     new process calls `first`, which must be picklable, before anything else. Unless checkpoints are
-    written `beside` training, it waits for each, so that tests know what a killed run leaves."""
+    written `beside` training, wait for each: so it is known what a killed run leaves."""
     folder = Path(mkdtemp(prefix="mugrpo-test-"))
     for name in ("out", "err"):  # it may be killed before it opens them
         (folder / name).touch()

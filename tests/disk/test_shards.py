@@ -111,7 +111,7 @@ def test_turns_come_back_as_they_were_written_beside_rollouts_without(tmp_path):
     ],
 )
 def test_turns_that_contradict_the_response_are_refused(tmp_path, change, words):
-    """Two tokens, of which the environment said the second."""
+    """Two tokens; the environment said the second one."""
     good = {"loss_mask": np.array([True, False]), "turns": np.array([0], np.int32)}
     good["behavior_logprobs"] = np.array([-1, 0], np.float32)
     with pytest.raises(ValueError, match=words):

@@ -140,7 +140,7 @@ class LocalHost:
         self._trainer_at(self._run.folder.newest_update())
 
     def made(self) -> int:
-        """Return the number of updates made, also those that only memory holds."""
+        """Return the number of updates made, including those not yet saved."""
         if self.trainer is not None and self.unsaved():
             return self.trainer.update
         return self._run.folder.newest_update()

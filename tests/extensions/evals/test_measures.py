@@ -91,7 +91,7 @@ def test_extreme_difficulties_are_covered_less():
 def test_wilson_by_hand():
     """Two problems: t has one degree of freedom, and z = 12.706, z^2 = 161.4.
 
-    Values 1 and 0: p = 1/2, SE^2 = 1/4, so that n = 1, raised to 2. The half width is
+    Values 1 and 0: p = 1/2 and SE^2 = 1/4 give n = 1, raised to 2. The half width is
     12.706 / (1 + 80.72) sqrt(1/8 + 161.4 / 16) = .15548 x 3.1962 = .4969.
     """
     assert interval([1.0, 0.0], 1) == pytest.approx((0.0031, 0.9969), abs=5e-5)

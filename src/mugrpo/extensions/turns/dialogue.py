@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,23 +41,8 @@ class EnvironmentDialogue:
     encoder: MessageEncoder
     max_turns: int  # of the model
 
-    def turns(
-        self,
-        *,
-        max_new_tokens: int,
-        exact: bool,
-        temperature: float,
-        policy_step: int,
-        check: Callable[[], None],
-    ) -> Conversations:
-        return Conversations(
-            self,
-            max_new_tokens=max_new_tokens,
-            exact=exact,
-            temperature=temperature,
-            policy_step=policy_step,
-            check=check,
-        )
+    def turns(self, **how: Any) -> Conversations:
+        return Conversations(self, **how)
 
     def rewards(self, seed: int, said: Sequence[tuple[Problem, str]]) -> list[float | None]:
         """Return the environment's own reward for each text as the only turn of a conversation.
