@@ -125,9 +125,9 @@ def test_a_missing_shard_is_one_sentence_and_the_rest_is_listed(tmp_path: Path):
     assert note.startswith(f"{shard(run, 'rollouts')} is missing; run `mugrpo repair`")
 
 
-def test_an_unreadable_manifest_or_sample_file_is_one_sentence(tmp_path: Path):
+def test_an_unreadable_entry_or_sample_file_is_one_sentence(tmp_path: Path):
     run = rolled_run(tmp_path / "run")
-    (RunDir(run).shards(1, "rollouts") / "manifest.json").write_text("{")
+    (RunDir(run).shards(1, "rollouts") / "shard-00000.json").write_text("{")
     RunDir(run).samples(4).write_text('{"update": 4, "samples": [1]}')
     rollouts = Rollouts(run)
     assert len(rollouts.rows) == 8 and len(rollouts.notes) == 2
