@@ -165,8 +165,7 @@ def open_run(
             for notice in stack.enter_context(folder.locked()):
                 progress.say(notice)
             provenance = provenance_of(config, problems, eval_problems)
-            current = config.schedule.stage_of(newest)
-            _store_config(folder, config, provenance, force, progress, current)
+            _store_config(folder, config, provenance, force, progress, newest)
         for ending in (folder.settle, task.close, progress.stop):  # the last one comes first
             stack.callback(ending)
         yield OpenRun(
@@ -191,9 +190,9 @@ def _store_config(
     provenance: dict[str, Any],
     force: bool,
     progress: Progress,
-    stage: int,
+    newest: int = 0,
 ) -> None:
-    """Check the config against the stored one, then store it. `stage` is the current stage.
+    """Check the config against the stored one, then store it. `newest` updates are made.
 
     If a change was forced, rollouts of later stages are set aside: the run will reach those stages
     with another policy. Raises UsageError if a change is refused, RunStopped if a file is damaged.
@@ -203,7 +202,7 @@ def _store_config(
         raise RunStopped(fault.sentence(folder))
     document, forced = checked_config(folder, config, provenance, force, progress)
     for later in folder.stages() if forced else ():
-        if later > stage:
+        if later > config.schedule.stage_of(newest):
             set_aside(folder.stage(later))
     if document:  # last: after a kill before this line, the change must be forced again
         publish_json(folder.config, with_checksum(document))
@@ -222,7 +221,7 @@ def _join(
         try:
             with folder.locked():
                 if folder.read_config() is None:
-                    _store_config(folder, config, provenance, False, progress, 0)
+                    _store_config(folder, config, provenance, False, progress)
         except Locked:
             if time.monotonic() > until:
                 raise
