@@ -253,6 +253,9 @@ def _add_others(commands: Commands) -> None:
     text = "verify checksums; set damaged files aside for `train` to make again"
     repair = add("repair", text, "runs/mine", MOVE)
     repair.add_argument("target", type=Path, metavar="RUN", help="a run's directory")
+    text = "say what of a run is there, who is at work on it, and what comes next"
+    state = add("status", text, "runs/mine", LOOK)
+    state.add_argument("target", type=Path, metavar="RUN", help="a run's directory")
     text = "write an HTML report on one or more runs"
     report = add("report", text, "runs/mine runs/other --out both.html", LOOK)
     several = "directories of runs; several runs share each chart"

@@ -176,6 +176,12 @@ def run_repair(options: argparse.Namespace) -> None:
     _say(f"{damaged} damaged; {rest}" if damaged else "no damage found")
 
 
+def run_status(options: argparse.Namespace) -> None:
+    from mugrpo.report.status import status
+
+    _say("\n".join(status(RunDir(options.target))))
+
+
 def run_report(options: argparse.Namespace) -> None:
     """Write the report; with `--every`, write it again until the user ends it."""
     from mugrpo.report import write_report

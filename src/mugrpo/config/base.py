@@ -413,6 +413,7 @@ class Extension:
     # of metrics lines: functions of (folder, line) -> what is wrong with it (`run.faults`), or None
     witnesses: tuple[str, ...] = ()
     sections: tuple[str, ...] = ()  # of the report: functions of runs -> (title, figures)
+    status: tuple[str, ...] = ()  # functions of a RunDir -> further lines of `mugrpo status`
     commands: tuple[str, ...] = ()  # functions of `arguments.Commands`, in light modules
     checks: Mapping[str, str] = of(default_factory=dict)  # subject -> a check of `doctor`
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import datetime
+import math
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -282,6 +283,13 @@ class RunConfig(Options):
         if every:
             return update % every == 0 or update == schedule.total_updates
         return update == schedule.first_update(schedule.stage_of(update))
+
+    def shards_of(self, stage: int) -> list[int]:
+        """Return the number of groups of each shard of a stage."""
+        needed = self.schedule.batches(stage) * self.schedule.problems_per_update
+        groups = math.ceil(self.sampling.surplus * needed)
+        size = math.ceil(self.rollouts.shard_rollouts / self.schedule.group_size)
+        return [min(size, groups - first) for first in range(0, groups, size)]
 
     @property
     def needs(self) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ A path that exists is complete (see `publishing`). A shard without its entry doe
 import fcntl
 import json
 import os
+import shutil
 import socket
 import time
 from collections.abc import Iterator
@@ -239,6 +240,10 @@ class RunDir:
             return False
         return False
 
+    def holder(self) -> str:
+        """Return which process has the lock, as it says itself, or ""."""
+        return self._lock.read_text(errors="replace").strip() if self.held() else ""
+
     def join(self) -> None:
         """Keep what is this process's alone apart, as processes on other machines work here, too.
 
@@ -246,6 +251,12 @@ class RunDir:
         """
         require_atomic(self.root)
         self.own = self.root / "parts" / f"{socket.gethostname()}-{os.getpid()}"
+
+    def leave(self) -> None:
+        """Remove what this process has kept apart. After an error it stays, to be looked at."""
+        shutil.rmtree(self.own, ignore_errors=True)
+        with suppress(OSError):  # others are at work
+            self.own.parent.rmdir()
 
     @property
     def joined(self) -> bool:

@@ -110,6 +110,7 @@ def _sections(runs: Sequence[RunData]) -> list[Markup | None]:
         part("header", "mugrpo report", runs[0].name if alone else f"{len(runs)} runs compared"),
         part("notes", notes),
         tiles(runs[0]) if alone else None,
+        *(part("preformatted", "\n".join(run.working)) for run in runs if run.working),
         part("section", title, part("grid", headline_figures(runs), "grid pair")),
         *(part("section", title, part("grid", figures)) for title, figures in added),
         part("section", "Results and options", results_table(runs), config_table(runs), *configs),

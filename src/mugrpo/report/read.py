@@ -29,6 +29,7 @@ from mugrpo.disk.metrics import (
 )
 from mugrpo.disk.publishing import read_checked
 from mugrpo.disk.run_dir import RunDir
+from mugrpo.report.status import parts_at_work
 from mugrpo.rollouts.evaluation import headline
 from mugrpo.run.faults import faults
 from mugrpo.run.signs import Signs
@@ -53,6 +54,7 @@ class RunData:
     notes: list[str] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)  # kind -> lines, if neighbours became one
     faults: list[str] = field(default_factory=list)  # for each, what is wrong and the remedy
+    working: list[str] = field(default_factory=list)  # who makes what of the stage, in parts
 
     def count(self, kind: str) -> int:
         """Return how many lines of `kind` the run has."""
@@ -161,6 +163,7 @@ def _read_run(root: Path, name: str) -> RunData:
         notes=notes,
         counts=counts,
         faults=[fault.sentence(run_dir) for fault in wrong],
+        working=parts_at_work(run_dir),
     )
 
 

@@ -182,6 +182,8 @@ def open_run(
             ranks,
             stack,
         )
+        if joins:
+            folder.leave()
 
 
 def _store_config(

@@ -7,7 +7,6 @@ the order of the draws, and is stored nowhere: it is the same after a kill, and 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -61,10 +60,8 @@ class Stage:
     @cached_property
     def drawn(self) -> list[list[Draw]]:
         """The groups of each of its shards, in the order in which they are drawn."""
-        per_shard = self.config.rollouts.shard_rollouts / self.config.schedule.group_size
-        size, count = math.ceil(per_shard), math.ceil(self.config.sampling.surplus * self.needed)
-        groups = list(islice(self.draws.stream(self.number), count))
-        return [groups[start : start + size] for start in range(0, count, size)]
+        stream = self.draws.stream(self.number)
+        return [list(islice(stream, size)) for size in self.config.shards_of(self.number)]
 
     def shards(self, kind: str) -> ShardSet:
         """Return the shards of a kind: "rollouts", "scores", or logprobs' name."""
