@@ -141,6 +141,8 @@ def run_phase(options: argparse.Namespace) -> None:
             pipeline.score(run, stage, part, again=options.again)
         else:
             pipeline.optimize(run, stage, until=options.until, wait=60 * options.wait)
+    if run.folder.joined:
+        run.folder.leave()
 
 
 def run_evaluate(options: argparse.Namespace) -> None:

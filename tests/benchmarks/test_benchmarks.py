@@ -10,6 +10,7 @@ import torch
 import generation
 import gpu_steps
 import optimization_floor
+import parts
 import whole_run
 from generation import plainly_generated
 from gpu import LARGE, MEDIUM
@@ -29,6 +30,13 @@ def test_word_problems_are_all_different_and_the_same_at_every_call():
     problems = word_problems(64)
     assert problems == word_problems(64)
     assert len({p.prompt for p in problems}) == len({p.id for p in problems}) == 64
+
+
+def test_what_a_shard_costs_a_folder_does_not_grow_with_the_parts():
+    few, many = parts.main(["--shards", "32", "--parts", "2", "32"])
+    assert all(abs(many[name] - few[name]) <= 2 for name in parts.OPERATIONS)  # of each part, once
+    # file and entry, of rollouts and of scores: renamed, each and its folder on the disk
+    assert (few["rename"], few["fsync"], few["list"], few["remove"]) == (4, 8, 0, 2)
 
 
 def test_both_sides_of_generation_count_the_same_tokens(embedded_policy):

@@ -182,8 +182,6 @@ def open_run(
             ranks,
             stack,
         )
-        if joins:
-            folder.leave()
 
 
 def _store_config(
