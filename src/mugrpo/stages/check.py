@@ -3,15 +3,19 @@
 from statistics import fmean
 
 from mugrpo.config.engines import OwnEngineOptions
-from mugrpo.engines import make_engine
+from mugrpo.config.run import RunConfig
+from mugrpo.engines import make_engine, reserved_gpus
 from mugrpo.hosts.weights import Weights
 from mugrpo.report.readable import rounded
 from mugrpo.run.estimate import longest_seconds
+from mugrpo.run.machine import Machine, fitting
+from mugrpo.run.memory import disk
 from mugrpo.run.opening import OpenRun
 from mugrpo.run.preflight import preflight
 from mugrpo.run.stage import Stage
 
 _PROMPTS = 64  # whose lengths say how long a prompt is
+_NOT_TRIED = "not tried   a start of engines and ranks, the model, memory of nodes, the network"
 _LONG = 3600.0  # seconds of a run from which `check` says how to shorten it
 _SHORTER = (
     "to shorten: lower schedule.batches_per_stage, schedule.problems_per_update, "
@@ -31,11 +35,30 @@ def check(run: OpenRun) -> str:
         policy = Weights(run).load()
         if isinstance(config.engine, OwnEngineOptions):
             make_engine(policy, config.engine)
+    return _work(run, config)
+
+
+def check_for(run: OpenRun, config: RunConfig, machine: Machine) -> str:
+    """Do what `check` does for another machine, without what that one itself must try.
+
+    `config` is the run's, with the precision of "auto" that it may have there.
+    """
+
+    def elsewhere(_run: OpenRun, _verbose: bool) -> None:
+        for line in (*fitting(config, machine), disk(config, run.folder), _NOT_TRIED):
+            run.progress.say(line)
+
+    preflight(run, verbose=True, elsewhere=elsewhere)
+    return f"{_work(run, config, len(reserved_gpus(config)) or 1)}, a guess from one H100"
+
+
+def _work(run: OpenRun, config: RunConfig, h100s: int = 0) -> str:
+    """Return the updates and rollouts of a run, and about how long they take at most."""
     schedule = config.schedule
     groups = (len(shard) for n in range(schedule.stages) for shard in Stage.of(run, n).drawn)
     rollouts = sum(groups) * schedule.group_size
     prompts = [len(run.prompts(problem)) for problem in run.problems[:_PROMPTS]]
-    seconds = longest_seconds(config, fmean(prompts), len(run.eval_problems))
+    seconds = longest_seconds(config, fmean(prompts), len(run.eval_problems), h100s=h100s)
     if seconds > _LONG:
         run.progress.say(_SHORTER)
     updates = schedule.total_updates
