@@ -86,17 +86,11 @@ def test_defaults_are_those_of_a_config_without_a_preset():
     assert shown["task.data", "dataset"] == "required"
 
 
-def test_every_option_has_a_description_of_sentences():
-    for option in describe():
-        if not option.name.endswith(".name"):
-            meaning = option.meaning
-            assert len(meaning) >= 10 and meaning.endswith("."), f"{option.name}: {meaning!r}"
-
-
-def test_every_table_says_what_it_is():
+def test_every_option_and_table_has_a_description_of_sentences():
     listed = list(tables({"": RunConfig}))[1:]
     assert {"model", "engine", "workers", "task.rewards[]"} <= {table.name for table in listed}
-    assert all(len(table.meaning) >= 10 and table.meaning.endswith(".") for table in listed)
+    for each in [*listed, *(o for o in describe() if not o.name.endswith(".name"))]:
+        assert len(each.meaning) >= 10 and each.meaning.endswith("."), (each.name, each.meaning)
 
 
 def test_types_bounds_and_defaults_are_spelled_for_users():

@@ -57,16 +57,13 @@ def test_a_checked_part_does_not_stand_for_the_others(sealed: Path):
 
 
 @pytest.mark.parametrize("name", ["weights", "part/moments"])
-def test_a_file_that_is_changed_later_is_found(sealed: Path, name: str):
+def test_a_file_that_is_changed_or_lost_later_is_found(sealed: Path, name: str):
     assert sealed_folder_fault(sealed) is None
     (sealed / name).write_bytes(b"axc")  # of the same size
     assert sealed_folder_fault(sealed) == f"has a {name} that does not match its checksum"
     assert sealed_folder_fault(sealed) is not None
-
-
-def test_a_lost_file_or_seal_is_found(sealed: Path):
-    (sealed / "weights").unlink()
-    assert sealed_folder_fault(sealed) == "lacks weights"
+    (sealed / name).unlink()
+    assert sealed_folder_fault(sealed) == f"lacks {name}"
     (sealed / SUMS).unlink()
     assert sealed_folder_fault(sealed) == f"has no readable {SUMS}"
 

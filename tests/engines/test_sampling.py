@@ -71,7 +71,7 @@ def test_a_logprob_is_that_of_the_tempered_distribution(temperature):
     ],
 )
 def test_the_token_is_where_the_distribution_function_first_exceeds_the_uniform(uniform, token):
-    # p = 1/4, 1/2, 1/8, 1/8, so F = 0.25, 0.75, 0.875, 1 without rounding
+    """p = 1/4, 1/2, 1/8, 1/8, so F = 0.25, 0.75, 0.875, 1 without rounding."""
     logprobs = torch.tensor([[0.25, 0.5, 0.125, 0.125]], dtype=torch.float64).log()
     assert drawn(logprobs, torch.tensor([uniform], dtype=torch.float64)).tolist() == [token]
 

@@ -8,7 +8,6 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, MambaConfig
 
-from mugrpo.config.load import build_config
 from mugrpo.config.run import ModelOptions
 from mugrpo.config.training import LoRAOptions
 from mugrpo.disk.errors import UsageError
@@ -130,8 +129,3 @@ def test_an_adapter_of_another_form_is_refused(tmp_path: Path):
     load_policy(ModelOptions(), lora=LoRAOptions(rank=4, alpha=8)).save(tmp_path)
     with pytest.raises(UsageError, match=r"holds an adapter .*another lora_alpha in"):
         load_policy(ModelOptions(), lora=LORA).load_weights(tmp_path, 1)
-
-
-def test_an_adapter_that_vllm_has_no_room_for_is_refused():
-    with pytest.raises(UsageError, match="vLLM takes adapters up to rank 512"):
-        build_config({"lora": {"rank": 513}, "engine": {"name": "vllm"}}, "test")

@@ -78,13 +78,10 @@ def test_an_epoch_visits_every_problem_once_and_each_epoch_in_another_order():
     assert len(set(orders)) == 6
 
 
-def test_rollout_seed_golden():
+def test_a_rollouts_seed_is_golden_and_differs_in_every_component():
     # printf '7\0003\000chain-12\0000\0005' | b2sum -l 64   ->   5d2ffcf0ce49445d, little-endian
-    assert rollout_seed(7, "3", "chain-12", 0, 5) == 0x5D4449CEF0FC2F5D
-
-
-def test_rollout_seed_differs_in_every_component():
     base = (7, "3", "chain-12", 0, 5)
+    assert rollout_seed(*base) == 0x5D4449CEF0FC2F5D
     others = [(8,), (7, "4"), (7, "evaluation"), (7, "3", "chain-13"), (7, "3", "chain-12", 1)]
     keys = [base, *(other + base[len(other) :] for other in others), (*base[:4], 6)]
     assert len({rollout_seed(*key) for key in keys}) == 7

@@ -292,14 +292,10 @@ def test_the_penalty_lowers_the_reward_is_reported_and_keeps_the_status(folder: 
     assert (entry["reward_sum"], entry["rewarded"]) == (1 + 0.5 - 0.25 - 0.5, 4)
 
 
-@pytest.mark.parametrize("truncated", ["zero", "masked"])
-def test_a_cut_response_is_of_the_largest_length_and_loses_1(folder: Folder, truncated: str):
-    folder.write(long(10, cut=True))
-    expected = Score(Status.TRUNCATED, -1.0, {"overlong": -1.0})
-    assert folder.score(Fixed(), truncated=truncated, overlong_buffer=SHARE) == [expected]
-
-
-def test_responses_without_a_reward_have_no_penalty(folder: Folder):
+@table("truncated", ["zero", "masked"])
+def test_a_cut_response_loses_1_and_those_without_a_reward_nothing(folder, truncated):
+    folder.write(*(long(9, i) for i in range(2)), long(10, 2, cut=True))
     verdicts = [failure("boom"), SKIPPED]
-    folder.write(*(long(9, i) for i in range(2)))
-    assert folder.score(Fixed(*verdicts), overlong_buffer=SHARE, failure_limit=1.0) == verdicts
+    cut = Score(Status.TRUNCATED, -1.0, {"overlong": -1.0})
+    options = {"overlong_buffer": SHARE, "failure_limit": 1.0}
+    assert folder.score(Fixed(*verdicts), truncated=truncated, **options) == [*verdicts, cut]

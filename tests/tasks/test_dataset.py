@@ -54,6 +54,9 @@ def test_without_an_id_column_the_id_is_a_hash_of_prompt_and_answer(jsonl):
         ("04", "04"),
         ("4.0", "4.0"),
         (10**20, "1" + "0" * 20),
+        (1e20, "1" + 20 * "0"),  # 15 digits are certain
+        (6.02214076e23, "602214076000000000000000"),
+        (2.0**53 - 1, "9007199254740991"),
     ],
 )
 def test_answers_are_text_or_numbers_without_exponent_or_zeros_at_the_end(jsonl, value, text):
@@ -278,23 +281,17 @@ def test_json_with_an_answer_inside_is_refused_with_an_entry_to_name(jsonl, answ
 # ---- template and system prompt ----
 
 
-def test_a_system_prompt_makes_a_text_a_conversation(jsonl):
-    (problem,) = all_problems(
-        jsonl(row("3+2")), system_prompt="Be brief.", prompt_template="{prompt}?"
-    )
-    assert problem.prompt == (
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "3+2?"},
-    )
-
-
 def test_the_template_is_the_last_users_and_a_system_prompt_of_its_own_stays(jsonl):
     own = [{"role": "system", "content": "Think."}, *chat("1+1", "2", "3+2")]
-    bare, with_own = all_problems(
-        jsonl(row(own[1:]), row(own)), system_prompt="Be brief.", prompt_template="{prompt}="
+    data, given = (
+        jsonl(row("3+2"), row(own[1:]), row(own)),
+        {"role": "system", "content": "Be brief."},
     )
+    template = {"system_prompt": "Be brief.", "prompt_template": "{prompt}="}
+    text, bare, with_own = all_problems(data, **template)
     turns = tuple(chat("1+1", "2", "3+2="))
-    assert bare.prompt == ({"role": "system", "content": "Be brief."}, *turns)
+    assert text.prompt == (given, *chat("3+2="))
+    assert bare.prompt == (given, *turns)
     assert with_own.prompt == ({"role": "system", "content": "Think."}, *turns)
 
 

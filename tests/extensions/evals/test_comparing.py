@@ -202,6 +202,9 @@ def test_measures_that_are_missing_are_dashes(tmp_path: Path):
     by_head = dict(zip(HEAD, row(json.loads(file.read_text())), strict=True))
     missing = [name for name, cell in by_head.items() if cell == "\u2013"]
     assert missing == ["avg@k", "pass@k", "no answer", "tokens"]
+    file.write_text("{")
+    with pytest.raises(UsageError, match="makes it again from the stored responses"):
+        write_table(tmp_path)
 
 
 def test_hostile_titles_are_text_and_every_number_is_beside_its_interval(tmp_path: Path):
@@ -216,12 +219,6 @@ def test_hostile_titles_are_text_and_every_number_is_beside_its_interval(tmp_pat
         escaped = re.findall(r"\\([\\|\[])", line)
         assert escaped == [*"[||[\\"]  # the first is in HOSTILE, after the escape character
         assert re.sub(r"\\.", "", line).count("|") == len(HEAD) + 1
-
-
-def test_a_damaged_result_is_one_sentence(tmp_path: Path):
-    write_sums(tmp_path).write_text("{")
-    with pytest.raises(UsageError, match="makes it again from the stored responses"):
-        write_table(tmp_path)
 
 
 def test_a_comparison_says_how_many_comparisons_there_are(tmp_path: Path, command: Command):

@@ -142,11 +142,7 @@ def test_flags_replace_a_suites_own_values_and_nothing_else():
     sources = {name: why for name, why in before["conventions"].items() if name not in expected}
     assert after == {**before, **expected, "conventions": sources} and changed.name == "math500"
     assert before["conventions"].keys() - sources.keys() == {"samples", "temperature", "top_p"}
-
-
-def test_flags_have_the_bounds_of_the_file(file):
-    [suite] = load_suites(file())
-    with pytest.raises(UsageError, match=r"^suite mine: samples = 0: input should be greater than"):
+    with pytest.raises(UsageError, match=r"^suite math500: samples = 0: input should be greater"):
         suite.over({"samples": 0})
 
 
@@ -161,17 +157,26 @@ def problems(name: str, file: str) -> list[Problem]:
     return make_task(with_data(suite(name), file).options.task).every_problem()
 
 
-def test_a_problem_of_gsm8k_as_the_model_reads_it(jsonl):
-    file = jsonl({"question": "3 cats and 2 dogs?", "answer": "3+2=<<3+2=5>>5\n#### 5"})
-    [problem] = problems("gsm8k", file)
-    assert (problem.prompt, problem.reference) == ("3 cats and 2 dogs?" + BOXED, "5")
-
-
-def test_a_problem_of_math500_as_the_model_reads_it(jsonl):
-    file = jsonl({"problem": "Find $x$ in {1}.", "answer": r"\frac{1}{2}", "unique_id": "a/1.json"})
-    columns = {"answer": r"\frac{1}{2}", "unique_id": "a/1.json"}
-    expected = Problem("a/1.json", "Find $x$ in {1}." + BOXED, r"\frac{1}{2}", columns)
-    assert problems("math500", file) == [expected]
+@table(
+    ("name", "row", "expected"),
+    [
+        (
+            "gsm8k",
+            {"question": "3 cats and 2 dogs?", "answer": "3+2=<<3+2=5>>5\n#### 5"},
+            ("3 cats and 2 dogs?" + BOXED, "5"),
+        ),
+        (
+            "math500",
+            {"problem": "Find $x$ in {1}.", "answer": r"\frac{1}{2}", "unique_id": "a/1.json"},
+            ("Find $x$ in {1}." + BOXED, r"\frac{1}{2}"),
+        ),
+    ],
+)
+def test_a_problem_as_the_model_reads_it(jsonl, name, row, expected):
+    [problem] = problems(name, jsonl(row))
+    assert (problem.prompt, problem.reference) == expected
+    if name == "math500":
+        assert (problem.id, problem.columns) == ("a/1.json", {k: row[k] for k in list(row)[1:]})
 
 
 @table(

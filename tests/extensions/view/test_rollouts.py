@@ -116,17 +116,16 @@ def shard(run: Path, kind: str, number: int = 0, stage: int = 0) -> Path:
     return RunDir(run).shards(stage, kind) / f"shard-{number:05d}.parquet"
 
 
-def test_a_missing_shard_is_one_sentence_and_the_rest_is_listed(tmp_path: Path):
+def test_a_missing_shard_or_an_unreadable_file_is_one_sentence_and_the_rest_is_listed(
+    tmp_path: Path,
+):
     run = rolled_run(tmp_path / "run")
     shard(run, "rollouts").unlink()
     rollouts = Rollouts(run)
     assert len(rollouts.rows) == 10 - 4
     (note,) = rollouts.notes
     assert note.startswith(f"{shard(run, 'rollouts')} is missing; run `mugrpo repair`")
-
-
-def test_an_unreadable_manifest_or_sample_file_is_one_sentence(tmp_path: Path):
-    run = rolled_run(tmp_path / "run")
+    run = rolled_run(tmp_path / "other")
     (RunDir(run).shards(1, "rollouts") / "manifest.json").write_text("{")
     RunDir(run).samples(4).write_text('{"update": 4, "samples": [1]}')
     rollouts = Rollouts(run)

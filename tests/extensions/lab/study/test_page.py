@@ -159,18 +159,15 @@ def test_a_picture_against_seconds_has_the_means_at_mean_seconds(study, finished
     assert {row["label"] for row in lines} == {"plain"}
 
 
-def test_a_picture_may_have_panels(study, finished):
+def test_a_picture_is_light_and_dark_and_may_have_panels(study, finished):
+    drawn = svg_file(draw(study, study.figures[1], finished))
+    assert "@media screen and (prefers-color-scheme: dark)" in drawn
+    assert "var(--run-0)" in drawn and " id=" not in drawn
     curves = study.figures[0].model_copy(update={"lines": None, "panels": "method"})
     texts = ET.fromstring(svg_file(draw(study, curves, finished))).iter(
         "{http://www.w3.org/2000/svg}text"
     )
     assert {"method: plain", "method: other"} <= {text.text for text in texts}
-
-
-def test_a_picture_is_light_and_dark(study, finished):
-    drawn = draw(study, study.figures[1], finished)
-    assert "@media screen and (prefers-color-scheme: dark)" in svg_file(drawn)
-    assert "var(--run-0)" in svg_file(drawn) and " id=" not in svg_file(drawn)
 
 
 def test_nothing_to_show_says_what_to_do(file):
