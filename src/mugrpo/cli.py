@@ -106,12 +106,11 @@ def run_check(options: argparse.Namespace) -> None:
         raise UsageError("write, for example: --gpus 8 --gpu-memory 80 --nodes 4")
     with opened(options) as run:
         from mugrpo.run.machine import Machine
-        from mugrpo.stages.check import check, check_for
+        from mugrpo.stages.check import check
 
         machine = Machine(*described) if options.gpus else None
-        config = run.config if begun else options.written
         try:
-            found = check_for(run, config, machine) if machine else check(run)
+            found = check(run, options.written if machine and not begun else run.config, machine)
         finally:
             if not begun and run.folder.is_untouched():  # a check leaves nothing behind
                 shutil.rmtree(root, ignore_errors=True)

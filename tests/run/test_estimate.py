@@ -36,7 +36,8 @@ def test_longest_seconds_on_h100s_by_hand(monkeypatch: pytest.MonkeyPatch):
     Four engines with 4 slots have 2 rows each. Two ranks update with 26 % of 754 TFLOP/s each.
     """
     monkeypatch.setattr(estimate, "parameters", lambda options: (10**9, 100))
-    config = build_config(RAW | {"distributed": {"processes": 2}}, "here")
+    raw = RAW | {"distributed": {"processes": 2}, "model": {"precision": "bf16"}}
+    config = build_config(raw, "here")
     seconds = estimate.longest_seconds(config, prompt=0.0, held_out=2, h100s=4)
     updates = 2 * 80 * 6e9 / (0.26 * 754e12 * 2)
     assert seconds == pytest.approx(4 * 10 * 0.12 + updates, rel=1e-6)

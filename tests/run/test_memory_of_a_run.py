@@ -3,8 +3,10 @@ from shutil import disk_usage
 import pytest
 
 from mugrpo.config.load import build_config
+from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.run_dir import RunDir
+from mugrpo.model.hardware import with_precision
 from mugrpo.run.machine import Machine, fitting
 from mugrpo.run.memory import GIB, require_room
 from tests.runs import ROOT
@@ -63,6 +65,10 @@ BESIDE = RAY | {"overlap": True, "checkpoint": {"every": 0}}
 OWN = {"engine": {"name": "continuous", "processes": 8}}
 
 
+def seven_billion(changed: dict[str, object]) -> RunConfig:
+    return with_precision(build_config(SEVEN_BILLION | changed, "test"), elsewhere=True)
+
+
 def ranks(count: int) -> dict[str, object]:
     return {"distributed": {"processes": count}}
 
@@ -86,7 +92,7 @@ def ranks(count: int) -> dict[str, object]:
     ],
 )
 def test_what_a_described_machine_has_room_for(changed, machine, found):
-    lines = [*fitting(build_config(SEVEN_BILLION | changed, "test"), Machine(*machine))]
+    lines = [*fitting(seven_billion(changed), Machine(*machine))]
     assert [line.split()[0] for line in lines] == ["ranks", "engines", "updates", "generation"]
     for line, part in zip(lines, found.split("; "), strict=True):
         words = part.split(", ")
@@ -109,4 +115,4 @@ def test_what_a_described_machine_has_room_for(changed, machine, found):
 )
 def test_a_described_machine_without_room_is_refused_with_the_remedy(changed, machine, refused):
     with pytest.raises(UsageError, match=refused):
-        [*fitting(build_config(SEVEN_BILLION | changed, "test"), Machine(*machine))]
+        [*fitting(seven_billion(changed), Machine(*machine))]

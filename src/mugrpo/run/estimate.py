@@ -26,9 +26,10 @@ def longest_seconds(config: RunConfig, prompt: float, held_out: int, *, h100s: i
     """
     schedule, evaluation = config.schedule, config.evaluation
     weights, layers = parameters(config.model)
-    rate, launch = _H100 * (_FP32 if config.model.precision == "fp32" else 1), "cuda"
+    precision = precision_of(config.model)
+    rate, launch = _H100 * (_FP32 if precision == "fp32" else 1), "cuda"
     if not h100s:
-        rate, launch = _rate(precision_of(config.model)), device()
+        rate, launch = _rate(precision), device()
     tokens, slots = config.rollouts.max_new_tokens, getattr(config.engine, "slots", 512)
 
     def generating(responses: int, prompts: float) -> float:

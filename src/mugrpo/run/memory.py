@@ -20,9 +20,9 @@ def parameters(options: ModelOptions) -> tuple[int, int]:
     return sum(p.numel() for p in model.parameters()), int(model.config.num_hidden_layers)
 
 
-def held(config: RunConfig, weights: int, precision: str) -> tuple[int, int]:
+def held(config: RunConfig, weights: int) -> tuple[int, int]:
     """Return the bytes of a model of so many weights, and those with what its updates keep."""
-    model = (4 if precision == "fp32" else 6) * weights  # fp32, and a copy in bf16
+    model = (4 if precision_of(config.model) == "fp32" else 6) * weights  # fp32, and a copy in bf16
     trained = 0 if config.lora.rank else weights  # an adapter is a few percent
     return model, model + 12 * trained  # gradient and two moments
 
@@ -58,7 +58,7 @@ def require_room(config: RunConfig, folder: RunDir) -> str:
 
 
 def _require_memory(config: RunConfig, weights: int) -> None:
-    _, need = held(config, weights, precision_of(config.model))
+    _, need = held(config, weights)
     if device() == "cpu":
         share, what, room = need, "memory", host_memory()
     else:  # FSDP divides them

@@ -1,11 +1,13 @@
 """`mugrpo check`: what a run needs, tried before its first rollout, and about how long it takes."""
 
+from functools import partial
 from statistics import fmean
 
 from mugrpo.config.engines import OwnEngineOptions
 from mugrpo.config.run import RunConfig
 from mugrpo.engines import make_engine, reserved_gpus
 from mugrpo.hosts.weights import Weights
+from mugrpo.model.hardware import with_precision
 from mugrpo.report.readable import rounded
 from mugrpo.run.estimate import longest_seconds
 from mugrpo.run.machine import Machine, fitting
@@ -23,43 +25,40 @@ _SHORTER = (
 )
 
 
-def check(run: OpenRun) -> str:
+def check(run: OpenRun, config: RunConfig, machine: Machine | None = None) -> str:
     """Try what `train` tries before its first rollout, and say what came of it.
 
-    Return how many updates and rollouts the run has, and about how long it takes at most.
+    Return how many updates and rollouts the run has, and about how long it takes at most. With a
+    `machine`, judge that one in place of this one, and leave out what it must try itself. `config`
+    is the run's, as it would be there.
     """
+    if machine:
+        config = with_precision(config, elsewhere=True)
+        preflight(run, verbose=True, elsewhere=partial(_judge, config, machine))
+    else:
+        preflight(run, verbose=True)
+        _try_model(run)
+    schedule = config.schedule
+    groups = (len(shard) for n in range(schedule.stages) for shard in Stage.of(run, n).drawn)
+    rollouts = sum(groups) * schedule.group_size
+    prompts = [len(run.prompts(problem)) for problem in run.problems[:_PROMPTS]]
+    h100s = max(1, len(reserved_gpus(config))) if machine else 0
+    seconds = longest_seconds(config, fmean(prompts), len(run.eval_problems), h100s=h100s)
+    if seconds > _LONG:
+        run.progress.say(_SHORTER)
+    about = f"at most about {rounded(seconds)}{', a guess from one H100' if machine else ''}"
+    return f"{schedule.total_updates:,} updates, {rollouts:,} rollouts, {about}"
+
+
+def _try_model(run: OpenRun) -> None:
     config = run.config
-    preflight(run, verbose=True)
     if config.distributed.processes == 1 and not config.backend.clustered:  # ranks load their own
         run.progress.say(f"loading the model {config.model.path}")
         policy = Weights(run).load()
         if isinstance(config.engine, OwnEngineOptions):
             make_engine(policy, config.engine)
-    return _work(run, config)
 
 
-def check_for(run: OpenRun, config: RunConfig, machine: Machine) -> str:
-    """Do what `check` does for another machine, without what that one itself must try.
-
-    `config` is the run's, with the precision of "auto" that it may have there.
-    """
-
-    def elsewhere(_run: OpenRun, _verbose: bool) -> None:
-        for line in (*fitting(config, machine), disk(config, run.folder), _NOT_TRIED):
-            run.progress.say(line)
-
-    preflight(run, verbose=True, elsewhere=elsewhere)
-    return f"{_work(run, config, len(reserved_gpus(config)) or 1)}, a guess from one H100"
-
-
-def _work(run: OpenRun, config: RunConfig, h100s: int = 0) -> str:
-    """Return the updates and rollouts of a run, and about how long they take at most."""
-    schedule = config.schedule
-    groups = (len(shard) for n in range(schedule.stages) for shard in Stage.of(run, n).drawn)
-    rollouts = sum(groups) * schedule.group_size
-    prompts = [len(run.prompts(problem)) for problem in run.problems[:_PROMPTS]]
-    seconds = longest_seconds(config, fmean(prompts), len(run.eval_problems), h100s=h100s)
-    if seconds > _LONG:
-        run.progress.say(_SHORTER)
-    updates = schedule.total_updates
-    return f"{updates:,} updates, {rollouts:,} rollouts, at most about {rounded(seconds)}"
+def _judge(config: RunConfig, machine: Machine, run: OpenRun, _: bool) -> None:
+    for line in (*fitting(config, machine), disk(config, run.folder), _NOT_TRIED):
+        run.progress.say(line)
