@@ -13,13 +13,10 @@ TINY = Shape(
 )
 
 
-def test_parameters_are_those_of_the_matrices():
+def test_parameters_and_a_forward_pass_by_hand():
     # query 4x6, key and value 4x3 each, output 6x4, gate, up and down 4x5 each
     assert TINY.linear_parameters == 24 + 12 + 12 + 24 + 20 + 20 + 20 == 132
     assert TINY.parameters == 132 + 28
-
-
-def test_a_forward_pass_by_hand():
     # Five tokens, causal: 15 pairs; logits at two of them.
     assert causal(5) == 15
     # 2 x 132 x 5; scores and values: 2 x (2 heads x 3) x 15 each; 2 x 4 x 7 x 2

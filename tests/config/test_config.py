@@ -58,9 +58,6 @@ def test_overrides_replace_the_file_and_the_file_the_defaults(toml):
     assert config.schedule.group_size == RunConfig().schedule.group_size
     assert config.schedule.total_updates == 8 + 16 + 32  # tapered-grpo: growth = 2
     assert load_config(file, ["--schedule.growth=1"]).schedule.total_updates == 8 + 8
-
-
-def test_none_unsets(toml):
     file = toml('[objective]\nname = "grpo"\ndual_clip = 3.0\n')
     assert load_config(file).objective.knobs["dual_clip"] == 3.0
     assert load_config(file, ["--objective.dual_clip=none"]).objective.knobs["dual_clip"] is None

@@ -28,14 +28,11 @@ def sealed(tmp_path: Path) -> Path:
     return tmp_path / "sealed"
 
 
-def test_a_seal_holds_the_sha256_of_every_file(sealed: Path):
+def test_what_this_process_has_written_or_checked_is_not_read_again(sealed, monkeypatch):
     assert json.loads((sealed / SUMS).read_text()) == {
         "part/moments": hashlib.sha256(b"def").hexdigest(),
         "weights": hashlib.sha256(b"abc").hexdigest(),
     }
-
-
-def test_what_this_process_has_written_or_checked_is_not_read_again(sealed, monkeypatch):
     read: list[Path] = []
     real = publishing.sha256_of
     monkeypatch.setattr(publishing, "sha256_of", lambda path: read.append(path) or real(path))

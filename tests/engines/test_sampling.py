@@ -114,21 +114,31 @@ def test_sampled_frequencies_are_the_distributions():
     assert chisquare(counts, wrong * draws).pvalue < 1e-3
 
 
+FOUR = [0.15, 0.5, 0.05, 0.3]
+
+
 @table(
-    ("top_p", "expected"),
+    ("probabilities", "top_p", "kept"),
     [
-        (1e-9, [0, 1, 0, 0]),  # at least one token
-        (0.5, [0, 1, 0, 0]),  # reached exactly
-        (0.51, [0, 0.625, 0, 0.375]),
-        (0.7, [0, 0.625, 0, 0.375]),  # 0.5 / 0.8 and 0.3 / 0.8; 0.3 crosses 0.7
-        (0.8, [0, 0.625, 0, 0.375]),  # reached exactly
-        (0.81, [3 / 19, 10 / 19, 0, 6 / 19]),
-        (0.96, [0.15, 0.5, 0.05, 0.3]),
+        (FOUR, 1e-9, [1]),  # at least one token
+        (FOUR, 0.5, [1]),  # reached exactly
+        (FOUR, 0.51, [1, 3]),
+        (FOUR, 0.7, [1, 3]),  # 0.3 crosses 0.7
+        (FOUR, 0.8, [1, 3]),  # reached exactly
+        (FOUR, 0.81, [0, 1, 3]),
+        (FOUR, 0.96, [0, 1, 2, 3]),
+        # of equally likely tokens at the edge, those with the lowest ids
+        ([0.2, 0.2, 0.2, 0.2, 0.2], 0.5, [0, 1, 2]),
+        ([0.1, 0.3, 0.3, 0.3], 0.5, [1, 2]),
+        ([0.3, 0.1, 0.3, 0.3], 0.25, [0]),
+        ([1 / 4096] * 4096, 0.5, list(range(2048))),  # more tokens than are sorted first
     ],
 )
-def test_a_nucleus_by_hand(top_p, expected):
-    probabilities = torch.tensor([[0.15, 0.5, 0.05, 0.3]])
-    torch.testing.assert_close(nucleus(probabilities, top_p), torch.tensor([expected]).float())
+def test_a_nucleus_by_hand(probabilities, top_p, kept):
+    """What is kept is divided by its sum: 0.5 / 0.8 and 0.3 / 0.8 of two."""
+    expected = torch.zeros(1, len(probabilities))
+    expected[0, kept] = torch.tensor(probabilities)[kept] / sum(probabilities[k] for k in kept)
+    torch.testing.assert_close(nucleus(torch.tensor([probabilities]), top_p), expected)
 
 
 def test_tokens_of_a_nucleus_are_drawn_in_the_order_of_their_ids_with_its_logprobs():
@@ -140,23 +150,6 @@ def test_tokens_of_a_nucleus_are_drawn_in_the_order_of_their_ids_with_its_logpro
     assert tokens.tolist() == [1, 1, 1, 3, 3]
     expected = torch.tensor([0.625, 0.625, 0.625, 0.375, 0.375]).log()
     torch.testing.assert_close(logprobs, expected)
-
-
-@table(
-    ("probabilities", "top_p", "kept"),
-    [
-        ([0.2, 0.2, 0.2, 0.2, 0.2], 0.5, [0, 1, 2]),
-        ([0.1, 0.3, 0.3, 0.3], 0.5, [1, 2]),
-        ([0.3, 0.1, 0.3, 0.3], 0.25, [0]),
-        ([1 / 4096] * 4096, 0.5, list(range(2048))),  # more tokens than are sorted first
-    ],
-)
-def test_of_equally_likely_tokens_at_the_edge_those_with_the_lowest_ids_are_kept(
-    probabilities, top_p, kept
-):
-    inside = nucleus(torch.tensor([probabilities]), top_p)[0]
-    assert inside.nonzero()[:, 0].tolist() == kept
-    torch.testing.assert_close(inside[kept], torch.full((len(kept),), 1 / len(kept)))
 
 
 @table("vocabulary", [2, 300, 1024, 5000])

@@ -63,7 +63,7 @@ def test_chunked_equals_dense(chunk, temperature, bias):
     )
 
 
-def test_temperature_divides_the_logits():
+def test_temperature_divides_the_logits_and_large_ones_do_not_overflow():
     # logits 2 and 0 at temperature 2: p = e / (e + 1) = 0.731059, log p = -0.313262,
     # entropy = -(0.731059 log 0.731059 + 0.268941 log 0.268941) = 0.582203
     hidden, weight = torch.tensor([[1.0]]), torch.tensor([[2.0], [0.0]])
@@ -71,9 +71,6 @@ def test_temperature_divides_the_logits():
     logprobs, entropy = chunked_logprobs(hidden, weight, None, target, temperature=2.0, chunk=1)
     assert logprobs.item() == pytest.approx(-0.313262, abs=1e-6)
     assert entropy.item() == pytest.approx(0.582203, abs=1e-6)
-
-
-def test_large_logits_do_not_overflow():
     hidden, weight = torch.tensor([[1000.0]]), torch.tensor([[1.0], [0.0]], requires_grad=True)
     target = torch.tensor([1])
     logprobs, entropy = chunked_logprobs(hidden, weight, None, target, temperature=1.0, chunk=1)

@@ -72,11 +72,7 @@ def test_the_policy_allows_this_one_style_this_one_script_and_nothing_else(tmp_p
     )
     tags = [tag for tag, _ in page.elements]
     assert tags.count("style") == 1 and tags.index("meta") < tags.index("style")
-
-
-def test_the_script_names_its_authors_and_compiles_no_text(tmp_path):
-    write_config(tmp_path / "run")
-    script = report(tmp_path / "run").script
+    script = page.script
     assert script.startswith("/*!") and "University of Washington Interactive Data Lab" in script
     assert "ast:true" in script  # Vega's interpreter, instead of its compiler
 
@@ -120,14 +116,8 @@ def test_hostile_text_stays_text_everywhere(tmp_path):
         titles = [value for _, attributes in page.elements if (value := attributes.get("title"))]
         assert any(with_signs(HOSTILE)[:60] in title for title in titles)
         assert with_signs(root.name) in page.text
-
-
-def test_a_note_about_a_broken_file_is_escaped_too(tmp_path):
-    root = tmp_path / "<b onclick=x>"
-    write_config(root)
-    (root / "metrics.jsonl").write_text('"</ul><script>"\n')
-    page = report(root)
-    assert any("line 1 is not a metrics line" in note for note in page.of("li"))
+    (root / "metrics.jsonl").write_text('"</ul><script>"\n')  # a note is about the broken file
+    assert any("line 1 is not a metrics line" in note for note in report(root).of("li"))
 
 
 def test_several_runs_share_charts_with_a_legend(tmp_path):
@@ -283,4 +273,6 @@ def test_the_config_is_folded_but_open_in_print(tmp_path: Path):
 def test_a_path_that_is_not_a_run_leaves_nothing(tmp_path):
     with pytest.raises(UsageError, match="is not a run"):
         write_report([tmp_path / "none"], tmp_path / "out.html")
+    with pytest.raises(UsageError, match="is not a run"):
+        write_card(tmp_path / "none", None)
     assert list(tmp_path.iterdir()) == []

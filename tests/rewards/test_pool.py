@@ -165,11 +165,8 @@ def taken_for(workers: Pool, texts: list[str], answers: int) -> int:
     return len(taken)
 
 
-def test_answers_are_taken_as_workers_become_free():
+def test_answers_are_taken_as_workers_become_free_and_a_slow_one_holds_few_back(monkeypatch):
     assert 10 <= taken_for(pool(), ["1"] * 100, 10) <= 11  # one is with the worker
-
-
-def test_a_slow_answer_holds_back_a_bounded_number(monkeypatch):
     monkeypatch.setattr(grading, "LOOK_AHEAD", 5)
     assert taken_for(pool(count=2), ["sleep 1.5 1", *["1"] * 100], 1) <= 5 + 1
 

@@ -62,7 +62,7 @@ def test_accuracy_of_each_source():
     assert accuracy_by_source(verdicts, 2, [True] * 4, [None] * 4) == {}
 
 
-@pytest.mark.parametrize("df", (1, 2, 3.7, 9, 29.5, 255, 399, 5000))
+@pytest.mark.parametrize("df", [1, 2, 3.7, 9, 29.5, 255, 399, 5000])
 def test_cdf_and_quantile_are_scipys_far_into_the_tails(df):
     for t in (-40.0, -6.2, -2.1, -0.3, -1e-4, 0.0, 0.7, 3.3, 12.0):
         assert cdf(t, df) == pytest.approx(student.cdf(t, df), rel=1e-11)

@@ -100,7 +100,7 @@ def test_stages_that_double_by_hand():
     assert run_groups(plan) == run_groups(equal)
 
 
-def test_passes_and_rounding_of_a_growing_schedule():
+def test_passes_rounding_and_bounds_of_a_growing_schedule():
     """4 x 1.5^s is 4, 6, 9, 13.5 (rounded to even: 14); two passes make twice the updates."""
     options = ScheduleOptions(stages=4, batches_per_stage=4, growth=1.5, passes_per_batch=2)
     assert [options.batches(stage) for stage in range(4)] == [4, 6, 9, 14]
@@ -108,9 +108,6 @@ def test_passes_and_rounding_of_a_growing_schedule():
     assert options.batches(9) == 14
     shrinking = ScheduleOptions(stages=3, batches_per_stage=4, growth=0.25)
     assert [shrinking.batches(stage) for stage in range(3)] == [4, 1, 1]
-
-
-def test_growth_without_bounds_is_refused():
     assert ScheduleOptions(stages=10, growth=2.0).updates(9) == 512 * 64
     with pytest.raises(ValidationError, match="it has 67,108,800 updates, more than 1,000,000"):
         ScheduleOptions(stages=20, growth=2.0)

@@ -245,19 +245,16 @@ def line(unvaried: float | None, **statuses: int) -> dict[str, Any]:
     return {"rollouts": sum(statuses.values()), "zero_variance_share": unvaried, **counts}
 
 
-def test_a_stages_statuses_are_one_line():
-    said = refresh_text(line(0.5, error=1, no_answer=2, right=37, unfinished=160), 10)
-    counts = "error 1 (0.5%), no answer 2 (1.0%), right 37 (18.5%), unfinished 160 (80.0%)"
-    assert said == f"  200 rollouts: {counts}"
-    assert "\n" not in refresh_text(line(None, right=3), 10)
-
-
 @table(("share", "shown"), [(0.9, "90%"), (0.958, "96%"), (1.0, "100%")])
 def test_too_many_groups_without_a_gradient_are_a_warning_with_their_share(share, shown):
     said, warning = refresh_text(line(share, wrong=8), 10).split("\n")
     assert said == "  8 rollouts: wrong 8 (100.0%)"
     assert warning.startswith(f"  warning: in {shown} of the groups all rewards are equal; ")
     assert "warning" not in refresh_text(line(0.899, wrong=8), 10)
+    said = refresh_text(line(0.5, error=1, no_answer=2, right=37, unfinished=160), 10)
+    counts = "error 1 (0.5%), no answer 2 (1.0%), right 37 (18.5%), unfinished 160 (80.0%)"
+    assert said == f"  200 rollouts: {counts}"  # statuses are one line
+    assert "\n" not in refresh_text(line(None, right=3), 10)
 
 
 SHARE = 0.4  # of 10 tokens: responses of 6 are free, those of 10 lose 1

@@ -154,13 +154,9 @@ def test_thinking_is_switched_off_by_an_option_or_a_column():
 def test_variables_that_no_template_can_get_are_refused(column: Any):
     said = refusal(encoder(template_of("qwen3")), "2+3", chat_template_kwargs=column)
     assert "chat_template_kwargs" in said and ("leave it out" in said or "rename it" in said)
-
-
-def test_variables_of_a_problem_are_refused_with_an_environment():
-    """Its later turns are written without the problem."""
-    tokenizer = tokenizer_of(template_of("qwen3"))
-    options = PromptOptions(form="chat")
-    encode = PromptEncoder(tokenizer, len(tokenizer), options, tools=lambda: [])
+    tokenizer = tokenizer_of(template_of("qwen3"))  # an environment's turns lack the problem
+    chat = PromptOptions(form="chat")
+    encode = PromptEncoder(tokenizer, len(tokenizer), chat, tools=lambda: [])
     said = refusal(encode, "2+3", chat_template_kwargs={"enable_thinking": False})
     assert "set prompt.chat_template_kwargs for all problems" in said
 
@@ -177,10 +173,7 @@ def test_a_templates_clock_stands(options: dict[str, Any], day: str):
     assert encode.text(Problem("p", "2+3", "5")) == f"{day}: 2+3"
     again = encoder(DATED, **encode.options.model_dump(include={"date"}))
     assert again.text(Problem("p", "2+3", "5")) == f"{day}: 2+3"
-
-
-def test_a_template_without_a_clock_has_no_date():
-    assert encoder(template_of("qwen3")).options.date is None
+    assert encoder(template_of("qwen3")).options.date is None  # it has no clock
     assert encoder(template_of("llama3_2")).options.date is not None
 
 

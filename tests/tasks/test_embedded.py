@@ -98,9 +98,11 @@ def test_train_and_eval_problems_are_distinct_and_disjoint(task):
     assert all(map(held_out, evaluation)) and not any(map(held_out, train))
 
 
-def test_problems_are_the_same_at_every_call():
+def test_problems_are_the_same_at_every_call_and_no_more_than_there_are():
     assert list(CHAIN.train_problems()) == list(chain().train_problems())
     assert list(chain(train_problems=10).train_problems()) == list(CHAIN.train_problems())[:10]
+    with pytest.raises(UsageError, match="there are about"):
+        chain(terms=2, train_problems=100).train_problems()
 
 
 @table(("terms", "count", "signs"), [(2, 10, "+-"), (8, 100, "+-"), (20, 7, "+-"), (8, 50, "+")])
@@ -113,11 +115,6 @@ def test_terms_signs_and_count_are_as_the_options_say_and_references_are_results
     for problem in problems:
         assert re.fullmatch(rf"[1-3]([+-][1-3]){{{terms - 1}}}=", problem.prompt)
         assert problem.reference == str(eval(problem.prompt.rstrip("=")) % 10)
-
-
-def test_more_problems_than_there_are_is_refused():
-    with pytest.raises(UsageError, match="there are about"):
-        chain(terms=2, train_problems=100).train_problems()
 
 
 def test_letters_are_of_all_lengths_and_sorted():

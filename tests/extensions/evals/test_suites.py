@@ -48,25 +48,18 @@ def test_the_packaged_suites_are_the_benchmarks_and_two_groups():
 
 
 @table("name", BENCHMARKS)
-def test_every_convention_of_a_packaged_suite_has_its_source(name):
+def test_a_packaged_suite_pins_a_commit_and_every_convention_has_its_source(name):
     [suite] = load_suites(name)
     options, task = suite.options, suite.options.task
     sourced = {"data", "revision", "prompt_template", "rewards"}
     sourced |= {"samples", "max_new_tokens", "temperature", "top_p"}
-    sourced |= {"system_prompt"} if task.system_prompt else set()
     assert options.conventions.keys() == sourced
     for of, source in options.conventions.items():
         assert re.search(r"https://|arXiv \d{4}\.\d{5}|Inferred|^1, the distribution", source), of
         assert "\n" not in source and not source.startswith(" ") and "  " not in source
-
-
-@table("name", BENCHMARKS)
-def test_a_packaged_suite_pins_a_commit_and_asks_in_chat_form(name):
-    [suite] = load_suites(name)
-    task = suite.options.task
     assert re.fullmatch(r"[\w-]+/[\w-]+", task.data) and task.split
     assert re.fullmatch(r"[0-9a-f]{40}", task.revision)
-    assert suite.options.prompt.form == "chat" and task.system_prompt is None
+    assert options.prompt.form == "chat" and task.system_prompt is None
     assert task.rewards[0].name == "math"
 
 

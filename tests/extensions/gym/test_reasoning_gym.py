@@ -143,14 +143,11 @@ def test_data_sets_of_the_real_package_that_run_responses_are_refused(gym, data)
         task(data=data).train_problems()
 
 
-def test_a_data_set_of_the_real_package_that_pays_for_nothing_is_refused(gym):
+def test_of_the_real_package_what_pays_for_nothing_is_refused_and_what_names_none_told(gym):
     """game_of_life_halting compares bool(answer)."""
+    assert "the data name none" in tried(gym_config("rubiks_cube"))[0]
     with pytest.raises(UsageError, match="pay as much for the question itself"):
         tried(gym_config("game_of_life_halting"))
-
-
-def test_the_real_packages_answers_that_are_none_are_said_to_be(gym):
-    assert "the data name none" in tried(gym_config("rubiks_cube"))[0]
 
 
 def test_prompts_get_template_and_system_message():

@@ -22,6 +22,8 @@ def test_an_estimate_by_hand():
     found = estimate([1.0, None, 2.0, 6.0])
     assert found is not None and (found.mean, found.count) == (3.0, 3)
     assert found.half_width == pytest.approx(4.303 * math.sqrt(7 / 3), rel=1e-3)
+    assert estimate([None, 0.5]) == Estimate(0.5, None, 1)  # one value has no interval
+    assert estimate([None]) is None and estimate([]) is None
 
 
 def test_a_geometric_mean_by_hand():
@@ -34,11 +36,6 @@ def test_a_geometric_mean_by_hand():
     assert geometric([None, 0.0]) is None
     huge = geometric([1e300, 1e-300])
     assert huge is not None and math.isfinite(huge[2])
-
-
-def test_one_value_has_no_interval_and_none_no_estimate():
-    assert estimate([None, 0.5]) == Estimate(0.5, None, 1)
-    assert estimate([None]) is None and estimate([]) is None
 
 
 def test_equivalence_by_hand():

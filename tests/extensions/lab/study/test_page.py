@@ -50,6 +50,8 @@ def test_a_table_by_hand(study, finished):
     assert plain == ["plain", "3", "0.600 ± 0.248", "10 ± 0", ""]
     # 20 and 5: standard deviation 15 / sqrt 2, times 12.706 / sqrt 2
     assert other == ["other", "2", "0.900 ± 0.000", f"12.5 ± {12.7062 * 7.5:.1f}", "4 ± 0"]
+    some = rows({"plain": [0.9, 0.6]}, {"plain": [1.0, 1.0]})
+    assert "4 (1 of 2)" in table(study, some)  # a level that some seeds reach
 
 
 def test_a_comparison_goes_seed_by_seed_and_times_are_ratios(study, finished):
@@ -102,11 +104,6 @@ def test_a_column_of_ratios_has_a_geometric_mean(file):
         row["ratio/negative/max"] = ratio
     assert "| 100 (" in table(study, some) and "| 40 |" in table(study, some)
     assert "| x 4 |" in compared(study, some)
-
-
-def test_a_level_that_some_seeds_reach_says_how_many(study):
-    some = rows({"plain": [0.9, 0.6]}, {"plain": [1.0, 1.0]})
-    assert "4 (1 of 2)" in table(study, some)
 
 
 def test_the_page_has_question_table_pictures_and_findings(file, finished):

@@ -4,6 +4,7 @@ import re
 import stat
 import sys
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +30,18 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(script)
 
 
-def made(python: str, seconds: float = 30.0) -> VerifiersEnvironments:
+@contextmanager
+def made(python: str, seconds: float = 30.0) -> Iterator[VerifiersEnvironments]:
     options = EnvironmentOptions(name="verifiers:counting", python=python)
     limits = WorkerOptions(count=1, timeout=seconds / 12)
-    return VerifiersEnvironments(options, limits, own_reward=True)
+    with closing(VerifiersEnvironments(options, limits, own_reward=True)) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
 def environments(python: str) -> Iterator[VerifiersEnvironments]:
-    found = made(python)
-    yield found
-    found.close()
+    with made(python) as found:
+        yield found
 
 
 def row(plot: str, rounds: int = 0) -> dict[str, Any]:
@@ -117,8 +119,7 @@ def test_what_is_no_single_conversation_fails_its_rollout(environments, plot: st
 
 
 def test_a_rollout_that_waits_too_long_fails_alone(python):
-    environments = made(python, seconds=3.0)
-    try:
+    with made(python, seconds=3.0) as environments:
         environments.begin(0, 0, row("waits"))
         environments.begin(1, 0, row("plain"))
         assert reply(environments, 1) == Reply(messages=[])  # we may take longer than the limit
@@ -126,14 +127,11 @@ def test_a_rollout_that_waits_too_long_fails_alone(python):
         assert (slow.unfinished, slow.failure) == (True, "not finished within 3 seconds")
         environments.step(1, SAY)
         assert reply(environments, 1).reward == 1.0
-    finally:
-        environments.close()
 
 
 @table(("plot", "reason"), [("dies", "worker died"), ("blocks", "not finished")])
 def test_a_worker_that_dies_or_hangs_is_replaced(python, plot: str, reason: str):
-    environments = made(python, seconds=3.0)
-    try:
+    with made(python, seconds=3.0) as environments:
         environments.begin(0, 0, row(plot))
         found = reply(environments, 0)
         if plot == "dies":
@@ -142,8 +140,6 @@ def test_a_worker_that_dies_or_hangs_is_replaced(python, plot: str, reason: str)
         assert reason in str(found.failure)
         environments.begin(1, 0, row("plain"))
         assert reply(environments, 1) == Reply(messages=[])
-    finally:
-        environments.close()
 
 
 def test_problems_are_what_the_first_requests_say(environments):
