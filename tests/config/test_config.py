@@ -118,13 +118,6 @@ def test_trls_names_are_answered_as_the_table_of_its_page_says():
         assert [*dict.fromkeys(answered)] == told[: len(set(answered))]
 
 
-def test_the_command_line_is_named_beside_the_file(toml, refusal):
-    file = toml("[optimizer]\nlearning_rate = 1\n")
-    found = refusal("--engine.name=zzz", file=file)
-    assert found.startswith(f"{file} --engine.name=zzz: ")
-    assert "optimizer.lr?" in found and "'zzz'" in found
-
-
 @table(
     ("text", "place"),
     [
@@ -156,7 +149,7 @@ def test_a_path_beside_the_config_is_refused_with_both_folders(
     require_places(raw, file.parent)
 
 
-def test_unreadable_files_are_refused_by_name(refusal, toml, tmp_path):
+def test_files_that_are_refused_are_named_with_the_command_line(refusal, toml, tmp_path):
     assert refusal(file=tmp_path / "gone.toml").endswith(
         "gone.toml: there is no such config file or run directory; name one before any options"
     )
@@ -164,6 +157,10 @@ def test_unreadable_files_are_refused_by_name(refusal, toml, tmp_path):
     latin = tmp_path / "latin.toml"
     latin.write_bytes(b"# \xe9\n")
     assert "byte 2 is not UTF-8" in refusal(file=latin)
+    file = toml("[optimizer]\nlearning_rate = 1\n")
+    found = refusal("--engine.name=zzz", file=file)
+    assert found.startswith(f"{file} --engine.name=zzz: ")
+    assert "optimizer.lr?" in found and "'zzz'" in found
 
 
 # ---- choices by name ----

@@ -76,13 +76,17 @@ def test_the_token_is_where_the_distribution_function_first_exceeds_the_uniform(
     assert drawn(logprobs, torch.tensor([uniform], dtype=torch.float64)).tolist() == [token]
 
 
-def test_a_token_of_probability_zero_is_never_returned():
+def test_a_token_of_probability_zero_is_never_returned_and_a_rare_one_is():
     # Zeros at the start, in the middle and at the end, where rounding would land first.
     logprobs = torch.tensor([0.0, 0.3, 0.0, 0.0, 0.7, 0.0, 0.0]).log()
     edges = [0.0, 2.0**-53, 0.3 - 2.0**-50, 0.3, 0.3 + 2.0**-50, JUST_BELOW_ONE]
     numbers = np.concatenate([edges, uniforms(range(100), 100).ravel()])
     rows = logprobs.expand(len(numbers), -1)
     assert set(drawn(rows, torch.from_numpy(numbers)).tolist()) == {1, 4}
+    # 1 - 2^-26 is 1 in float32, so token 1 would never be drawn.
+    logprobs = torch.tensor([[1 - 2.0**-26, 2.0**-26]], dtype=torch.float64).log().float()
+    near_one = torch.tensor([1 - 2.0**-25, 1 - 2.0**-27], dtype=torch.float64)
+    assert drawn(logprobs.expand(2, -1), near_one).tolist() == [0, 1]
 
 
 def test_the_largest_uniform_stays_in_the_vocabulary_whatever_the_probabilities_sum_to():
@@ -94,13 +98,6 @@ def test_the_largest_uniform_stays_in_the_vocabulary_whatever_the_probabilities_
     tokens = drawn(logprobs, torch.full((500,), JUST_BELOW_ONE, dtype=torch.float64))
     assert tokens.max() < 1000
     assert (logprobs.gather(-1, tokens[:, None]).exp() > 0).all()
-
-
-def test_a_token_too_rare_for_float32_sums_is_still_drawn():
-    # 1 - 2^-26 is 1 in float32, so token 1 would never be drawn.
-    logprobs = torch.tensor([[1 - 2.0**-26, 2.0**-26]], dtype=torch.float64).log().float()
-    uniforms = torch.tensor([1 - 2.0**-25, 1 - 2.0**-27], dtype=torch.float64)
-    assert drawn(logprobs.expand(2, -1), uniforms).tolist() == [0, 1]
 
 
 def test_sampled_frequencies_are_the_distributions():

@@ -56,7 +56,7 @@ def test_eight_ranks_take_at_most_a_twentieth_longer_than_the_ideal(case, share)
     assert time(works(rows, parts, share, SMOLLM2), ranks) <= 1.05 * ideal
 
 
-def test_ranks_share_two_groups_by_hand():
+def test_ranks_share_groups_and_padded_rows_by_hand():
     """Two groups of four for three ranks: responses of 20 tokens to prompts of 10. Each group keeps
     three, 10 + 3 x 19 tokens. The third rank gets one of each; they share nothing, so they are two
     padded rows of 30."""
@@ -64,10 +64,7 @@ def test_ranks_share_two_groups_by_hand():
     parts = rounds(rows, 1000, share=True, ranks=3, price=TOKENS_ONLY)
     assert works(rows, parts, True, TOKENS_ONLY) == [67, 67, 60]
     assert [sorted(i // 4 for i in part) for part in parts] == [[0, 0, 0], [1, 1, 1], [0, 1]]
-
-
-def test_padded_rows_are_cut_into_equal_parts_by_hand():
-    """Eight rows of 10 tokens fit one micro-batch of 80; four ranks get 20 each."""
+    # Eight rows of 10 tokens fit one micro-batch of 80; four ranks get 20 each.
     rows = rows_of(*[(6, [4])] * 8)
     assert cut(rows, 80, share=False) == [list(range(8))]
     parts = rounds(rows, 80, share=False, ranks=4, price=TOKENS_ONLY)
@@ -96,17 +93,9 @@ def test_the_cheaper_layout_by_hand():
     plain = layout(rows, share=False)
     assert plain == Layout(shared=False, computed=434, padded=440, copied=0)
     assert plain.cost == 440
-
-
-def test_rows_with_nothing_to_share_are_laid_end_to_end_if_padding_costs_more():
     assert not layout(rows_of((100, [10])), share=True).shared  # 100 + 9 + 100 / 8 > 110
     assert not layout(rows_of((100, [10]), (100, [10])), share=True).shared
     assert layout(rows_of((10, [10]), (10, [100])), share=True).shared  # 20 + 108 + 20 / 8 < 220
-
-
-def test_split_by_hand():
-    # Longest first. Budget 12: 2 x 5 fits, 3 x 5 does not; 4 x 3 fits, 5 x 3 does not.
-    assert split_by_tokens([3, 5, 2, 5, 3, 2, 1], 12) == [[1, 3], [0, 4, 2, 5], [6]]
 
 
 # Group 1 of the first has the longest response, then 2, then 0. Two groups cost 2 x 40 + 14 + 15
@@ -135,6 +124,8 @@ def test_shared_rows_are_cut_by_prompt_and_others_by_length():
     rows = rows_of((200, [60, 5]), (200, [60, 5]))
     assert cut(rows, 450, share=True) == [[0, 1], [2, 3]]
     assert cut(rows, 520, share=False) == [[0, 2], [1, 3]]
+    # Longest first. Budget 12: 2 x 5 fits, 3 x 5 does not; 4 x 3 fits, 5 x 3 does not.
+    assert split_by_tokens([3, 5, 2, 5, 3, 2, 1], 12) == [[1, 3], [0, 4, 2, 5], [6]]
 
 
 @table("share", [True, False])

@@ -195,15 +195,12 @@ def test_messages_keep_every_character_and_arrive_in_pieces():
         assert [inbox.message(), inbox.message(), inbox.message()] == [said, "next", None]
 
 
-def test_values_that_json_cannot_express():
+def test_values_that_json_cannot_express_and_what_a_terminal_obeys():
     values = {"a": np.arange(3), "b": np.float32(0.5), "c": (1, 2), "d": np.int64(7)}
     values |= {"day": datetime.date(2026, 1, 2), "price": Decimal("1.10")}
     plain = {"a": [0, 1, 2], "b": 0.5, "c": [1, 2], "d": 7}
     assert from_json(to_json(values)) == {**plain, "day": "2026-01-02", "price": "1.10"}
     with pytest.raises(TypeError, match="object"):
         to_json(object())
-
-
-def test_printable():
     assert printable("a\x1b[2J\ud800\n") == r"a\x1b[2J\ud800\n"
     assert printable("x" * 400, 10) == "xxxxxxx..."

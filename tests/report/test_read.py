@@ -25,12 +25,9 @@ from tests.report.synthetic import (
 )
 
 
-def test_names_have_as_many_parents_as_it_takes_to_differ():
+def test_names_have_as_many_parents_as_it_takes_and_a_run_named_twice_is_one(tmp_path: Path):
     roots = [Path("/a/x/run"), Path("/b/x/run"), Path("/b/other"), Path("/b/y/run")]
     assert unique_names(roots) == ["a/x/run", "b/x/run", "other", "y/run"]
-
-
-def test_a_run_named_twice_is_read_once(tmp_path: Path):
     write_config(tmp_path / "a")
     assert len(read_runs([tmp_path / "a", tmp_path / "b" / ".." / "a"])) == 1
 

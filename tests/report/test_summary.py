@@ -66,7 +66,7 @@ def test_closing_lines_have_greedy_accuracy_if_both_ends_have_it():
     assert line.startswith("accuracy    0.100 after update 8 ") and "before" not in line
 
 
-def test_closing_lines_have_the_lowest_budget_of_memory_and_what_was_skipped():
+def test_closing_lines_have_memory_what_was_skipped_and_the_refreshes_of_grpo():
     lines = [
         {"kind": "update", "update": n, "micro_batch_tokens": budget, "skipped": n % 2}
         for n, budget in enumerate((None, 2048, 1024, 4096), 1)
@@ -74,9 +74,6 @@ def test_closing_lines_have_the_lowest_budget_of_memory_and_what_was_skipped():
     text = summarize(lines)
     assert "memory      3 updates with micro_batch_tokens lowered, down to 1024" in text
     assert "skipped     2 updates" in text
-
-
-def test_refreshes_are_compared_with_those_of_grpo_if_it_makes_more():
     lines = [{"kind": "update", "update": n} for n in range(1, 6)]
     refreshes = [{"kind": "refresh", "update": n} for n in (0, 4)]
     assert "1 made; GRPO with one every 4 updates makes 2" in summarize([*refreshes[:1], *lines])

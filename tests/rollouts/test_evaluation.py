@@ -13,13 +13,7 @@ WRONG = {"status": "wrong", "reward": 0.0}
 UNKNOWN = {"status": "error", "reward": None}
 
 
-def test_accuracy_is_the_mean_over_problems():
-    metrics = accuracy([RIGHT, RIGHT, RIGHT, WRONG, WRONG, WRONG], 2, [True] * 3)
-    assert (metrics["accuracy_low"], metrics["accuracy_high"]) == interval([1, 0.5, 0], 2)
-    assert metrics["accuracy"] == metrics["reward"] == 1 / 2 and metrics["pass@2"] == 2 / 3
-
-
-def test_samples_without_a_verdict_are_left_out():
+def test_accuracy_is_the_mean_over_problems_without_samples_that_have_no_verdict():
     """Of two samples each: one right and one unknown, two wrong, two unknown."""
     verdicts = [RIGHT, UNKNOWN, WRONG, WRONG, UNKNOWN, UNKNOWN]
     metrics = accuracy(verdicts, 2, [True] * 3)
@@ -31,6 +25,9 @@ def test_samples_without_a_verdict_are_left_out():
     none = accuracy([UNKNOWN] * 2, 1, [True] * 2)
     for name in ("accuracy", "accuracy_low", "accuracy_high", "reward", "pass@1"):
         assert none[name] is None
+    metrics = accuracy([RIGHT, RIGHT, RIGHT, WRONG, WRONG, WRONG], 2, [True] * 3)
+    assert (metrics["accuracy_low"], metrics["accuracy_high"]) == interval([1, 0.5, 0], 2)
+    assert metrics["accuracy"] == metrics["reward"] == 1 / 2 and metrics["pass@2"] == 2 / 3
 
 
 def test_rewards_without_a_verdict_have_a_mean_and_no_accuracy():

@@ -42,14 +42,7 @@ def test_a_prompt_with_an_id_outside_the_embeddings_is_refused():
     assert chain_tokenizer().decode(SIX_IDS) == SIX.prompt
 
 
-def test_longer_prompts_are_left_out_if_chosen():
-    encode = encoder(6, overlong="drop")
-    assert encode.fitting([EIGHT, SIX, TWO]) == [SIX, TWO]
-    assert refusal(encode, EIGHT).startswith("1 of 1 prompts are longer than the 6 tokens")
-    assert encode.fitting([]) == []
-
-
-def test_only_the_last_tokens_of_a_longer_prompt_are_used_if_chosen():
+def test_longer_prompts_are_left_out_or_cut_to_their_last_tokens_if_chosen():
     encode = encoder(6, overlong="truncate")
     assert encode.fitting([EIGHT, SIX]) == [EIGHT, SIX]
     assert encode(EIGHT).tolist() == SIX_IDS  # "1+" is cut from "1+3+2-1="
@@ -57,6 +50,10 @@ def test_only_the_last_tokens_of_a_longer_prompt_are_used_if_chosen():
     assert encode(TWO).tolist() == [3, 14]
     assert encoder(6)(EIGHT).tolist() == [3, 12, *SIX_IDS]
     assert encoder(None, overlong="truncate")(EIGHT).tolist() == [3, 12, *SIX_IDS]
+    encode = encoder(6, overlong="drop")
+    assert encode.fitting([EIGHT, SIX, TWO]) == [SIX, TWO]
+    assert refusal(encode, EIGHT).startswith("1 of 1 prompts are longer than the 6 tokens")
+    assert encode.fitting([]) == []
 
 
 TURNS = (

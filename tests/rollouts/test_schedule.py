@@ -47,16 +47,6 @@ def test_updates_per_refresh_of_the_published_schedules(batches, passes, mu):
     assert options.rollouts_per_update == 128
 
 
-def test_staleness_counts_updates_since_the_refresh():
-    """Two batches, three passes each: mu = 6, the passes make the behavior policy staler too."""
-    plan = ScheduleOptions(stages=2, batches_per_stage=2, passes_per_batch=3)
-    updates = range(plan.total_updates)
-    assert [plan.staleness(u) for u in updates] == [0, 1, 2, 3, 4, 5] * 2
-    assert [plan.batch_of(u) for u in updates] == [0, 0, 0, 1, 1, 1] * 2
-    assert [plan.stage_of(u) for u in updates] == [0] * 6 + [1] * 6
-    assert [plan.first_update(stage) for stage in range(3)] == [0, 6, 12]
-
-
 @table("problems", [4, 7, 8, 11, 100])
 def test_every_group_key_is_unique_in_the_run_and_each_problem_in_an_update(problems):
     """24 updates of 4 groups are several epochs, and one stage needs more problems than 8."""
@@ -87,7 +77,7 @@ def test_a_rollouts_seed_is_golden_and_differs_in_every_component():
     assert len({rollout_seed(*key) for key in keys}) == 7
 
 
-def test_stages_that_double_by_hand():
+def test_stages_that_double_and_staleness_by_hand():
     """3, 6 and 12 batches; no group is drawn twice, and none is left out."""
     plan = schedule(problems=12, stages=3, batches_per_stage=3, growth=2.0, problems_per_update=4)
     options = plan.options
@@ -98,6 +88,13 @@ def test_stages_that_double_by_hand():
     assert [options.staleness(update) for update in (2, 3, 8, 9, 20)] == [2, 0, 5, 0, 11]
     equal = schedule(problems=12, stages=7, batches_per_stage=3, problems_per_update=4)
     assert run_groups(plan) == run_groups(equal)
+    # Two batches, three passes each: mu = 6, the passes make the behavior policy staler too.
+    plan = ScheduleOptions(stages=2, batches_per_stage=2, passes_per_batch=3)
+    updates = range(plan.total_updates)
+    assert [plan.staleness(u) for u in updates] == [0, 1, 2, 3, 4, 5] * 2
+    assert [plan.batch_of(u) for u in updates] == [0, 0, 0, 1, 1, 1] * 2
+    assert [plan.stage_of(u) for u in updates] == [0] * 6 + [1] * 6
+    assert [plan.first_update(stage) for stage in range(3)] == [0, 6, 12]
 
 
 def test_passes_rounding_and_bounds_of_a_growing_schedule():

@@ -126,9 +126,6 @@ def test_one_failure_more_than_the_limit_stops_at_once_and_publishes_nothing(fol
         folder.score(task, failure_limit=0.2)
     assert len(task.asked) == 4  # 3 failures of 10 are more than 2
     assert not folder.scores.folder.exists() and 0 not in folder.scores
-
-
-def test_failures_at_the_limit_pass_and_only_the_unfinished_have_a_reward(folder):
     folder.write(*groups(10))
     verdicts = [failure("boom"), *[RIGHT] * 8, SLOW]
     assert folder.score(Fixed(*verdicts), failure_limit=0.2) == verdicts
@@ -168,16 +165,7 @@ def test_a_shard_is_scored_if_its_scores_are_of_exactly_these_rollouts_by_this_j
     assert not scored(folder.rollouts, folder.scores, 0, "b8")
 
 
-def test_groups_are_counted_by_the_share_right_of_the_responses_that_count(folder):
-    folder.write(*groups(4, 8, 3, 2))
-    quarter = [RIGHT, WRONG, CUT, WRONG]
-    verdicts = [*quarter * 3, RIGHT, SKIPPED, CUT, SKIPPED, SKIPPED]
-    folder.score(Fixed(*verdicts), failure_limit=1.0)
-    # 1 of 4, 2 of 8, 1 of 2: a reward of 0 for a cut response counts, an unknown one does not
-    assert folder.scores.entry(0)["groups_right"] == {"0.250": 2, "0.500": 1}
-
-
-def test_a_group_without_a_verdict_has_no_share_right_and_all_cut_responses_are_counted(folder):
+def test_groups_are_counted_by_the_share_right_if_they_have_a_verdict(folder):
     """Groups: two graded; two cut, of a problem without a verdict; one of two right, one cut."""
     folder.write(*groups(2), response(1, 0, cut=True), response(1, 1, cut=True))
     folder.write(response(2, 0), response(2, 1, cut=True), shard=1)
@@ -194,6 +182,12 @@ def test_a_group_without_a_verdict_has_no_share_right_and_all_cut_responses_are_
     assert (second["truncated"], second["statuses"]) == (1, {"right": 1, "wrong": 1})
     refresh = refresh_metrics(folder.rollouts, folder.scores)
     assert refresh["truncated_share"] == 3 / 6
+    folder.write(*groups(4, 8, 3, 2))
+    quarter = [RIGHT, WRONG, CUT, WRONG]
+    verdicts = [*quarter * 3, RIGHT, SKIPPED, CUT, SKIPPED, SKIPPED]
+    folder.score(Fixed(*verdicts), failure_limit=1.0)
+    # 1 of 4, 2 of 8, 1 of 2: a reward of 0 for a cut response counts, an unknown one does not
+    assert folder.scores.entry(0)["groups_right"] == {"0.250": 2, "0.500": 1}
 
 
 def test_a_stages_metrics_by_hand(folder):

@@ -27,6 +27,9 @@ def test_a_row_is_a_problem_whose_other_columns_are_passed_on(jsonl):
     assert all_problems(data, **options) == [
         Problem("a7", "3+2=", "5", {"id": "a7", "solution": "5", "level": 2, "tags": ["x", None]})
     ]
+    data = jsonl({"prompt": "3+2=", "n": 1})
+    (problem,) = all_problems(data, answer_column=None, rewards="module:judge")
+    assert (problem.reference, problem.columns) == ("", {"n": 1})
 
 
 def test_without_an_id_column_the_id_is_a_hash_of_prompt_and_answer(jsonl):
@@ -129,12 +132,6 @@ def test_references_that_math_cannot_use_are_named_before_any_work(jsonl, tmp_pa
     found = cases.refusal(loaded.prepare, tmp_path / "rewards.log")
     loaded.close()
     assert f'cannot use 2 of 8 reference answers; the first: "$" ({data}, line 7): math: ' in found
-
-
-def test_no_answer_column_leaves_the_reference_empty(jsonl):
-    data = jsonl({"prompt": "3+2=", "n": 1})
-    (problem,) = all_problems(data, answer_column=None, rewards="module:judge")
-    assert (problem.reference, problem.columns) == ("", {"n": 1})
 
 
 @table(

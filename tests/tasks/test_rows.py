@@ -118,7 +118,7 @@ def test_an_integer_above_64_bits_in_parquet_is_refused_and_in_lines_kept(tmp_pa
         answer_of(large["answer"], "row 1", "answer")
 
 
-def test_split_subset_and_revision_reach_the_hub(monkeypatch):
+def test_split_subset_and_revision_reach_the_hub_and_its_narrow_floats_are_short(monkeypatch):
     asked: list[Any] = []
 
     def load_dataset(*arguments: Any, **options: Any) -> list[dict[str, Any]]:
@@ -131,9 +131,6 @@ def test_split_subset_and_revision_reach_the_hub(monkeypatch):
     assert rows == [("openai/gsm8k [test], row 1", {"question": "1+1", "answer": "2"})]
     read_rows("gsm8k")
     assert asked[1] == (("gsm8k", None), {"split": "train", "revision": None})
-
-
-def test_narrow_floats_of_the_hub_are_as_short_as_they_were_written(monkeypatch):
     kind = datasets.Features({"answer": datasets.Value("float32"), "n": datasets.Value("int64")})
     table = datasets.Dataset.from_dict({"answer": [5.1, None], "n": [1, 2]}, features=kind)
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: table)

@@ -42,7 +42,7 @@ def test_the_share_is_within_three_standard_deviations_and_the_lowest_hashes_are
     assert sides(data, eval_share=0.1, eval_problems=7)[1] == held_out[:7]
 
 
-def test_the_split_depends_neither_on_order_nor_ids_nor_answers_nor_file(jsonl):
+def test_the_split_depends_on_the_prompt_and_not_on_order_ids_answers_or_file(jsonl):
     rows = [row(f"{n}=", str(n), id=n) for n in range(200)]
     expected = [p.prompt for p in sides(jsonl(*rows), eval_share=0.2)[1]]
     random.Random(1).shuffle(rows)
@@ -54,9 +54,6 @@ def test_the_split_depends_neither_on_order_nor_ids_nor_answers_nor_file(jsonl):
     ):
         held_out = [p.prompt for p in sides(data, eval_share=0.2, **options)[1]]
         assert [p for p in held_out if p != "new="] == expected
-
-
-def test_problems_of_one_prompt_are_on_one_side(jsonl):
     data = jsonl(*(row(f"{n % 50}=", str(n)) for n in range(200)))
     train, held_out = sides(data, eval_share=0.5)
     assert len(train) + len(held_out) == 200 and len(held_out) > 0

@@ -259,11 +259,14 @@ def sandboxed() -> CodeOptions:
     return options
 
 
-def test_asserts_are_judged_outside(sandboxed: CodeOptions):
+def test_asserts_are_judged_outside_and_no_test_sees_what_another_has_left(sandboxed: CodeOptions):
     asserts = ["assert add(1, 2) == 3", "assert abs(add(1, 3) - 4) < .1", "assert add(1, 1) < 2"]
     verdict = Code(sandboxed)(ADD, json.dumps(asserts))
     assert verdict.value == pytest.approx(2 / 3)
     assert verdict.detail == "test 3 of 3: another result"
+    request = Request(REMEMBERING, [{"stdin": ""}] * 3)
+    told = [outcome.output.split() for outcome in Code(sandboxed).sandbox.run(request, 60.0)]
+    assert [before for _, before in told] == ["[]"] * 3
 
 
 @table(
@@ -305,9 +308,3 @@ def test_scores(sandboxed: CodeOptions):
     assert half.parts["extra/code"] == "test 2 of 2: another result"
     assert none == Score(Status.NO_ANSWER, 0.0, {"code": 0.0}, none.logged)
     assert (wrong.reward, wrong.parts["extra/code"]) == (0.0, "test 1 of 2: another result")
-
-
-def test_no_test_sees_what_another_has_left(sandboxed: CodeOptions):
-    request = Request(REMEMBERING, [{"stdin": ""}] * 3)
-    told = [outcome.output.split() for outcome in Code(sandboxed).sandbox.run(request, 60.0)]
-    assert [before for _, before in told] == ["[]"] * 3

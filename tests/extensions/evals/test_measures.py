@@ -88,13 +88,16 @@ def test_extreme_difficulties_are_covered_less():
     assert percents == pytest.approx([88, 93], abs=1.5)
 
 
-def test_wilson_by_hand():
+def test_wilson_and_t_by_hand():
     """Two problems: t has one degree of freedom, and z = 12.706, z^2 = 161.4.
 
     Values 1 and 0: p = 1/2 and SE^2 = 1/4 give n = 1, raised to 2. The half width is
     12.706 / (1 + 80.72) sqrt(1/8 + 161.4 / 16) = .15548 x 3.1962 = .4969.
     """
     assert interval([1.0, 0.0], 1) == pytest.approx((0.0031, 0.9969), abs=5e-5)
+    # 1, 2, 3: mean 2, SE = 1 / sqrt 3, t_2 = 4.3027.
+    half = 4.3027 / 3**0.5
+    assert t_interval([1, 2, 3]) == pytest.approx((2 - half, 2 + half), abs=1e-4)
 
 
 def test_samples_that_always_agree_count_as_one_and_those_that_never_do_as_all():
@@ -115,22 +118,13 @@ def test_ends_are_shares_around_the_mean_in_any_order(values, samples, random):
         assert (low, high) == (0, 1)
 
 
-def test_t_of_lengths_by_hand():
-    """1, 2, 3: mean 2, SE = 1 / sqrt 3, t_2 = 4.3027."""
-    half = 4.3027 / 3**0.5
-    assert t_interval([1, 2, 3]) == pytest.approx((2 - half, 2 + half), abs=1e-4)
-
-
-def test_paired_is_scipys_paired_t_test():
+def test_paired_is_scipys_paired_t_test_and_leaves_unknown_values_out():
     rng = np.random.default_rng(0)
     a, b = rng.random(40), rng.random(40)
     theirs = ttest_rel(a, b)
     ours = paired(a, b)
     assert ours.p_value == pytest.approx(theirs.pvalue)
     assert (ours.low, ours.high) == pytest.approx(tuple(theirs.confidence_interval()))
-
-
-def test_unknown_values_are_left_out_by_pairs():
     nan = float("nan")
     assert paired([1, 0.5, nan, 0], [0, 0.25, 1, nan]) == paired([1, 0.5], [0, 0.25])
     with pytest.raises(UsageError, match="no problem has a value in both"):
@@ -225,11 +219,6 @@ def test_more_tries_never_hurt(pair):
     assert passes[0] == avg_at([right], [n])[0]
 
 
-def test_problems_with_too_few_verdicts_are_unknown():
-    assert np.isnan(avg_at([0, 1], [0, 1])).tolist() == [True, False]
-    assert np.isnan(pass_at([2, 2], [3, 4], 4)).tolist() == [True, False]
-
-
 def result(right=0, judged=4, samples=4, truncated=0, no_answer=0, tokens=40):
     return ProblemResult("p", right, judged, samples, truncated, no_answer, tokens)
 
@@ -258,10 +247,12 @@ def test_measures_by_hand():
     assert (found["avg@4"].low, found["avg@4"].high) == interval([3 / 4, 1 / 3], 4)
 
 
-def test_what_has_no_interval_is_left_out():
+def test_what_has_no_interval_is_left_out_and_problems_with_few_verdicts_are_unknown():
     assert "mean_length" not in measured([result()])
     unjudged = measured([result(judged=0)] * 2)
     assert list(unjudged) == ["truncated", "no_answer", "mean_length"]
+    assert np.isnan(avg_at([0, 1], [0, 1])).tolist() == [True, False]
+    assert np.isnan(pass_at([2, 2], [3, 4], 4)).tolist() == [True, False]
 
 
 @st.composite

@@ -78,15 +78,12 @@ def test_sampling_is_that_of_the_field(words, sampling):
         assert o.problems is None
 
 
-def test_a_file_is_a_suite_with_the_name_of_the_file(file):
+def test_a_file_is_a_suite_of_its_name_and_groups_are_expanded_once(file):
     [suite] = load_suites(file(name="sums.toml"))
     options = suite.options
     assert (suite.name, options.title, options.max_new_tokens) == ("sums", "Sums", 64)
     assert (options.samples, options.temperature, options.top_p) == (1, 1.0, 1.0)
     assert options.prompt.form == "chat" and options.task.prompt_template == "{prompt}"
-
-
-def test_groups_of_groups_and_files_beside_them_are_expanded_once(file):
     file()
     group = file('title = "All"\nsuites = ["small", "mine.toml", "aime24", "gsm8k"]\n', "all.toml")
     expected = ["svamp", "gsm8k", "mine", "aime24"]
@@ -201,18 +198,15 @@ def test_the_file_takes_the_place_of_data_set_subset_split_and_revision(jsonl):
     assert {"data", "revision"} <= gone and "prompt_template" not in gone
 
 
-def test_every_problem_is_in_the_order_of_the_data_and_none_is_held_out(jsonl):
-    file = jsonl(*({**row(f"{n}+1=", str(n + 1)), "id": f"p{n}"} for n in range(40)))
-    data_set = task(file, id_column="id")
-    assert [p.id for p in data_set.every_problem()] == [f"p{n}" for n in range(40)]
-    [single] = task(jsonl(row("1"), name="one.jsonl")).every_problem()
-    assert single.prompt == "1"  # where a split would leave nothing to train on
-
-
-def test_a_limit_keeps_the_lowest_hashes_in_the_order_of_the_data(jsonl):
+def test_problems_or_those_with_the_lowest_hashes_are_in_the_order_of_the_data(jsonl):
     prompts = [f"{n}+1=" for n in range(20)]
     data_set = task(jsonl(*map(row, prompts)))
     seven = sorted(prompts, key=stable_hash)[:7]
     assert [p.prompt for p in data_set.every_problem(7)] == [p for p in prompts if p in seven]
     assert {p.id for p in data_set.every_problem(3)} <= {p.id for p in data_set.every_problem(7)}
     assert data_set.every_problem(99) == data_set.every_problem()
+    file = jsonl(*({**row(f"{n}+1=", str(n + 1)), "id": f"p{n}"} for n in range(40)))
+    data_set = task(file, id_column="id")
+    assert [p.id for p in data_set.every_problem()] == [f"p{n}" for n in range(40)]
+    [single] = task(jsonl(row("1"), name="one.jsonl")).every_problem()
+    assert single.prompt == "1"  # where a split would leave nothing to train on

@@ -50,7 +50,7 @@ def test_a_runs_numbers_and_what_it_took_to_reach_a_level_by_hand(run):
     assert quantity(row, "best") == 0.8 and quantity(row, "no_such") is None
 
 
-def test_a_point_of_a_curve_covers_the_updates_since_the_last_evaluation(run):
+def test_a_point_of_a_curve_covers_the_updates_since_the_last_evaluation_if_any(run):
     points = outcome(run)["curve"]
     assert [p["update"] for p in points] == [0, 2, 4]
     assert [p["accuracy"] for p in points] == [0.2, 0.8, 0.5]
@@ -58,9 +58,6 @@ def test_a_point_of_a_curve_covers_the_updates_since_the_last_evaluation(run):
     assert [p["seconds"] for p in points] == [0.0, 10.0, 20.0]
     assert [p["vetoed_fraction"] for p in points] == [None, *map(pytest.approx, (0.015, 0.035))]
     assert [p["ratio/negative/max"] for p in points] == [None, 50.0, 3.0]
-
-
-def test_a_run_without_evaluations_has_no_accuracy():
     row = outcome(run_data(refreshes=[refresh(0)], updates=[update(1)]))
     assert row["accuracy"] is row["best"] is row["worst_fall"] is None
     assert row["curve"] == []
