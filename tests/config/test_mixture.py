@@ -55,10 +55,7 @@ def test_a_source_is_a_table_of_a_task_with_a_name_and_a_weight(toml):
             "all weights of task.sources are 0 in stage 1, so it could draw no problem",
         ),
         ([{**CHAIN, "source": "a/b"}], "task.sources.0.source = 'a/b'"),
-        (
-            [{**CHAIN, "name": "chains"}],
-            "no such name 'chains': choose among chain, letters, carry, dataset",
-        ),
+        ([{**CHAIN, "name": "chains"}], "no such name 'chains': choose among chain, letters"),
         ([{**CHAIN, "data": "x"}], "there is no option task.sources.0.data"),
         ([{"name": "chain"}], "task.sources.0.source must be given"),
     ],

@@ -24,11 +24,7 @@ from tests.report.synthetic import HOSTILE
         (duration, 59.97, "1:00"),
         (duration, 125, "2:05"),
         (duration, 3725, "1:02:05"),
-        (
-            with_signs,
-            "plain text, ünïcode, 数学, \U0001f600",
-            "plain text, ünïcode, 数学, \U0001f600",
-        ),
+        (with_signs, "text, ünïcode, 数学, \U0001f600", "text, ünïcode, 数学, \U0001f600"),
         (with_signs, "a\nb\tc", "a\nb\tc"),
         (with_signs, "\x00\x1b\r\x7f", "␀␛␍␡"),
         (with_signs, "\x85", "⟨U+0085⟩"),

@@ -79,11 +79,7 @@ def ranks(count: int) -> dict[str, object]:
         ({}, (8, 80, 1), "8 on 1 of 1 node; 4 x 2 GPUs, in turn; 16.0 of 80.0; 7.1 of 68.0"),
         (ranks(2), (8, 80, 1), "2 on 1 of 1 node; 4 x 2 GPUs, in turn; 63.8 of 80.0; 7.1 of 68.0"),
         (OWN, (8, 80, 1), "8 on 1 of 1 node; 8 x 1 GPUs, in turn; 16.0 of 37.4; 42.6 of 80.0"),
-        (
-            BESIDE | ranks(16),
-            (8, 80, 4),
-            "16 on 2 of 4 nodes; 4 x 2 GPUs, beside; 8.0 of 80.0; 7.1 of 68.0",
-        ),
+        (BESIDE | ranks(16), (8, 80, 4), "16 on 2 of 4; 4 x 2 GPUs, beside; 8.0 of 80; 7.1 of 68"),
         (  # an adapter's base has 6 bytes a weight; nothing of it moves
             {"lora": {"rank": 8}} | ranks(1) | {"engine": {"name": "hf"}},
             (1, 80, 1),

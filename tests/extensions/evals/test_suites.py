@@ -95,10 +95,7 @@ def test_a_file_is_a_suite_of_its_name_and_groups_are_expanded_once(file):
     ("text", "fault"),
     [
         (f"temperatur = 0.5\n{MINE}", "there is no option temperatur; did you mean temperature?"),
-        (
-            f"{MINE}prompt_colum = 'q'\n",
-            "no option task.prompt_colum; did you mean task.prompt_column?",
-        ),
+        (f"{MINE}prompt_colum = 'q'\n", "task.prompt_colum; did you mean task.prompt_column?"),
         (f"{MINE}[prompt]\nforms = 'chat'\n", "no option prompt.forms; did you mean prompt.form?"),
         (f"samples = 0\n{MINE}", "samples = 0: input should be greater than or equal to 1"),
         (f"top_p = 0\n{MINE}", "top_p = 0: input should be greater than 0"),
@@ -107,10 +104,7 @@ def test_a_file_is_a_suite_of_its_name_and_groups_are_expanded_once(file):
         ("title = 'T'\nmax_new_tokens = 1\n", "task.data must be given"),
         ("task = 1\ntitle = 'T'\nmax_new_tokens = 1\n", "task = 1: it should be a table"),
         ("[task]\ndata = 'd.jsonl'\n", "title must be given; max_new_tokens must be given"),
-        (
-            f"{MINE}eval_split = 'test'\n",
-            "task.eval_split divides the problems of a run, and a suite",
-        ),
+        (f"{MINE}eval_split = 'test'\n", "task.eval_split divides the problems of a run"),
         (MINE + "eval_problems = 3\n", "task.eval_problems divides the problems of a run"),
         ("title = 'T'\nsuites = []\n", "suites = (): it should not be empty"),
         ("title = 'T'\nsuites = ['gsm8k']\nsamples = 3\n", "samples; choose among title, suites"),

@@ -104,11 +104,7 @@ def test_a_suites_line_and_its_result_must_agree_and_are_made_again(measured, tm
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("place", "nth"),
-    [
-        ("evaluation sampled", 2),
-        ("evaluation scored", 3),
-        ("suite without metrics line", 2),
-    ],
+    [("evaluation sampled", 2), ("evaluation scored", 3), ("suite without metrics line", 2)],
 )
 def test_a_run_killed_while_it_measures_ends_the_same(suites, measured, tmp_path, place, nth):
     run = tmp_path / "run"

@@ -8,13 +8,7 @@ from mugrpo.extensions.lab.study.outcome import Results, outcome, quantity
 from mugrpo.extensions.lab.study.page import RESULTS, folder_of
 from mugrpo.extensions.lab.study.spec import load_study
 from mugrpo.report.read import RunData
-from tests.extensions.lab.study.builders import (
-    STUDY,
-    evaluation,
-    refresh,
-    run_data,
-    update,
-)
+from tests.extensions.lab.study.builders import STUDY, evaluation, refresh, run_data, update
 
 
 @pytest.fixture
