@@ -23,7 +23,7 @@ def test_parameters_and_a_forward_pass_by_hand():
     assert forward_flop(TINY, Work(5, causal(5), 2)) == 1320 + 2 * 2 * 6 * 15 + 112
 
 
-def test_work_of_groups_by_hand():
+def test_work_of_groups_by_hand_and_prefill_and_decode_are_one_pass():
     # A prompt of 3 tokens with responses of 1 and 4, whose last tokens are not fed.
     groups = [Group(3, [1, 4])]
     plain = passed(groups, shared=False)
@@ -36,9 +36,6 @@ def test_work_of_groups_by_hand():
     assert prefill(groups, shared=False).positions == 2
     steps = decoded(groups)
     assert (steps.tokens, steps.pairs) == (3, 4 + 5 + 6)
-
-
-def test_prefill_and_decode_are_one_shared_forward_pass():
     groups = [Group(5, [2, 7, 7]), Group(9, [1, 1, 3])]
     whole = passed(groups, shared=True)
     parts = prefill(groups, shared=True), decoded(groups)

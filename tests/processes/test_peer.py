@@ -128,17 +128,14 @@ def test_what_it_prints_goes_to_its_log_or_to_stderr(tmp_path: Path, capfd):
     assert capfd.readouterr() == ("", "out\nerr\n")
 
 
-def test_it_ignores_ctrl_c_and_a_crash_leaves_no_core():
+def test_it_ignores_ctrl_c_and_leaves_no_core_or_if_its_channel_closes_first_nothing():
     peer = started()
     heard(peer)
     os.kill(peer.process.pid, signal.SIGINT)
     tell(peer, "import resource; channel.send(resource.getrlimit(resource.RLIMIT_CORE))")
     assert heard(peer) == [0, 0]
     peer.end()
-
-
-def test_a_peer_whose_channel_closes_first_leaves_nothing():
-    """The kernel may close the descriptors of a killed parent in this order."""
+    # The kernel may close the descriptors of a killed parent in this order.
     peer = started()
     _, *pids = heard(peer)
     peer._channel.close()

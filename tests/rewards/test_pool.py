@@ -168,13 +168,18 @@ def test_answers_are_taken_as_workers_become_free_and_a_slow_one_holds_few_back(
     assert taken_for(pool(count=2), ["sleep 1.5 1", *["1"] * 100], 1) <= 5 + 1
 
 
-def test_a_worker_that_died_between_calls_is_replaced():
+def test_a_worker_killed_between_calls_is_replaced_and_while_it_loads_stops_the_run():
     workers = pool()
     outcomes(workers, "1")
     [worker] = processes(workers)
     os.kill(worker, signal.SIGKILL)
     assert soon(lambda: not alive(worker))
     assert outcomes(workers, "2", "3") == [2, 3]
+    workers = pool()
+    workers._start_missing()
+    os.kill(processes(workers)[0], signal.SIGKILL)
+    with pytest.raises(RunStopped, match=r"died while it was loading \(SIGKILL\)"):
+        workers.start()
 
 
 @pytest.mark.promise("dead judge")
@@ -185,14 +190,6 @@ def test_an_answer_whose_worker_something_else_kills_is_judged_by_the_next_one(t
     texts = ("1", f"killed {tmp_path / 'again'}", "exit 3")
     [call] = workers.run([[item(text) for text in texts]])
     assert [value_of(outcome) for outcome in call] == [1, 1, "the worker died (status 3)"]
-
-
-def test_a_worker_that_is_killed_while_it_loads_stops_the_run_and_refuses_nothing():
-    workers = pool()
-    workers._start_missing()
-    os.kill(processes(workers)[0], signal.SIGKILL)
-    with pytest.raises(RunStopped, match=r"died while it was loading \(SIGKILL\)"):
-        workers.start()
 
 
 def test_what_a_reward_started_dies_with_it(tmp_path):

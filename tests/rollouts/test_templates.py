@@ -92,11 +92,14 @@ def test_templates_of_models_write_all_that_they_get(name: str):
     assert written.count("What is 2 + 3?") == 2 and "It is five." in written
 
 
-def test_a_tools_answer_may_be_written_as_json():
+def test_what_a_prompt_may_ask_for_is_no_mark_and_a_tools_answer_may_be_json():
     encode = encoder(template_of("llama3_1"))
     call = {"function": {"name": "weather", "arguments": {"city": "Oslo"}}, "type": "function"}
     called = {"role": "assistant", "content": "", "tool_calls": [call]}
     assert r"Oslo: 3\ndegrees" in encode.text(Problem("p", (QUESTION, called, TOLD), "5"))
+    encode = encoder(template_of("qwen3"))
+    text = "Think within <think> and </think>, call <tool_call>, and strike <s>this</s>."
+    assert text in encode.text(Problem("p", text, "5"))
 
 
 def test_keys_of_messages_that_are_not_written_are_said():
@@ -126,12 +129,6 @@ def test_a_prompt_that_a_template_has_written_is_refused(template, special, prom
     encode = encoder(template_of(template), *special)
     said = refusal(encode, *([prompt] if isinstance(prompt, str) else prompt))
     assert f"holds {mark!r}" in said and remedy in said
-
-
-def test_what_a_prompt_may_ask_for_is_no_mark_of_a_template():
-    encode = encoder(template_of("qwen3"))
-    text = "Think within <think> and </think>, call <tool_call>, and strike <s>this</s>."
-    assert text in encode.text(Problem("p", text, "5"))
 
 
 def test_thinking_is_switched_off_by_an_option_or_a_column():
