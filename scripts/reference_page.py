@@ -59,9 +59,9 @@ def _shards() -> Iterable[str]:
     notes = dict(fields)
     columns = [*shards.ROLLOUT_SCHEMA, *shards.TURN_SCHEMA]
     yield (
-        "A folder of shards holds parquet files and `manifest.json`, which names them with their "
-        "checksums; a shard that it does not\nname does not exist. Columns of rollouts (those from "
-        "`loss_mask` on only with turns), one row per response:"
+        "A folder of shards holds parquet files, and an entry of each with its checksum in a file "
+        "`.json` of the same name; a shard without\nan entry does not exist. Columns of rollouts "
+        "(those from `loss_mask` on only with turns), one row per response:"
     )
     rows = ((f"`{c.name}`", _type(c.type), notes.get(c.name, "").strip()) for c in columns)
     yield table(("column", "type", ""), rows)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mugrpo.disk.publishing import watchers
+from mugrpo.disk.publishing import unfinished, watchers
 
 Reach = Callable[[AbstractContextManager[None]], None]
 
@@ -112,7 +112,7 @@ class EngineBatch(Place):
 
 
 def _unfinished(path: str) -> Path:
-    return Path(f"{path}.tmp.{os.getpid()}")
+    return unfinished(Path(path))
 
 
 @contextmanager
@@ -148,7 +148,7 @@ def _half_a_line(path: str) -> Iterator[None]:
     os.truncate(path, os.path.getsize(path) - 23)
 
 
-_SHARDS = r"/stages/\d+/{}/shard"
+_SHARDS = r"/stages/\d+/{}/shard-\d+\.parquet"
 _CHECKPOINT = r"/checkpoints/update-\d+$"
 _EVALUATION = r"/evaluations/update-\d+$"
 _OTHERS = r"^(?!.*/evaluations/)(?!.*/metrics\.jsonl$)"  # a start repeats and cuts those
@@ -161,13 +161,13 @@ PLACES: dict[str, Place] = {
     "engine batch": EngineBatch("engine batch"),
     "canary": Place("canary"),
     "half a rollout shard": Place(BEFORE, _SHARDS.format("rollouts"), _half_a_file),
-    "rollout shard without manifest": Place(AFTER, _SHARDS.format("rollouts")),
-    "manifest of rollouts": Place(BEFORE, r"/stages/\d+/rollouts/manifest"),
+    "rollout shard without entry": Place(AFTER, _SHARDS.format("rollouts")),
+    "entry of rollouts": Place(BEFORE, r"/stages/\d+/rollouts/shard-\d+\.json"),
     "scoring": Place("scoring"),
     "half a score shard": Place(BEFORE, _SHARDS.format("scores"), _half_a_file),
-    "score shard without manifest": Place(AFTER, _SHARDS.format("scores")),
+    "score shard without entry": Place(AFTER, _SHARDS.format("scores")),
     "half a logprobs shard": Place(BEFORE, _SHARDS.format(r"\w+_logprobs"), _half_a_file),
-    "logprobs shard without manifest": Place(AFTER, _SHARDS.format(r"\w+_logprobs")),
+    "logprobs shard without entry": Place(AFTER, _SHARDS.format(r"\w+_logprobs")),
     "gradient": Place("gradient"),
     "optimizer step": Place("optimizer step"),
     "half a metrics line": Place("before a line of update", "", _half_a_line),

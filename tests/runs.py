@@ -198,8 +198,8 @@ class State(NamedTuple):
 def state(run_dir: Path) -> State:
     lines = read_metrics(run_dir)
     return State(
-        rollouts=tuple(len(_manifest(run_dir, stage, "rollouts")) for stage in range(STAGES)),
-        scores=tuple(len(_manifest(run_dir, stage, "scores")) for stage in range(STAGES)),
+        rollouts=tuple(_published(run_dir, stage, "rollouts") for stage in range(STAGES)),
+        scores=tuple(_published(run_dir, stage, "scores") for stage in range(STAGES)),
         checkpoints=tuple(checkpoints(run_dir)),
         last_line=f"{lines[-1]['kind']} {lines[-1]['update']}" if lines else "",
         unfinished=unfinished(run_dir),
@@ -237,13 +237,12 @@ def final_weights(run_dir: Path, update: int = UPDATES) -> dict[str, str]:
 
 
 def shards(run_dir: Path) -> dict[str, str]:
-    """Return the checksum of every listed shard's file, and check it against the manifest."""
+    """Return the checksum of every published shard's file, and check it against its entry."""
     sums = {}
-    for manifest in sorted(run_dir.rglob("manifest.json")):
-        for number, entry in json.loads(manifest.read_text())["shards"].items():
-            path = manifest.parent / f"shard-{int(number):05d}.parquet"
-            sums[str(path.relative_to(run_dir))] = _sha256(path)
-            assert entry["sha256"] == _sha256(path)
+    for entry in sorted(run_dir.rglob("shard-*.json")):
+        path = entry.with_suffix(".parquet")
+        sums[str(path.relative_to(run_dir))] = _sha256(path)
+        assert json.loads(entry.read_text())["shard"]["sha256"] == _sha256(path)
     return sums
 
 
@@ -267,10 +266,21 @@ def assert_same(run_dir: Path, reference: Path) -> None:
     assert not differing, differing
 
 
-def _manifest(run_dir: Path, stage: int, kind: str) -> dict[str, Any]:
-    path = shard_path(run_dir, stage, 0, kind).with_name("manifest.json")
-    entries: dict[str, Any] = json.loads(path.read_text())["shards"] if path.exists() else {}
-    return entries
+def assert_same_but_for_order(run_dir: Path, reference: Path) -> None:
+    """Check that files are the same, and metrics lines except for their order. A stage's line comes
+    after its updates."""
+    assert shards(run_dir) == shards(reference)
+    assert final_weights(run_dir) == final_weights(reference)
+
+    def lines(run: Path) -> list[tuple[str, int, dict]]:
+        return sorted(((e["kind"], e["update"], e) for e in read_metrics(run)), key=lambda e: e[:2])
+
+    assert lines(run_dir) == lines(reference)
+
+
+def _published(run_dir: Path, stage: int, kind: str) -> int:
+    """Return the number of a stage's shards that have an entry."""
+    return len([*shard_path(run_dir, stage, 0, kind).parent.glob("shard-*.json")])
 
 
 def _sha256(path: Path) -> str:

@@ -100,11 +100,11 @@ PLAIN = [
     ("evaluation sampled", 1, State((0, 0), (0, 0), (), "", ("update-000000",))),
     ("canary", 2, State((0, 0), (0, 0), (), "evaluation 0")),
     ("engine batch", 9, State((3, 1), (3, 0), (2,), "evaluation 3")),
-    ("manifest of rollouts", 3, State((2, 0), (0, 0), (), "evaluation 0", ("manifest.json",))),
-    ("rollout shard without manifest", 2, State((1, 0), (0, 0), (), "evaluation 0")),
+    ("entry of rollouts", 3, State((2, 0), (0, 0), (), "evaluation 0", ("shard-00002.json",))),
+    ("rollout shard without entry", 2, State((1, 0), (0, 0), (), "evaluation 0")),
     ("scoring", 15, State((3, 0), (1, 0), (), "evaluation 0")),
     ("half a score shard", 3, State((3, 0), (2, 0), (), "evaluation 0", ("shard-00002.parquet",))),
-    ("score shard without manifest", 4, State((3, 3), (3, 0), (2,), "evaluation 3")),
+    ("score shard without entry", 4, State((3, 3), (3, 0), (2,), "evaluation 3")),
     ("gradient", 6, State((3, 3), (3, 3), (2, 4), "update 5")),
     ("optimizer step", 3, State((3, 0), (3, 0), (2,), "update 2")),
     ("metrics line", 5, State((3, 0), (3, 0), (2,), "update 3")),
@@ -117,13 +117,13 @@ OTHERS = [
     ("kl", "half a logprobs shard", 5),
     # from here on left to `make test-all`
     ("proximal", "gradient", 3),
-    ("mixture", "rollout shard without manifest", 5),  # of the surplus
+    ("mixture", "rollout shard without entry", 5),  # of the surplus
     ("turns", "gradient", 5),
     ("lora", "half a checkpoint", 2),
     ("lora", "gradient", 6),
     ("kl", "gradient", 5),
     ("truncated", "half a logprobs shard", 2),
-    ("proximal", "logprobs shard without manifest", 4),
+    ("proximal", "logprobs shard without entry", 4),
     ("proximal", "gradient", 6),
     ("mixture", "scoring", 30),  # in the surplus
     ("turns", "half a rollout shard", 2),
@@ -224,7 +224,7 @@ def test_a_run_killed_after_every_sixth_publish_ends_in_the_same_bits(whole, tmp
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("place", "nth"),
-    [("half a checkpoint", 2), ("metrics line", 5), ("rollout shard without manifest", 4)],
+    [("half a checkpoint", 2), ("metrics line", 5), ("rollout shard without entry", 4)],
 )
 def test_a_run_killed_while_a_checkpoint_is_written_ends_in_the_same_bits(
     reference: Path, tmp_path: Path, place: str, nth: int

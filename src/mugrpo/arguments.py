@@ -232,11 +232,16 @@ def _add_phases(commands: Commands) -> None:
         phase = add(name, text, "runs/mine --stage 1", run="phase")
         opening.append(phase)
         phase.add_argument("--stage", type=int, help=stage)
+        if name != "optimize":
+            part = "only the shards i with i = K mod N, beside processes that do others"
+            phase.add_argument("--part", metavar="K/N", help=part)
         if name == "score":
             again = "rescore all shards (with --force if the rewards changed)"
             phase.add_argument("--again", action="store_true", help=again)
         if name == "optimize":
             phase.add_argument("--until", type=int, help="stop after this update")
+            wait = "wait so many minutes for shards that no process is at work on yet"
+            phase.add_argument("--wait", type=float, default=0.0, metavar="MINUTES", help=wait)
     text = "measure accuracy on the held-out problems"
     opening.append(add("evaluate", text, "runs/mine --update 8", LOOK))
     update = "the update to evaluate (default: the newest checkpoint)"

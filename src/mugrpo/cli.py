@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 from mugrpo.arguments import DEMO, GREETING, pages, parser, resume_command
 from mugrpo.config.base import imported
 from mugrpo.disk.errors import RunStopped, UsageError
+from mugrpo.disk.records import WHOLE, Part
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.processes.lifetime import DRIVER, stop_on_signals
+from mugrpo.processes.launcher import launched_ranks
+from mugrpo.processes.lifetime import follows, stop_on_signals
 from mugrpo.processes.messages import visible
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if overrides and not options.takes_overrides:
             raise UsageError(f"{options.command} takes no option {overrides[0]}")
         options.overrides = overrides
-        with stop_on_signals(patient=DRIVER in os.environ) as stop:
+        with stop_on_signals(patient=follows()) as stop:
             options.stop, options.say = stop, _say
             return imported(options.run)(options) or 0
     except UsageError as error:
@@ -121,7 +123,11 @@ def run_check(options: argparse.Namespace) -> None:
 
 
 def run_phase(options: argparse.Namespace) -> None:
-    with opened(options) as run:
+    text = getattr(options, "part", None)
+    part = Part.of(text) if text else WHOLE
+    if text and (options.force or getattr(options, "again", False)):
+        raise UsageError("--part goes without --force and --again, which change the whole stage")
+    with opened(options, joins=bool(text)) as run:
         if run.ranks.follows:
             from mugrpo.hosts.follow import follow
 
@@ -135,11 +141,11 @@ def run_phase(options: argparse.Namespace) -> None:
             stage = min(schedule.stage_of(run.folder.newest_update()), schedule.stages - 1)
         check_stage(run, stage)
         if options.command == "generate":
-            pipeline.generate(run, stage)
+            pipeline.generate(run, stage, part)
         elif options.command == "score":
-            pipeline.score(run, stage, again=options.again)
+            pipeline.score(run, stage, part, again=options.again)
         else:
-            pipeline.optimize(run, stage, until=options.until)
+            pipeline.optimize(run, stage, until=options.until, wait=60 * options.wait)
 
 
 def run_evaluate(options: argparse.Namespace) -> None:
@@ -222,8 +228,8 @@ def run_doctor(_options: argparse.Namespace) -> None:
 
 
 @contextmanager
-def opened(options: argparse.Namespace) -> Iterator[OpenRun]:
-    """Open the run that the arguments name, as a rank if a run has started this process."""
+def opened(options: argparse.Namespace, *, joins: bool = False) -> Iterator[OpenRun]:
+    """Open the run that the arguments name, as a rank if this process is one; see `open_run`."""
     from mugrpo.run.progress import Progress
     from mugrpo.run.target import read_target
 
@@ -233,7 +239,9 @@ def opened(options: argparse.Namespace) -> Iterator[OpenRun]:
         "trust": options.trust,
     }
     target = options.target
-    if DRIVER not in os.environ:  # a rank's driver has asked and read
+    if not follows():  # a rank's driver asks and reads
+        if launched := launched_ranks():
+            wanted["overrides"] += [f"--distributed.processes={launched['WORLD_SIZE']}"]
         target, wanted = read_target(target, **wanted), {}
         options.written = target.config  # before this machine chooses a precision
         name = "demo" if options.target == DEMO else options.target
@@ -250,6 +258,7 @@ def opened(options: argparse.Namespace) -> Iterator[OpenRun]:
             progress=Progress(shown=ranks.first),
             stop=options.stop,
             ranks=ranks,
+            joins=joins,
         ) as run,
     ):
         options.stop.check()

@@ -15,6 +15,7 @@ phase can run alone, elsewhere or again.
 from typing import Any
 
 from mugrpo.disk.metrics import EVALUATION
+from mugrpo.disk.records import WHOLE, Part
 from mugrpo.hosts import host_of
 from mugrpo.hosts.host import Host
 from mugrpo.hosts.weights import weights_at
@@ -22,11 +23,13 @@ from mugrpo.run.journal import OnMetrics
 from mugrpo.run.opening import OpenRun
 from mugrpo.run.preflight import preflight, prepare
 from mugrpo.run.stage import Stage
-from mugrpo.stages.ahead import generating
+from mugrpo.stages.ahead import Others, generating
 from mugrpo.stages.evaluate import evaluate as evaluate_policy
 from mugrpo.stages.evaluate import evaluate_if_due
 from mugrpo.stages.generate import generate as generate_stage
+from mugrpo.stages.generate import pin_policy
 from mugrpo.stages.optimize import optimize as optimize_stage
+from mugrpo.stages.score import log_refresh, score_again
 from mugrpo.stages.score import score as score_stage
 
 
@@ -83,43 +86,65 @@ def _remake(run: OpenRun, stage: Stage, host: Host) -> None:
         return
     generate_stage(run, stage, host)
     score_stage(run, stage)
+    log_refresh(run, stage)
 
 
-def generate(run: OpenRun, number: int) -> None:
-    """Publish the missing rollout shards of stage `number` (from 0). This needs no trainer.
+def generate(run: OpenRun, number: int, part: Part = WHOLE) -> None:
+    """Publish the missing rollout shards of a part of stage `number` (from 0), without a trainer.
 
+    Parts may be any, overlap, and run at once on several machines: they publish the same shards.
     Raises UsageError if the run has not reached the update that the stage begins from, RunStopped
-    if that checkpoint is gone or damaged, or if an engine cannot go on.
+    if that checkpoint is gone, damaged or another one than other parts had, or if an engine cannot
+    go on.
     """
-    with host_of(run) as host:
-        generate_stage(run, Stage.of(run, number), host)
+    stage = Stage.of(run, number)
+    if stage.lacking(part):
+        pin_policy(run, stage)
+        with host_of(run) as host:
+            generate_stage(run, stage, host, part)
 
 
-def score(run: OpenRun, number: int, *, again: bool = False) -> None:
-    """Publish the missing score shards of stage `number` (from 0), or all of them if `again`.
+def score(run: OpenRun, number: int, part: Part = WHOLE, *, again: bool = False) -> None:
+    """Publish the missing score shards of a part of stage `number` (from 0), or if `again`, all.
 
     Raises UsageError if rollouts are missing, RunStopped if too many responses get no verdict.
     """
     stage = Stage.of(run, number)
-    stage.require("rollouts")
+    stage.require("rollouts", part=part)
     prepare(run)
-    if again and stage.begun():
-        run.progress.say(f"stage {number}: updates made on the old scores stay as they are")
-    score_stage(run, stage, again=again)
+    if again:
+        if stage.begun():
+            run.progress.say(f"stage {number}: updates made on the old scores stay as they are")
+        score_again(run, stage)
+    else:
+        score_stage(run, stage, part)
+    if not run.folder.joined:
+        log_refresh(run, stage)
 
 
-def optimize(run: OpenRun, number: int, *, until: int | None = None) -> None:
+def optimize(run: OpenRun, number: int, *, until: int | None = None, wait: float = 0.0) -> None:
     """Make the missing updates of stage `number` (from 0), and save a checkpoint.
 
     `until` is the number of updates of the whole run after which to stop, by default those at the
-    stage's end. Raises UsageError if rollouts or scores are missing.
+    stage's end. Rollouts and scores that other processes are at work on are waited for, and `wait`
+    seconds for processes that are not at work yet. Raises UsageError if nobody is and there is
+    nothing to wait for.
     """
-    stage = Stage.of(run, number)
-    stage.require("rollouts", "scores")
+    stage, others = Stage.of(run, number), None
+    if stage.unscored():
+        others = Others(run, stage, wait)
+        if others.failed():
+            stage.require("rollouts", "scores")
     with host_of(run) as host:
         if run.config.evaluation.every:
             prepare(run)
-        optimize_stage(run, stage, host, until=until)
+        # as `train` does, before the stage's first line
+        evaluate_if_due(run, host, max(run.folder.newest_update(), stage.first_update))
+        if others is None:
+            log_refresh(run, stage)
+        optimize_stage(run, stage, host, until=until, generation=others)
+        if others and not stage.unscored():
+            log_refresh(run, stage)
         host.save()  # the next command needs it
     run.folder.settle()
 

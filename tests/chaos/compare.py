@@ -17,7 +17,8 @@ _APART = re.compile(
     r"(^|/)(logs|ranks|handover)/"
     r"|(^|/)(config\.json|plan\.json|suite\.json|result\.json|lock|table\.md|\w+\.html)$"
 )
-_METRICS, _MANIFEST = "metrics.jsonl", "manifest.json"  # a manifest has seconds
+_METRICS = "metrics.jsonl"
+_ENTRY = re.compile(r"shard-\d+\.json")  # it has seconds
 _CHECKPOINT = re.compile(r"(^|/)checkpoints/update-(\d+)/")
 _SEALED = ("sha256.json", "stages.json")  # a checkpoint may be temporary in one run only
 
@@ -43,7 +44,7 @@ def contents(root: Path, *, in_order: bool = True, without: Collection[str] = ()
                 lines.sort(key=lambda line: (line["kind"], line["update"]))
             for number, line in enumerate(lines):
                 found[f"{name}, line {number}"] = json.dumps(line)
-        elif not (_APART.search(name) or path.name in (_MANIFEST, *_SEALED)):
+        elif not (_APART.search(name) or _ENTRY.fullmatch(path.name) or path.name in _SEALED):
             found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
     return found
 

@@ -180,8 +180,8 @@ def test_row_groups_of_another_writer_give_the_same_rows(rollouts, tmp_path):
             writer.write_table(table.slice(start, end - start))
     path = tmp_path / "shard-00000.parquet"
     entry = {"rows": 600, "bytes": path.stat().st_size, "sha256": sha256_of(path)}
-    manifest = {"kind": "rollouts", "shards": {"0": entry}}
-    publish_json(tmp_path / "manifest.json", with_checksum(manifest))
+    document = with_checksum({"kind": "rollouts", "shard": entry})
+    publish_json(tmp_path / "shard-00000.json", document)
     reader = RowReader(ShardSet(tmp_path, "rollouts"))
     for number in (0, 6, 7, 300, 419, 420, 599):
         assert_same(rollout_from_row(reader.rows([(0, number)])[0]), made(number))
@@ -215,13 +215,15 @@ def test_a_reader_keeps_no_more_row_groups_than_its_limit(rollouts, monkeypatch,
     assert len(counted) == reads
 
 
-def test_the_manifest_says_what_a_shard_holds(rollouts):
+def test_the_entry_says_what_a_shard_holds(rollouts):
     shards = ShardSet(rollouts.folder, "rollouts")
     write_rollouts(shards, 7, [made(0)], slots=3, seconds=0.5)
-    stored = json.loads((rollouts.folder / "manifest.json").read_text())
-    assert stored["kind"] == "rollouts"
-    rows = {number: entry["rows"] for number, entry in stored["shards"].items()}
-    assert rows == {"0": 600, "1": 300, "7": 1}
+    stored = [json.loads(file.read_text()) for file in sorted(rollouts.folder.glob("*.json"))]
+    assert [(s["kind"], s["shard"]["rows"]) for s in stored] == [
+        ("rollouts", 600),
+        ("rollouts", 300),
+        ("rollouts", 1),
+    ]
     again = ShardSet(rollouts.folder, "rollouts")
     assert again.numbers() == [0, 1, 7] and 2 not in again
     notes = {name: again.entry(7)[name] for name in ("tokens", "slots", "seconds")}
@@ -252,33 +254,33 @@ def test_a_damaged_shard_stops_every_reader_and_is_named(rollouts, damage, words
 
 
 ENTRY = {"rows": 1, "bytes": 1, "sha256": ""}
-ODD = [{"0": None}, {"0": []}, {"0": {"rows": 1}}, {"one": ENTRY}, [], None]
-ODD += [{"0": {**ENTRY, "rows": rows}} for rows in ("1", True)]
+ODD = [{"rows": 1}, [], None, *({**ENTRY, "rows": rows} for rows in ("1", True))]
 
 
 @table("listed", ODD)
-def test_a_manifest_of_odd_entries_is_refused_though_its_checksum_fits(tmp_path, listed):
-    publish_json(tmp_path / "manifest.json", with_checksum({"kind": "rollouts", "shards": listed}))
-    with pytest.raises(RunStopped, match=r"is no manifest of shards.*`mugrpo repair`"):
-        ShardSet(tmp_path, "rollouts")
+def test_an_odd_entry_is_refused_though_its_checksum_fits(tmp_path, listed):
+    document = with_checksum({"kind": "rollouts", "shard": listed})
+    publish_json(tmp_path / "shard-00000.json", document)
+    with pytest.raises(RunStopped, match=r"is no entry of a shard.*`mugrpo repair`"):
+        ShardSet(tmp_path, "rollouts").entry(0)
 
 
 def test_a_shard_is_listed_only_after_its_file_is_there(tmp_path, monkeypatch):
     there = []
     original = shards_module.publish_json
 
-    def killed_before_the_manifest(path, value):
+    def killed_before_the_entry(path, value):
         there.append(pq.read_metadata(tmp_path / "shard-00000.parquet").num_rows)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(shards_module, "publish_json", killed_before_the_manifest)
+    monkeypatch.setattr(shards_module, "publish_json", killed_before_the_entry)
     with pytest.raises(KeyboardInterrupt):
         write_rollouts(ShardSet(tmp_path, "rollouts"), 0, [made(0), made(1)])
-    assert there == [2]  # the file was whole when the manifest was about to be written
+    assert there == [2]  # the file was whole when its entry was about to be written
     after = ShardSet(tmp_path, "rollouts")
     assert 0 not in after
     monkeypatch.setattr(shards_module, "publish_json", original)
-    write_rollouts(after, 0, [made(5)])  # a shard that is not listed is written again
+    write_rollouts(after, 0, [made(5)])  # a shard without an entry is written again
     assert [r.sample for r in read_rollouts(ShardSet(tmp_path, "rollouts"), 0)] == [5]
 
 

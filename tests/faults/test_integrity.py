@@ -80,14 +80,14 @@ ROLLOUTS, SCORES = "stages/001/rollouts", "stages/001/scores"
 NEWEST, EVALUATION = "checkpoints/update-000004", "evaluations/update-000003"
 HARMS: list[tuple[str, Harm]] = [
     ("config.json", flip_bit),
-    (f"{SCORES}/manifest.json", lambda path: number(path, "shards", "1", "reward_sum")),
+    (f"{SCORES}/shard-00001.json", lambda path: number(path, "shard", "reward_sum")),
     (f"{NEWEST}/model.safetensors", flip_bit),
     ("config.json", truncate),
     ("config.json", Path.unlink),
     ("config.json", lambda path: path.write_bytes(b"")),
     ("config.json", lambda path: number(path, *RATE)),
-    (f"{ROLLOUTS}/manifest.json", truncate),
-    (f"{ROLLOUTS}/manifest.json", lambda path: number(path, "shards", "1", "tokens")),
+    (f"{ROLLOUTS}/shard-00001.json", truncate),
+    (f"{ROLLOUTS}/shard-00001.json", lambda path: number(path, "shard", "tokens")),
     *((f"{ROLLOUTS}/shard-00002.parquet", harm) for harm in (flip_bit, truncate, Path.unlink)),
     (f"{SCORES}/shard-00002.parquet", flip_bit),
     (f"{NEWEST}/optimizer.safetensors", truncate),
@@ -189,7 +189,7 @@ WITNESSES: list[Callable[[Path], object]] = [
     lambda run: changed_accuracy(run, sums=False),
     lambda run: flip_bit(run / shard_of("rollouts")),
     lambda run: (run / shard_of("scores")).unlink(),
-    lambda run: flip_bit(run / "evaluations/update-000006/scores/manifest.json"),
+    lambda run: flip_bit(run / "evaluations/update-000006/scores/shard-00000.json"),
 ]
 
 
@@ -259,7 +259,8 @@ def test_a_change_that_was_forced_is_no_damage_before_and_after_the_next_checkpo
 
 @pytest.mark.promise("changed")
 @pytest.mark.parametrize(
-    "name", some(1, [NEWEST, f"{ROLLOUTS}/manifest.json", f"{SCORES}/manifest.json", "stages/001"])
+    "name",
+    some(1, [NEWEST, f"{ROLLOUTS}/shard-00001.json", f"{SCORES}/shard-00001.json", "stages/001"]),
 )
 def test_what_is_missing_is_made_again_as_if_it_had_not_been_published(
     run_dir: Path, command: Command, reference: Path, name: str
@@ -277,7 +278,7 @@ def test_a_damaged_evaluation_is_set_aside_with_its_line_and_evaluate_makes_both
 ):
     harm(whole / EVALUATION / kind / "shard-00000.parquet")
     out = command("repair", whole).out
-    assert f"{whole / EVALUATION} has a" in out, out
+    assert f"{whole / EVALUATION} is damaged" in out, out
     assert f"`mugrpo evaluate {whole} --update 3` makes it again" in out
     assert len(read_metrics(whole)) == len(read_metrics(reference)) - 1
     assert command("evaluate", whole, "--update", 3).status == 0

@@ -1,12 +1,12 @@
 """What a run tries before its first rollout, what `mugrpo check` tells, and rewards that fail."""
 
-import json
 import re
 import signal
 from pathlib import Path
 
 import pytest
 
+from mugrpo.disk.shards import ShardSet
 from mugrpo.report.summary import LEARNED_NOTHING
 from tests.builders import chain_tokenizer
 from tests.cases import some
@@ -162,14 +162,14 @@ def test_a_reward_changed_by_force_does_not_mix_with_the_old_one(case: Case):
     options = (*judge(case, all_get(0.25)), "--rollouts.shard_rollouts", 8)
     options = (*options, "--rewards.truncated", "scored")
     case.starts(*options, shards=3)
-    ended = mugrpo("score", *case.words(*options), at="score shard without manifest", nth=2)
+    ended = mugrpo("score", *case.words(*options), at="score shard without entry", nth=2)
     assert ended.status == -signal.SIGKILL
     judge(case, all_get(0.75))
     refused(case.command("score", *case.words(*options)), "a reward function's file changed")
     ended = case.command("score", *case.words(*options, "--force"))
     assert ended.status == 0
-    manifest = json.loads((case.run_dir / "stages/000/scores/manifest.json").read_text())
-    sums = [entry["reward_sum"] for entry in manifest["shards"].values()]
+    scores = ShardSet(case.run_dir / "stages/000/scores", "scores")
+    sums = [entry["reward_sum"] for entry in scores.entries()]
     assert sums == [6.0, 6.0, 6.0]
 
 

@@ -103,8 +103,8 @@ def options(tmp_path: Path) -> tuple[object, ...]:
 def test_a_run_logs_the_same_however_often_it_is_killed(tmp_path, options):
     whole, again = tmp_path / "whole", tmp_path / "again"
     finished(whole, *options)
-    killed(again, "score shard without manifest", 2, *options)
-    killed(again, "score shard without manifest", 3, *options)
+    killed(again, "score shard without entry", 2, *options)
+    killed(again, "score shard without entry", 3, *options)
     finished(again, *options)
     assert_same(again, whole)
     for file in sorted((whole / "samples").iterdir()):

@@ -62,7 +62,7 @@ def test_every_shard_is_made_once_by_whichever_sampler_is_free():
     barrier = threading.Barrier(2)
     samplers = [Fake(barrier), Fake(barrier)]
     heard: list[Decoded] = []
-    shards = dict(sampled_shards(samplers, missing(6), heard.append))
+    shards = dict(sampled_shards(samplers, missing(6).items(), heard.append))
     assert {number: shard.slots for number, shard in shards.items()} == {n: n for n in range(6)}
     assert sorted(samplers[0].numbers + samplers[1].numbers) == list(range(6))
     assert [len(s.numbers) for s in samplers] == [3, 3]
@@ -75,7 +75,7 @@ def test_an_error_in_one_or_a_signal_ends_them_all():
     failing.barrier = other.barrier = barrier
     before = set(threading.enumerate())
     with pytest.raises(RunStopped, match="no shard 0"):
-        list(sampled_shards([failing, other], {0: [0], 1: [0]}, lambda _: None))
+        list(sampled_shards([failing, other], [(0, [0]), (1, [0])], lambda _: None))
     assert not set(threading.enumerate()) - before
     samplers = [Fake(endless=True), Fake(endless=True)]
 
@@ -83,7 +83,7 @@ def test_an_error_in_one_or_a_signal_ends_them_all():
         raise Interrupted("stopped by SIGTERM")
 
     with pytest.raises(Interrupted):
-        list(sampled_shards(samplers, missing(6), interrupted))
+        list(sampled_shards(samplers, missing(6).items(), interrupted))
     assert all(s.ended or not s.numbers for s in samplers)
     assert sum(len(s.numbers) for s in samplers) <= 2  # none started another
 
@@ -117,7 +117,7 @@ def test_several_samplers_share_one_shard_whose_rollouts_come_back_in_order(
     barrier = threading.Barrier(samplers)
     crew = [Pairs(barrier) for _ in range(samplers)]
     wanted = {7: list(range(groups))}
-    ((number, shard),) = sampled_shards(crew, wanted, lambda _: None, pieces=samplers)
+    ((number, shard),) = sampled_shards(crew, wanted.items(), lambda _: None, pieces=samplers)
     assert number == 7
     assert [(int(r.problem_id), r.sample) for r in shard.rollouts] == [
         (group, sample) for group in range(groups) for sample in range(2)
@@ -194,7 +194,7 @@ def test_no_slot_is_idle_while_the_last_responses_of_a_shard_run():
         number: [(Problem(str(steps), "", ""), 0) for steps in steps_of]
         for number, steps_of in enumerate(shards)
     }
-    done = list(sampled_shards([sampler(engine)], wanted, lambda _: None))
+    done = list(sampled_shards([sampler(engine)], wanted.items(), lambda _: None))
     assert [number for number, _ in done] == [0, 1]
     for number, shard in done:
         assert [-r.behavior_logprobs[0] for r in shard.rollouts] == shards[number]

@@ -60,6 +60,7 @@ SEVEN_BILLION = {
     "engine": {"name": "vllm", "processes": 4, "tensor_parallel": 2},
     "distributed": {"processes": 8},
 }
+LOCAL = {"overlap": True, "checkpoint": {"every": 0}, "distributed": {"processes": 16}}
 RAY = {"backend": {"name": "ray"}}
 BESIDE = RAY | {"overlap": True, "checkpoint": {"every": 0}}
 OWN = {"engine": {"name": "continuous", "processes": 8}}
@@ -78,6 +79,7 @@ def ranks(count: int) -> dict[str, object]:
     [
         ({}, (8, 80, 1), "8 on 1 of 1 node; 4 x 2 GPUs, in turn; 16.0 of 80.0; 7.1 of 68.0"),
         (ranks(2), (8, 80, 1), "2 on 1 of 1 node; 4 x 2 GPUs, in turn; 63.8 of 80.0; 7.1 of 68.0"),
+        (ranks(16), (8, 80, 2), "16 on 2 of 2 nodes; 4 x 2 GPUs, in turn; 8.0 of 80; 7.1 of 68"),
         (OWN, (8, 80, 1), "8 on 1 of 1 node; 8 x 1 GPUs, in turn; 16.0 of 37.4; 42.6 of 80.0"),
         (BESIDE | ranks(16), (8, 80, 4), "16 on 2 of 4; 4 x 2 GPUs, beside; 8.0 of 80; 7.1 of 68"),
         (  # an adapter's base has 6 bytes a weight; nothing of it moves
@@ -101,7 +103,12 @@ def test_what_a_described_machine_has_room_for(changed, machine, found):
         (ranks(1), (8, 80, 1), "127.7 GiB of each rank's GPU, where 80.0 .*processes 2$"),
         (RAY | ranks(2), (8, 12, 4), "63.8 GiB .* where 12.0 .*processes 16$"),  # 11 are enough
         ({}, (8, 10, 1), "16.0 GiB .* where 10.0 .*use more GPUs, .*--lora.rank 16"),
-        ({}, (8, 80, 2), "2 nodes only on a cluster: use --backend.name ray"),
+        # without a cluster, engines are on the first node
+        (
+            LOCAL,
+            (8, 80, 2),
+            "0 engines of 2 GPUs .* node of the run beside 16 ranks, not 4: use more",
+        ),
         (RAY | ranks(20), (8, 80, 4), "20 ranks do not get a GPU each .*processes 16$"),
         (BESIDE | ranks(32), (8, 80, 4), "0 engines of 2 GPUs .* 32 ranks, not 4: .*processes 24$"),
         (BESIDE | ranks(7), (8, 80, 1), "0 engines of 2 GPUs .* 7 ranks, not 4: use more GPUs"),

@@ -13,10 +13,9 @@ from tests.cases import table
 from tests.runs import (
     SHARDS,
     Started,
-    final_weights,
+    assert_same_but_for_order,
     finished,
     read_metrics,
-    shards,
     start_train,
     state,
     train,
@@ -27,23 +26,11 @@ from tests.waiting import until
 OVERLAP = ("--overlap", "true", "--engine.processes", "1", "--checkpoint.every", 0)
 
 
-def assert_same_but_for_order(run_dir: Path, reference: Path) -> None:
-    """Check that files are the same, and metrics lines except for their order. A stage's line comes
-    after its updates."""
-    assert shards(run_dir) == shards(reference)
-    assert final_weights(run_dir) == final_weights(reference)
-
-    def lines(run: Path) -> list[tuple[str, int, dict]]:
-        return sorted(((e["kind"], e["update"], e) for e in read_metrics(run)), key=lambda e: e[:2])
-
-    assert lines(run_dir) == lines(reference)
-
-
 def held(run_dir: Path, nth: int, *options: object) -> Started:
     """Start a run that waits for `go_on` before it publishes its `nth` shard of rollouts."""
     gate = run_dir.parent / "gate"
     words = (*OVERLAP, *options)
-    started = start_train(run_dir, *words, at="manifest of rollouts", nth=nth, act=f"hold {gate}")
+    started = start_train(run_dir, *words, at="entry of rollouts", nth=nth, act=f"hold {gate}")
     until(gate.with_suffix(".held").exists)
     return started
 

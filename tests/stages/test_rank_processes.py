@@ -18,7 +18,7 @@ import torch
 from mugrpo.config.load import build_config
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import RunStopped
-from mugrpo.disk.publishing import publish_json
+from mugrpo.disk.publishing import publish_json, writer
 from mugrpo.disk.run_dir import Handover, RunDir
 from mugrpo.hosts import orders
 from mugrpo.hosts.jobs import LocalJob
@@ -351,8 +351,7 @@ def test_a_checkpoint_counts_as_published_when_its_thread_has_freed_the_snapshot
 
     snapshot: Any = Freed()
     path = RunDir(tmp_path).checkpoint(8)
-    pid = os.getpid()
-    writing = Writing(snapshot, path, {}, first_pid=pid, then=lambda: None)
+    writing = Writing(snapshot, path, {}, first=writer(), then=lambda: None)
     del snapshot
     assert writing.published(wait=True)
     assert freed.is_set()

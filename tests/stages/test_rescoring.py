@@ -1,6 +1,5 @@
 """Scores are made again by `mugrpo score --again` or for another judge. No rollout is touched."""
 
-import json
 import shutil
 import signal
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from mugrpo.disk.shards import ShardSet
 from tests.runs import Command, mugrpo, read_metrics, state
 
 ANOTHER = ("--rewards.truncated", "scored", "--force")
@@ -25,14 +25,14 @@ def files(run_dir: Path, kind: str, stage: int = 0) -> Files:
 def written(before: Files, after: Files) -> list[int]:
     """Return the numbers of the shards that were written in between, even with the same bytes."""
     assert before.keys() == after.keys()
-    names = sorted(name for name in before if name.startswith("shard-"))
+    names = sorted(name for name in before if name.endswith(".parquet"))
     return [n for n, name in enumerate(names) if after[name][0] > before[name][0]]
 
 
 def judges(run_dir: Path, stage: int = 0) -> set[str]:
     """Return the judges of a stage's shards of scores."""
-    path = run_dir / "stages" / f"{stage:03d}" / "scores" / "manifest.json"
-    return {entry["judge"] for entry in json.loads(path.read_text())["shards"].values()}
+    scores = ShardSet(run_dir / "stages" / f"{stage:03d}" / "scores", "scores")
+    return {entry["judge"] for entry in scores.entries()}
 
 
 def refreshes(run_dir: Path) -> list[dict[str, Any]]:

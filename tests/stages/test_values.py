@@ -75,12 +75,10 @@ def test_if_too_few_vary_the_first_of_the_others_fill_the_last_batches(tmp_path:
     )
 
 
-def test_what_other_processes_publish_is_seen_after_a_look(tmp_path: Path):
+def test_what_other_processes_publish_is_seen(tmp_path: Path):
     stage, other = stage_of(tmp_path), stage_of(tmp_path)
     assert stage.lacking() == [0, 1, 2]
     write_shard(other, 1, [MIXED, MIXED])
-    assert stage.lacking() == [0, 1, 2]
-    stage.look()
     assert (stage.lacking(), stage.unscored()) == ([0, 2], [0, 2])
 
 

@@ -142,8 +142,7 @@ def test_an_actor_that_is_killed_is_started_again(
     started = start_on_ray(run_dir, on_ray)
     actor = until(lambda: processes("ray::Relay"))[0]
     worker = until(lambda: [pid for pid in processes("engines/worker.py") if parent(pid) == actor])
-    manifest = run_dir / "stages" / "000" / "rollouts" / "manifest.json"
-    until(manifest.exists)
+    until((run_dir / "stages" / "000" / "rollouts" / "shard-00000.json").exists)
     os.kill(actor, signal.SIGKILL)
     ended = started.end(600)
     assert (ended.status, ended.err) == (0, ""), ended

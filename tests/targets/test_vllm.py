@@ -98,9 +98,9 @@ def engine_of(policy: Policy, folder: Path) -> Engine:
     return engine
 
 
-def manifest(run_dir: Path, stage: int = 0) -> dict[str, dict]:
-    path = run_dir / "stages" / f"{stage:03d}" / "rollouts" / "manifest.json"
-    return json.loads(path.read_text())["shards"] if path.exists() else {}
+def entries(run_dir: Path, stage: int = 0) -> dict[int, dict]:
+    shards = ShardSet(run_dir / "stages" / f"{stage:03d}" / "rollouts", "rollouts")
+    return {shard: shards.entry(shard) for shard in shards.numbers()}
 
 
 def assert_whole(run_dir: Path) -> None:
@@ -120,7 +120,7 @@ def assert_whole(run_dir: Path) -> None:
 def test_a_run_samples_from_the_policy_of_each_stage(config: Path, tmp_path: Path):
     trained(config, tmp_path / "run")
     assert_whole(tmp_path / "run")
-    gaps = [entry["canary_gap"] for s in (0, 1) for entry in manifest(tmp_path / "run", s).values()]
+    gaps = [entry["canary_gap"] for s in (0, 1) for entry in entries(tmp_path / "run", s).values()]
     assert max(gaps) < 1e-3
 
 
@@ -136,29 +136,29 @@ def test_a_killed_engine_is_started_again_and_the_shards_that_are_done_are_kept(
     config: Path, tmp_path: Path
 ):
     process = start(config, tmp_path / "run")
-    until(lambda: manifest(tmp_path / "run"), 600)
-    before = manifest(tmp_path / "run")
+    until(lambda: entries(tmp_path / "run"), 600)
+    before = entries(tmp_path / "run")
     for pid in engines_of(process.pid):
         os.kill(pid, signal.SIGKILL)
     said, _ = process.communicate(timeout=600)
     assert process.returncode == 0, said
     assert "ended with SIGKILL" in said and "Restarting it (1/2)" in said
     assert_whole(tmp_path / "run")
-    after = manifest(tmp_path / "run")
+    after = entries(tmp_path / "run")
     assert {k: after[k]["sha256"] for k in before} == {k: v["sha256"] for k, v in before.items()}
 
 
 @pytest.mark.promise("vllm")
 def test_a_killed_run_leaves_no_engine_and_goes_on_where_it_was(config: Path, tmp_path: Path):
     process = start(config, tmp_path / "run")
-    until(lambda: manifest(tmp_path / "run"), 600)
+    until(lambda: entries(tmp_path / "run"), 600)
     workers = engines_of(process.pid)
-    before = manifest(tmp_path / "run")
+    before = entries(tmp_path / "run")
     process.kill()
     process.communicate()
     assert workers and soon(lambda: not any(map(alive, workers)), 10)
     trained(config, tmp_path / "run")
-    after = manifest(tmp_path / "run")
+    after = entries(tmp_path / "run")
     assert {k: after[k]["sha256"] for k in before} == {k: v["sha256"] for k, v in before.items()}
     assert_whole(tmp_path / "run")
 

@@ -21,6 +21,10 @@ class UsageError(ValueError):
     """Invalid input. The message says where the fault is and how to fix it. Exit status 2."""
 
 
+class Locked(UsageError):
+    """Another process has the run."""
+
+
 class RunStopped(Exception):
     """The stop of a run that can be resumed. Exit status 3, with the command that resumes it."""
 

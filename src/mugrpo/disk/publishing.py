@@ -1,8 +1,8 @@
 """Publish files and folders atomically.
 
-To publish `NAME` is to write `NAME.tmp.PID`, fsync it, rename it and fsync its folder. So a path
-without `.tmp.` in its name is complete. A small JSON file of a run carries its own sha256, and a
-folder that is sealed has those of its files. They find accidents. They are no signature.
+To publish `NAME` is to write `NAME.tmp.PID-MACHINE`, fsync it, rename it and fsync its folder. So a
+path without `.tmp.` in its name is complete. A small JSON file of a run carries its own sha256, and
+a folder that is sealed has those of its files. They find accidents. They are no signature.
 
 Each `failpoint` is a place where a test can kill a run.
 """
@@ -11,12 +11,16 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
+import socket
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any
@@ -24,6 +28,10 @@ from typing import IO, Any
 from mugrpo.disk.errors import RunStopped, UsageError
 
 SUMS = "sha256.json"
+# Seconds without a sign of life after which a process on another machine counts as lost. NFS may
+# show a file's time up to a minute late.
+LOST_AFTER = 120.0
+_UNFINISHED = re.compile(r"\.tmp\.(\d+)-([0-9a-f]{8})$")
 
 watchers: list[Callable[[str, str], None]] = []  # with which a test can kill a run; usually none
 
@@ -49,17 +57,59 @@ def without_fsync() -> Iterator[None]:
         _durable.reset(before)
 
 
+@cache
+def machine() -> str:
+    """Return eight digits that tell apart machines, their boots, and containers on one of them.
+
+    A process id means something only among processes for which this is the same.
+    """
+    parts = [socket.gethostname()]
+    with suppress(OSError):  # not Linux
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text())
+        parts.append(os.readlink("/proc/self/ns/pid"))
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:8]
+
+
+def writer() -> str:
+    """Return what names this process among all that see a folder: "PID-MACHINE"."""
+    return f"{os.getpid()}-{machine()}"
+
+
+def alive(pid: int) -> bool:
+    """Return whether a process of this machine runs. One that only waits to be reaped does not."""
+    try:
+        os.kill(pid, 0)
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except ProcessLookupError:
+        return False
+    except OSError:  # somebody else's, or a system without /proc
+        return True
+    return state not in "ZX"
+
+
 def remove_unfinished(root: Path) -> list[Path]:
     """Remove files and folders that killed processes left unpublished. Return their paths.
 
-    The caller must hold the lock of `root`.
+    The caller must hold the lock of `root`. Parts publish shards without it: what they may be
+    writing stays.
     """
     removed = []
     for path in sorted(root.rglob("*.tmp.*")):
-        if path.suffix[1:].isdigit() and path.exists():  # not inside a folder just removed
-            remove(path)
-            removed.append(path)
+        found = _UNFINISHED.search(path.name)
+        if not (found and path.exists()):  # not inside a folder just removed
+            continue
+        if path.relative_to(root).parts[0] == "stages" and _goes_on(path, *found.groups()):
+            continue
+        remove(path)
+        removed.append(path)
     return removed
+
+
+def _goes_on(path: Path, pid: str, where: str) -> bool:
+    """Return whether the process that began to write `path` may still do so."""
+    if where == machine():
+        return int(pid) != os.getpid() and alive(int(pid))
+    return time.time() - path.stat().st_mtime < LOST_AFTER
 
 
 def set_aside(path: Path, *, copy: bool = False) -> None:
@@ -195,6 +245,23 @@ def publish_json(path: Path, value: Any) -> None:
         file.write(data)
 
 
+def publish_once(path: Path, value: Any) -> None:
+    """Publish `value` as JSON, unless there is a file at `path`, also if others do so at once."""
+    if path.exists():
+        return
+    mine = unfinished(path)
+    with full_disk_explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(mine, "w") as file:
+            json.dump(value, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        with suppress(FileExistsError):
+            os.link(mine, path)
+        mine.unlink()
+        fsync(path.parent)
+
+
 def with_checksum(value: Mapping[str, Any]) -> dict[str, Any]:
     """Return `value` with a checksum of its content, which layout does not change, as "sha256"."""
     text = json.dumps(value, separators=(",", ":"))
@@ -261,9 +328,9 @@ def full_disk_explained(path: Path) -> Iterator[None]:
         ) from error
 
 
-def unfinished(path: Path, pid: int | None = None) -> Path:
-    """Return where process `pid`, by default this one, writes `path` before publishing it."""
-    return path.with_name(f"{path.name}.tmp.{pid or os.getpid()}")
+def unfinished(path: Path, by: str | None = None) -> Path:
+    """Return where this process, or the one that `writer` names `by`, writes `path` at first."""
+    return path.with_name(f"{path.name}.tmp.{by or writer()}")
 
 
 def remove(path: Path) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mugrpo.disk.errors import UsageError
+
 Message = Mapping[str, Any]  # {"role": "user", "content": "..."}, perhaps with "tool_calls"
 
 
@@ -233,3 +235,25 @@ def _is_outcome(outcome: Outcome) -> bool:
         and isinstance(messages, list)
         and all(isinstance(message, dict) for message in messages)
     )
+
+
+@dataclass(frozen=True)
+class Part:
+    """The share of a stage that one of several processes does: each `count`-th of its shards."""
+
+    number: int = 0
+    count: int = 1
+
+    @classmethod
+    def of(cls, text: str) -> "Part":
+        """Return the part that `text` names, as "3/16". Raises UsageError if it names none."""
+        number, _, count = text.partition("/")
+        if not (number.isdecimal() and count.isdecimal() and int(number) < int(count)):
+            raise UsageError(f"--part {text}: write K/N with K from 0 to N - 1, such as 3/16")
+        return cls(int(number), int(count))
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
+
+WHOLE = Part()

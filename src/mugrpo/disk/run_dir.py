@@ -5,8 +5,10 @@
       origin.json                         only if the run trains on another run's rollouts
       lock                                the process that holds the run
       metrics.jsonl                       one flat object per event
-      stages/000/rollouts/shard-00000.parquet, manifest.json
-      stages/000/scores/shard-00000.parquet, manifest.json
+      stages/000/policy.json              the weights that parts generate the stage with
+      stages/000/rollouts/shard-00000.parquet, shard-00000.json (its entry)
+      stages/000/rollouts/shard-00000.claim-0    a process that is at work on the shard
+      stages/000/scores/shard-00000.parquet, shard-00000.json
       stages/000/reference_logprobs/...   and other logprobs that an objective needs
       checkpoints/update-000064/          after 64 updates: model, optimizer, state
       evaluations/update-000064/          rollouts and scores of the held-out problems
@@ -18,10 +20,10 @@
       logs/ranks/                         output of the ranks
       ranks/order.json, done.json         what the ranks are to do, and what they have done
       ranks/models/update-000064/         weights for engines, from the ranks
+      parts/HOST-PID/                     logs and engines' weights of a part of a stage
       bakeoff/stage-000/METHOD/           runs that train other methods on the stage's rollouts
 
-A path that exists is complete (see `publishing`). A shard that its manifest does not list does not
-exist.
+A path that exists is complete (see `publishing`). A shard without its entry does not exist.
 """
 
 import fcntl
@@ -30,13 +32,13 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import IO, Any, Protocol
 
-from mugrpo.disk.errors import RunStopped, UsageError
+from mugrpo.disk.errors import Locked, RunStopped, UsageError
 from mugrpo.disk.publishing import (
     failpoint,
     full_disk_explained,
@@ -44,7 +46,10 @@ from mugrpo.disk.publishing import (
     remove_unfinished,
 )
 
-FORMAT = 3
+FORMAT = 4
+_BUCKETS = frozenset(
+    ("s3fs", "goofys", "gcsfuse", "mountpoint-s3", "mount-s3", "rclone", "blobfuse", "blobfuse2")
+)
 _LINKS_OUT = ("wandb",)  # to its own logs
 
 
@@ -81,6 +86,7 @@ class RunDir:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.own = root  # where this process keeps logs and engines' weights
         self.config = root / "config.json"
         self.metrics = root / "metrics.jsonl"
         self.checkpoints = root / "checkpoints"
@@ -98,6 +104,10 @@ class RunDir:
     def stage(self, stage: int) -> Path:
         return self.root / "stages" / f"{stage:03d}"
 
+    def policy(self, stage: int) -> Path:
+        """Return the file that names the weights a stage is generated with, see `Stage`."""
+        return self.stage(stage) / "policy.json"
+
     def shards(self, stage: int, kind: str) -> Path:
         """Return a stage's folder of "rollouts", "scores", or logprobs by name."""
         return self.stage(stage) / kind
@@ -106,11 +116,11 @@ class RunDir:
         return self.checkpoints / f"update-{update:06d}"
 
     def handover_folder(self, update: int) -> Path:
-        return self.root / "handover" / f"update-{update:06d}"
+        return self.own / "handover" / f"update-{update:06d}"
 
     def log(self, name: str) -> Path:
         """Return the log file of the process called `name`."""
-        return self.root / "logs" / f"{name}.log"
+        return self.own / "logs" / f"{name}.log"
 
     def checkpoint_updates(self) -> list[int]:
         """Return the updates with a published checkpoint, ascending. The folders' names decide."""
@@ -229,16 +239,31 @@ class RunDir:
             return False
         return False
 
+    def join(self) -> None:
+        """Keep what is this process's alone apart, as processes on other machines work here, too.
+
+        Raises UsageError if the file system cannot be shared in this way.
+        """
+        require_atomic(self.root)
+        self.own = self.root / "parts" / f"{socket.gethostname()}-{os.getpid()}"
+
+    @property
+    def joined(self) -> bool:
+        """Whether this process works on a run that others change."""
+        return self.own != self.root
+
     @contextmanager
     def locked(self) -> Iterator[list[str]]:
         """Lock the run for this process; yield notices of what an earlier crash left behind.
 
         The kernel frees the lock when a process dies, so a stale lock never blocks. Raises
-        UsageError, naming the holder, if another process has the lock, and if the lock is a link.
+        Locked, naming the holder, if another process has the lock, and UsageError if the lock is a
+        link, or if the file system has no locks or no atomic rename.
         (The lock is an flock: on NFS it is only as good as the server's.)
         """
         try:
             self.root.mkdir(parents=True, exist_ok=True)
+            require_atomic(self.root)
             file = open(self._lock, "a+b", buffering=0, opener=_not_a_link)  # noqa: SIM115
         except OSError as error:
             raise UsageError(
@@ -250,9 +275,15 @@ class RunDir:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise UsageError(
+                raise Locked(
                     f"{self.root} is locked by {_text(file) or 'another process'}; wait "
                     "for that process, end it, or use another --run-dir"
+                ) from None
+            except OSError as error:
+                raise UsageError(
+                    f"the file system of {self.root} has no locks ({error.strerror}), so two "
+                    "commands could damage a run; put runs on one that has (NFS 4, Lustre mounted "
+                    "with -o flock, a local disk)"
                 ) from None
             crashed = _text(file)
             file.truncate(0)
@@ -269,6 +300,24 @@ class RunDir:
                 yield notices
             finally:
                 file.truncate(0)
+
+
+def require_atomic(folder: Path) -> None:
+    """Raise UsageError if a rename in `folder` is known not to be atomic.
+
+    Buckets that are mounted as folders copy and delete instead, and none can be told to refuse.
+    """
+    with suppress(OSError):  # not Linux
+        mounts = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+        of_folder = folder.resolve()
+        above = [m for m in mounts if of_folder.is_relative_to(m[4].replace("\\040", " "))]
+        mount = max(above, key=lambda m: len(m[4]), default=[])
+        kinds = {word.removeprefix("fuse.") for word in mount[mount.index("-") + 1 :][:2]}
+        if kinds & _BUCKETS:
+            raise UsageError(
+                f"{folder} is in a bucket mounted by {min(kinds & _BUCKETS)}, where a rename is "
+                "not atomic; keep runs on a file system, and copy them to the bucket"
+            )
 
 
 def _not_a_link(path: str, flags: int) -> int:

@@ -1,17 +1,19 @@
-"""Records as parquet shards with a manifest and checksums: what the steps of a stage exchange.
+"""Records as parquet shards with checksums: what the steps of a stage exchange.
 
-A folder of shards holds `shard-00000.parquet, ...` and `manifest.json`:
+A folder of shards holds `shard-00000.parquet` and its entry, `shard-00000.json`, and so on:
 
-    {"kind": "rollouts", "shards": {"0": {"rows": 2048, "bytes": 91234, "sha256": "...", ...}},
+    {"kind": "rollouts", "shard": {"rows": 2048, "bytes": 91234, "sha256": "...", ...},
      "sha256": "..."}
 
-A shard exists if the manifest lists it. Lists are ragged (no padding on disk). Rollouts made
-elsewhere can be trained on if they have the columns of ROLLOUT_SCHEMA, with those of TURN_SCHEMA if
-they have turns, and are in a manifest.
+A shard exists if its entry does. An entry each, and no list of all, lets processes on several
+machines publish side by side. Lists are ragged (no padding on disk). Rollouts made elsewhere can be
+trained on if they have the columns of ROLLOUT_SCHEMA, with those of TURN_SCHEMA if they have turns,
+and an entry.
 """
 
 import json
 import os
+import re
 from bisect import bisect
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
@@ -61,7 +63,8 @@ SCORE_SCHEMA = pa.schema(
 )
 LOGPROB_SCHEMA = pa.schema([("logprobs", pa.list_(pa.float32()))])
 
-_FIELDS = (("rows", int), ("bytes", int), ("sha256", str))  # of each entry of a manifest
+_FIELDS = (("rows", int), ("bytes", int), ("sha256", str))  # of each entry
+_ENTRY = re.compile(r"shard-(\d{5,})\.json")
 _ROW_GROUP = 256  # rows that are decoded together, even to read one of them
 _CACHED = 4  # row groups of a reader
 
@@ -69,41 +72,44 @@ _CACHED = 4  # row groups of a reader
 class ShardSet:
     """The shards in a folder, all of one kind: "rollouts", "scores", or logprobs.
 
-    Raises RunStopped if the manifest is unreadable, UsageError if it lists another kind.
+    Shards that others publish meanwhile are found when they are asked for. Methods raise RunStopped
+    if an entry is unreadable, UsageError if it is of another kind.
     """
 
     def __init__(self, folder: Path, kind: str) -> None:
         self.folder = folder
         self.kind = kind
-        self.manifest = folder / "manifest.json"
-        self._entries = self._read_manifest()
+        self._entries: dict[int, dict[str, Any]] = {}  # as far as they have been read
         self._verified: set[int] = set()
 
     def __contains__(self, shard: int) -> bool:
-        return shard in self._entries
-
-    def look(self) -> None:
-        """Read the manifest again, to find what other processes have published."""
-        self._entries = self._read_manifest()
+        return shard in self._entries or os.path.lexists(self.entry_path(shard))
 
     def numbers(self) -> list[int]:
-        """Return the numbers of the listed shards, in ascending order."""
-        return sorted(self._entries)
+        """Return the numbers of the published shards, in ascending order."""
+        names = os.listdir(self.folder) if self.folder.is_dir() else []
+        return sorted(int(found[1]) for found in map(_ENTRY.fullmatch, names) if found)
 
     def entry(self, shard: int) -> dict[str, Any]:
-        """Return the manifest's entry for `shard`: rows, bytes, sha256, and the writer's notes."""
+        """Return the entry of `shard`: rows, bytes, sha256, and the writer's notes."""
+        if shard not in self._entries:
+            self._entries[shard] = self._read(self.entry_path(shard))
         return self._entries[shard]
 
     def entries(self) -> list[dict[str, Any]]:
-        """Return the manifest's entries of all listed shards, in order."""
-        return [self._entries[shard] for shard in self.numbers()]
+        """Return the entries of all published shards, in order."""
+        return [self.entry(shard) for shard in self.numbers()]
 
     def path(self, shard: int) -> Path:
         """Return where the file of `shard` is, or would be."""
         return self.folder / f"shard-{shard:05d}.parquet"
 
+    def entry_path(self, shard: int) -> Path:
+        """Return where the entry of `shard` is, or would be."""
+        return self.folder / f"shard-{shard:05d}.json"
+
     def write(self, shard: int, table: pa.Table, **notes: Any) -> None:
-        """Publish `table` as `shard`, then list it in the manifest together with `notes`."""
+        """Publish `table` as `shard`, then its entry together with `notes`."""
         path = self.path(shard)
         self._verified.discard(shard)
         lists = [field for field in table.schema if pa.types.is_list(field.type)]
@@ -119,23 +125,24 @@ class ShardSet:
                 column_encoding={f"{name}.list.element": "BYTE_STREAM_SPLIT" for name in numbers},
                 write_page_checksum=True,
             )
-        self._entries[shard] = {
+        entry = {
             "rows": table.num_rows,
             "bytes": path.stat().st_size,
             "sha256": sha256_of(path),
             **notes,
         }
-        self._publish_manifest()
+        publish_json(self.entry_path(shard), with_checksum({"kind": self.kind, "shard": entry}))
+        self._entries[shard] = entry
 
     def forget(self, shard: int) -> None:
-        """Remove `shard` from the manifest. The next run regenerates it."""
-        del self._entries[shard]
+        """Remove the entry of `shard`. The next run regenerates it."""
+        self.entry_path(shard).unlink(missing_ok=True)
+        self._entries.pop(shard, None)
         self._verified.discard(shard)
-        self._publish_manifest()
 
     def fault(self, shard: int) -> str | None:
-        """Return what is wrong with the file of a listed shard, or None."""
-        path, entry = self.path(shard), self._entries[shard]
+        """Return what is wrong with the file of a published shard, or None."""
+        path, entry = self.path(shard), self.entry(shard)
         if not path.is_file():
             return "is missing"
         if path.stat().st_size != entry["bytes"]:
@@ -147,10 +154,8 @@ class ShardSet:
     def open(self, shard: int) -> pq.ParquetFile:
         """Return the verified file of `shard`. Raises RunStopped if it is missing or damaged."""
         if shard not in self._verified:
-            if shard not in self._entries:
-                raise RunStopped(
-                    f"{self.path(shard)} is not listed in its manifest; it has to be made again"
-                )
+            if shard not in self:
+                raise RunStopped(f"{self.path(shard)} has no entry; it has to be made again")
             if fault := self.fault(shard):
                 raise RunStopped(
                     f"{self.path(shard)} {fault}; run `mugrpo repair` to have it made again"
@@ -158,29 +163,17 @@ class ShardSet:
             self._verified.add(shard)
         return pq.ParquetFile(self.path(shard))
 
-    def _read_manifest(self) -> dict[int, dict[str, Any]]:
-        if not os.path.lexists(self.manifest):
-            return {}
-        stored = read_checked(self.manifest)
+    def _read(self, path: Path) -> dict[str, Any]:
+        stored = read_checked(path)
         if stored.get("kind") != self.kind:
-            raise UsageError(f"{self.manifest} lists {stored.get('kind')}, not {self.kind}")
-        try:
-            entries = {int(number): entry for number, entry in stored["shards"].items()}
-            whole = all(
-                type(entry[name]) is kind for entry in entries.values() for name, kind in _FIELDS
-            )
-        except (LookupError, TypeError, ValueError, AttributeError):
-            whole = False
-        if not whole:
+            raise UsageError(f"{path} is of {stored.get('kind')}, not {self.kind}")
+        entry = stored.get("shard")
+        if not isinstance(entry, dict) or any(type(entry.get(n)) is not t for n, t in _FIELDS):
             raise RunStopped(
-                f"{self.manifest} is no manifest of shards, though its checksum fits: a shard "
-                "needs rows, bytes and sha256; `mugrpo repair` sets it aside or restores it"
+                f"{path} is no entry of a shard, though its checksum fits: it needs rows, bytes "
+                "and sha256; `mugrpo repair` sets it aside"
             )
-        return entries
-
-    def _publish_manifest(self) -> None:
-        shards = {str(shard): self._entries[shard] for shard in self.numbers()}
-        publish_json(self.manifest, with_checksum({"kind": self.kind, "shards": shards}))
+        return entry
 
 
 class RowReader:

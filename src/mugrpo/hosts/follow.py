@@ -39,7 +39,7 @@ def _obey(run: OpenRun, host: LocalHost, order: Order) -> None:
         if run.ranks.first:
             answer_logprobs(run.folder, logprobs)
         return
-    host.update(Stage.of(run, order.stage), order.update)
+    host.update(Stage.of(run, order.stage), order.update, waits=order.waits)
     if not _keeps_updates(run.config):
         host.save(temporary=True, sleeps=True)  # one that is due is saved already
     if hands_over := _hands_over_model(run.config, host):

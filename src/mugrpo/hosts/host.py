@@ -35,7 +35,12 @@ class Refreshed:
 
 
 class Generation(Protocol):
-    """Generation beside updates, in this process."""
+    """Generation beside updates, in this process or in others."""
+
+    @property
+    def uses_engines(self) -> bool:
+        """Whether it needs this process's engines until it is finished."""
+        ...
 
     def running(self) -> bool:
         """Return whether it is unfinished. Raises the error that ended it, if any."""
@@ -47,6 +52,11 @@ class Generation(Protocol):
 
     def wait(self) -> None:
         """Wait until it is finished. Raises the error that ended it, if any."""
+
+
+def needs_engines(generation: Generation | None) -> bool:
+    """Return whether `generation` still needs this process's engines. See `Generation.running`."""
+    return generation is not None and generation.uses_engines and generation.running()
 
 
 class Host(Protocol):

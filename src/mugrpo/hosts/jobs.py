@@ -13,6 +13,7 @@ import torch
 from mugrpo.config.training import DistributedOptions
 from mugrpo.engines.process import require_gpus
 from mugrpo.hosts.orders import TICK
+from mugrpo.processes.launcher import launched_ranks
 from mugrpo.processes.lifetime import start_rank
 from mugrpo.processes.ranks import said_by_ranks, show_log, within_a_machine
 
@@ -21,25 +22,31 @@ _GRACE = 30.0  # the same if another rank has failed
 
 
 class LocalJob:
-    """The ranks on this machine. If one fails, the others end."""
+    """The ranks on this machine. If one fails, the others end.
+
+    If a launcher has started the others, it ends them, and this is the first rank alone.
+    """
 
     def __init__(self, words: Sequence[str], logs: Path, options: DistributedOptions) -> None:
         """Start ranks that run `mugrpo WORDS`. Their output goes to `logs`. See `require_gpus`."""
-        require_gpus(options)
         self._logs, self._count = logs, options.processes
         self._ended: list[tuple[int, int]] = []  # (rank, status) of those that failed, in order
         self._shown = 0  # bytes of the first rank's log
-        environment = {
-            **within_a_machine(tempfile.mkdtemp(dir=logs)),  # only this user enters it
-            "WORLD_SIZE": str(self._count),
-            "OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // self._count)),
-        }
+        if launched := launched_ranks():
+            environments = [launched]
+        else:
+            require_gpus(options)
+            common = {
+                **within_a_machine(tempfile.mkdtemp(dir=logs)),  # only this user enters it
+                "WORLD_SIZE": str(self._count),
+                "OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // self._count)),
+            }
+            ranks = map(str, range(self._count))
+            environments = [{**common, "RANK": rank, "LOCAL_RANK": rank} for rank in ranks]
         command = [sys.executable, "-m", "mugrpo", *words]
         self._processes = [
-            start_rank(
-                command, logs / f"rank-{rank}", {**environment, "RANK": rank, "LOCAL_RANK": rank}
-            )
-            for rank in map(str, range(self._count))
+            start_rank(command, logs / f"rank-{rank}", environment)
+            for rank, environment in enumerate(environments)
         ]
         self._thread = Thread(target=self._watch, daemon=True)
         self._thread.start()

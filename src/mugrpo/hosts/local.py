@@ -15,7 +15,7 @@ from mugrpo.disk.records import Rollout
 from mugrpo.disk.run_dir import Handover
 from mugrpo.hosts.canary import checked_refresh
 from mugrpo.hosts.engines import Engines
-from mugrpo.hosts.host import Generation, Refreshed
+from mugrpo.hosts.host import Generation, Refreshed, needs_engines
 from mugrpo.hosts.reader import StageReader, publish_logprobs, seconds_once
 from mugrpo.hosts.updates import keep_samples, report_nonfinite, samples_due
 from mugrpo.hosts.weights import Weights, handover_dtype
@@ -61,11 +61,20 @@ class LocalHost:
         """See `Host`."""
         return self.weights.logprobs(update, rollouts)
 
-    def update(self, stage: Stage, until: int, generation: Generation | None = None) -> None:
-        """See `Host`. Raises RunStopped after too many updates in a row that were not applied."""
+    def update(
+        self,
+        stage: Stage,
+        until: int,
+        generation: Generation | None = None,
+        *,
+        waits: bool = False,
+    ) -> None:
+        """See `Host`. A rank `waits` for shards, too. Raises RunStopped after too many updates in
+        a row that were not applied.
+        """
         run, first = self._run, stage.first_update
         start = max(self.made(), first)
-        if generation is None:
+        if not needs_engines(generation):
             self.sleep()
         trainer, reader = self._trainer_at(start), StageReader(stage, self.logprobs)
         spent = seconds_once(stage) if start == first else 0.0
@@ -74,7 +83,7 @@ class LocalHost:
         while trainer.update < until:
             run.check()
             began = time.monotonic()
-            if run.config.overlap:
+            if generation or waits:
                 self._wait_for(reader, trainer.update, generation)
             experience = reader.of_update(trainer.update)
             line: dict[str, Any] = {"stage": stage.number, "staleness": trainer.update - first}
@@ -200,8 +209,6 @@ class LocalHost:
         while run.ranks.any(not reader.ready(update)):
             run.check()
             ended = not run.ranks.follows and not (generation and generation.running())
-            if run.ranks.follows:
-                stage.look()
             if ended and not reader.ready(update):
                 raise RunStopped(f"stage {stage.number} lacks scores that update {update} reads")
             time.sleep(_TICK)

@@ -51,6 +51,7 @@ class Order:
     task: OrderTask
     update: int = 0
     stage: int = 0
+    waits: bool = False  # for shards that still arrive
 
 
 @dataclass(frozen=True)

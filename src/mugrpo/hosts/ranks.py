@@ -21,7 +21,7 @@ from mugrpo.disk.run_dir import Handover, RunDir
 from mugrpo.engines import reserved_gpus
 from mugrpo.hosts.canary import checked_refresh
 from mugrpo.hosts.engines import Engines
-from mugrpo.hosts.host import Generation, Refreshed
+from mugrpo.hosts.host import Generation, Refreshed, needs_engines
 from mugrpo.hosts.jobs import LocalJob
 from mugrpo.hosts.orders import (
     TICK,
@@ -97,7 +97,8 @@ class RankHost:
         self._leave(generation)
         self._weights.close()
         run.journal.close()  # the first rank writes
-        self._obeyed(Order(0, "optimize", until, stage.number), generation=generation)
+        order = Order(0, "optimize", until, stage.number, waits=generation is not None)
+        self._obeyed(order, generation=generation)
         if not self.beside_engines:
             self._end_ranks()
         if run.folder.newest_update() <= start:
@@ -124,7 +125,7 @@ class RankHost:
         Engines in processes of their own sleep. Without room for both they end, because the ranks
         may be waiting for what they have reserved.
         """
-        if generation is not None and generation.running():
+        if needs_engines(generation):
             return
         if self.beside_engines and not self._run.config.engine_in_process:
             self._engines.sleep()
@@ -143,7 +144,7 @@ class RankHost:
         words = ["optimize", str(folder.root.absolute())]
         options = run.config.distributed
         if cluster := run.config.backend.cluster():
-            beside = self.beside_engines or (generation is not None and generation.running())
+            beside = self.beside_engines or needs_engines(generation)
             engines = reserved_gpus(run.config) if beside else ()
             self._job = cluster.start_ranks(words, logs, options.processes, engines)
         else:
@@ -226,7 +227,7 @@ class RankHost:
                 run.stop.check()
                 if generation:
                     generation.running()
-        elif not self.beside_engines and not (generation and generation.running()):
+        elif not self.beside_engines and not needs_engines(generation):
             self._engines.close()  # the job may be waiting for resources that they hold
 
 

@@ -1,5 +1,7 @@
 """The weights of a run's policy: on disk by update, and in this process once loaded."""
 
+import hashlib
+import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -11,13 +13,13 @@ from numpy.typing import NDArray
 
 from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.disk.errors import RunStopped, UsageError
-from mugrpo.disk.publishing import publish_folder, sealed_folder_fault, without_fsync
+from mugrpo.disk.publishing import SUMS, publish_folder, sealed_folder_fault, without_fsync
 from mugrpo.disk.records import Rollout
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.model.hardware import precision_of
 from mugrpo.model.memory import give_back_memory, out_of_memory_explained
 from mugrpo.model.policy import Policy, load_policy
-from mugrpo.model.pretrained import model_path
+from mugrpo.model.pretrained import model_fingerprint, model_path
 from mugrpo.optimize.budget import TokenBudget
 from mugrpo.optimize.forward import rollout_logprobs
 from mugrpo.optimize.fsdp import distribute
@@ -199,6 +201,15 @@ def hand_over(folder: RunDir, config: RunConfig, policy: Policy | None, update: 
             path = Path(weights_at(folder, config.model, update))
             _link_model(path, unfinished, _link_softly)
     return str(target.absolute())
+
+
+def fingerprint(folder: RunDir, config: RunConfig, update: int) -> str:
+    """Return a hash of the weights after `update` updates. See `weights_at` for what it raises."""
+    if update == 0:
+        return model_fingerprint(config.model)
+    sums = json.loads((Path(weights_at(folder, config.model, update)) / SUMS).read_text())
+    model = [f"{name} {sums[name]}" for name in sorted(sums) if not name.startswith(_NOT_THE_MODEL)]
+    return hashlib.sha256("\n".join(model).encode()).hexdigest()
 
 
 def handover_dtype(config: RunConfig) -> torch.dtype | None:

@@ -27,6 +27,7 @@ from mugrpo.disk.publishing import (
     publish_json,
     seal_folder,
     unfinished,
+    writer,
 )
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.optimize.trainer import Snapshot, Trainer
@@ -60,7 +61,7 @@ def save_checkpoint(
         trainer.snapshot(sleeps=sleeps),
         run_dir.checkpoint(trainer.update),
         {"temporary": temporary, "config": _stored(run_dir.config)},
-        first_pid=ranks.from_first(os.getpid()),
+        first=ranks.from_first(writer()),
         then=lambda: _remove_old(run_dir, keep, needed),
     )
 
@@ -89,7 +90,7 @@ class Writing:
         path: Path,
         stages: Mapping[str, Any],
         *,
-        first_pid: int,
+        first: str,
         then: Callable[[], None],
     ) -> None:
         """Start the thread. The first rank publishes `path`, then calls `then`.
@@ -97,7 +98,7 @@ class Writing:
         `stages` is the content of stages.json.
         """
         self.update = snapshot.state["update"]
-        self.folder = unfinished(path, first_pid)
+        self.folder = unfinished(path, first)
         self._path, self._stages, self._then = path, stages, then
         self._ready, self._done = Event(), Future[None]()
         self._thread = Thread(target=self._run, args=[snapshot], daemon=True)

@@ -11,6 +11,7 @@ from types import FrameType
 
 from mugrpo.disk.errors import Interrupted
 from mugrpo.processes.child import end_with
+from mugrpo.processes.launcher import launched_ranks
 
 
 def passed_on(**more: str) -> dict[str, str]:
@@ -27,6 +28,17 @@ def passed_on(**more: str) -> dict[str, str]:
 # and the descriptor of the lifeline between them, which the rank reads.
 DRIVER = "MUGRPO_DRIVER"
 _ALLOCATORS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+
+
+def follows() -> bool:
+    """Return whether this process is a rank that obeys a run, which it or a launcher started.
+
+    Of the processes that a launcher starts, the first one is the run and starts the first rank.
+    """
+    if DRIVER in os.environ:
+        return True
+    launched = launched_ranks()
+    return launched is not None and launched["RANK"] != "0"
 
 
 def start_rank(
@@ -64,7 +76,7 @@ def let_segments_grow() -> None:
     Each micro-batch has another shape, and segments of fixed sizes leave gaps that none fits into.
     torch reads the setting when it is imported. Only ranks get it: vLLM's sleep mode refuses it.
     """
-    if DRIVER in os.environ and not any(name in os.environ for name in _ALLOCATORS):
+    if follows() and not any(name in os.environ for name in _ALLOCATORS):
         os.environ[_ALLOCATORS[0]] = "expandable_segments:True"
 
 

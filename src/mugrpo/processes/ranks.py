@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 
 from mugrpo.disk.errors import UsageError
-from mugrpo.processes.lifetime import DRIVER
+from mugrpo.processes.launcher import launched_ranks
+from mugrpo.processes.lifetime import DRIVER, follows
 from mugrpo.processes.messages import visible
 
 T = TypeVar("T")
@@ -92,24 +93,22 @@ ALONE = Ranks()
 
 @contextmanager
 def joined() -> Iterator[Ranks]:
-    """Join the ranks that a run has started, and yield this process's place among them.
+    """Join the ranks that a run or a launcher has started, and yield this one's place among them.
 
-    A process that no run has started is alone. A rank that waits longer than TIMEOUT for another
-    one ends with an error. Raises UsageError if torchrun has started this process, or if there is
-    no GPU left for it.
+    Other processes are alone. A rank that waits longer than TIMEOUT for another one ends with an
+    error. Raises UsageError if there is no GPU left for it.
     """
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    if DRIVER not in os.environ:
-        if size > 1:
-            raise UsageError("torchrun is not needed; set --distributed.processes instead")
+    if not follows():
         yield Ranks()
         return
+    place = (DRIVER not in os.environ and launched_ranks()) or os.environ
+    size = int(place.get("WORLD_SIZE", "1"))
     if size == 1:
         yield Ranks(follows=True)
         return
     backend = "gloo"
     if torch.cuda.is_available():
-        local, gpus = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+        local, gpus = int(place["LOCAL_RANK"]), torch.cuda.device_count()
         if local >= gpus:
             raise UsageError(
                 f"this machine has {gpus} GPUs, and each rank needs one; set "
@@ -117,7 +116,8 @@ def joined() -> Iterator[Ranks]:
             )
         torch.cuda.set_device(local)
         backend = "cpu:gloo,cuda:nccl"
-    rank = int(os.environ["RANK"])
+    rank = int(place["RANK"])
+    os.environ |= place  # torch reads the address of the first one there
     store = f"file://{os.environ[STORE]}" if STORE in os.environ else "env://"
     dist.init_process_group(backend, store, TIMEOUT, world_size=size, rank=rank)
     ranks = Ranks(rank, size, follows=True)

@@ -320,6 +320,6 @@ class SampledShard:
     seconds: float
 
     def publish(self, shards: ShardSet, shard: int, **notes: Any) -> None:
-        """Publish the rollouts as shard `shard`; the manifest gets their cost and `notes`."""
+        """Publish the rollouts as shard `shard`; its entry gets their cost and `notes`."""
         cost = {"slots": self.slots, "seconds": self.seconds}
         write_rollouts(shards, shard, self.rollouts, **cost, **notes)

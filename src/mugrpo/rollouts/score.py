@@ -57,8 +57,8 @@ class Scorer:
         self.state = state
         self.check = check
 
-    def make_shard(self, rollouts: ShardSet, scores: ShardSet, shard: int) -> None:
-        """Score one shard and publish the scores, with counts in the manifest.
+    def make_shard(self, rollouts: ShardSet, scores: ShardSet, shard: int, **notes: Any) -> None:
+        """Score one shard and publish the scores, with counts and `notes` in their entry.
 
         Raises UsageError if a rollout's problem is unknown, and RunStopped as soon as more
         responses have failed than `failure_limit` allows. In both cases nothing is published.
@@ -92,6 +92,7 @@ class Scorer:
             undecided=undecided,
             judge=self.judge,
             seconds=time.monotonic() - began,
+            **notes,
         )
 
     def _scores(self, rollouts: Sequence[Rollout]) -> Iterator[Score]:
@@ -251,7 +252,7 @@ def groups_right(groups: Sequence[Sequence[Score]]) -> dict[str, int]:
 
 
 def logged_sums(scores: Sequence[Score]) -> dict[str, dict[str, float]]:
-    """Return the sums and the counts of the logged values of each metric, as a manifest has them.
+    """Return the sums and the counts of the logged values of each metric, as an entry has them.
 
     Return {} if nothing is logged.
     """

@@ -2,9 +2,7 @@
 
 import math
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, groupby, zip_longest
 from queue import SimpleQueue
 
@@ -22,25 +20,32 @@ class _Abandoned(Exception):
 
 def sampled_shards(
     samplers: Sequence[Sampler],
-    missing: Mapping[int, Sequence[Draw]],
+    missing: Iterable[tuple[int, Sequence[Draw]]],
     on_decoded: Callable[[Decoded], None],
     *,
     pieces: int = 1,
 ) -> Iterator[tuple[int, SampledShard]]:
-    """Yield (number, sampled shard) for each of the `missing` {number: groups}, once it is sampled.
+    """Yield (number, sampled shard) for each of the `missing` (number, groups), once it is sampled.
 
+    `missing` is asked for the next one when a sampler is free, in the thread of that sampler.
     Each shard is cut into `pieces`, or into single groups if it has fewer groups than that. This
     gives every sampler work if there are fewer shards than samplers. A single sampler works in this
     thread. Several samplers work in one thread each, and their engines in processes of their own.
     `on_decoded` is called in this thread. If it or a sampler raises, all samplers stop.
     """
     # Why not the longest first? Lengths are guesses: 0.964 of the slots were busy either way.
-    cut = {number: [groups[i::pieces] for i in range(pieces)] for number, groups in missing.items()}
-    work = [((n, i), part) for n, parts in cut.items() for i, part in enumerate(parts) if part]
-    sampled: dict[int, dict[int, SampledShard]] = {number: {} for number in cut}
-    for (number, i), piece in _sampled_pieces(samplers, work, on_decoded):
+    sizes: dict[int, int] = {}  # pieces of each shard that is worked on
+    sampled: dict[int, dict[int, SampledShard]] = {}
+
+    def work() -> Iterator[Piece]:
+        for number, groups in missing:
+            cut = [part for part in (groups[i::pieces] for i in range(pieces)) if part]
+            sizes[number], sampled[number] = len(cut), {}
+            yield from (((number, i), part) for i, part in enumerate(cut))
+
+    for (number, i), piece in _sampled_pieces(samplers, work(), on_decoded):
         sampled[number][i] = piece
-        if len(sampled[number]) == sum(map(bool, cut[number])):
+        if len(sampled[number]) == sizes[number]:
             yield number, _joined([s for _, s in sorted(sampled.pop(number).items())])
 
 
@@ -71,11 +76,10 @@ def _group(rollout: Rollout) -> GroupKey:
 
 
 def _sampled_pieces(
-    samplers: Sequence[Sampler], work: Sequence[Piece], on_decoded: Callable[[Decoded], None]
+    samplers: Sequence[Sampler], work: Iterator[Piece], on_decoded: Callable[[Decoded], None]
 ) -> Iterator[tuple[PieceName, SampledShard]]:
     if len(samplers) == 1:
-        pieces = iter(work)
-        yield from samplers[0].sample_pieces(lambda: next(pieces, None), on_decoded)
+        yield from samplers[0].sample_pieces(lambda: next(work, None), on_decoded)
         return
     crew = _Crew(samplers, work)
     try:
@@ -91,8 +95,8 @@ def _sampled_pieces(
 class _Crew:
     """Samplers at work, each in a thread of its own."""
 
-    def __init__(self, samplers: Sequence[Sampler], work: Sequence[Piece]) -> None:
-        self._pending = deque(work)
+    def __init__(self, samplers: Sequence[Sampler], work: Iterator[Piece]) -> None:
+        self._pending, self._taking = work, threading.Lock()
         self._abandoned = threading.Event()
         self._events: SimpleQueue[Event | BaseException | None] = SimpleQueue()
         self._threads = [threading.Thread(target=self._work, args=[s]) for s in samplers]
@@ -128,9 +132,8 @@ class _Crew:
         self._events.put(None)
 
     def _next(self) -> Piece | None:
-        with suppress(IndexError):
-            return None if self._abandoned.is_set() else self._pending.popleft()
-        return None
+        with self._taking:
+            return None if self._abandoned.is_set() else next(self._pending, None)
 
     def _tell(self, decoded: Decoded) -> None:
         if self._abandoned.is_set():

@@ -12,7 +12,7 @@ _HARDLY_ANY_SIGNAL = 0.9  # warn if at least this share of the groups has no rew
 
 
 def refresh_metrics(rollouts: ShardSet, scores: ShardSet) -> dict[str, Any]:
-    """Return statistics of a stage's rollouts, from the manifests alone.
+    """Return statistics of a stage's rollouts, from their entries alone.
 
     Shards from another program may state only their number of rows; what they lack is not counted.
     `time/refresh` is the time it takes to hand the weights to the engine and check it, before the
@@ -60,7 +60,7 @@ def refresh_metrics(rollouts: ShardSet, scores: ShardSet) -> dict[str, Any]:
 
 
 def logged_means(scores: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the mean of each metric that was logged, from the manifest's entries of scores.
+    """Return the mean of each metric that was logged, from the entries of scores.
 
     `rewards/NAME/mean` is the mean of one reward over the responses that it judged; `logged/NAME`
     that of what reward functions gave to `log_metric`. Of a mixture, `share/SOURCE` is a source's

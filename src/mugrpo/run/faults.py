@@ -24,7 +24,7 @@ _REMEDIES = {  # what `repair` does
     "checkpoint": "sets it aside, and another one is used",
     "config": "restores it from a checkpoint",
     "sample": "sets it aside",
-    "manifest": "sets it aside, and its shards are made again",
+    "entry": "sets it aside, and its shard is made again",
     "shard": "sets it aside to have it made again",
     "metrics": "keeps the lines that are right, and says which are lost",
     "evaluation": "sets it aside with its line in metrics.jsonl, to have both made again",
@@ -74,9 +74,9 @@ def faults(
                 read_checked(file)
             except RunStopped as error:
                 yield Fault("sample", file, _without_remedy(error))
-    for stage in run_dir.stages():
-        for manifest in sorted(run_dir.stage(stage).glob("*/manifest.json")):
-            yield from _of_shards(manifest.parent, contents)
+    for stage in run_dir.stages() if contents else ():
+        for folder in sorted(path for path in run_dir.stage(stage).glob("*") if path.is_dir()):
+            yield from _of_shards(ShardSet(folder, folder.name))
     history = history or surveyed(run_dir.metrics)
     if fault := _of_metrics(run_dir, history):
         yield Fault("metrics", run_dir.metrics, fault)
@@ -88,15 +88,15 @@ def _without_remedy(error: Exception) -> str:
     return f"{error}".partition(";")[0]
 
 
-def _of_shards(folder: Path, contents: bool) -> Iterator[Fault]:
+def _of_shards(shards: ShardSet) -> Iterator[Fault]:
     """Yield what is wrong with a stage's shards of one kind."""
-    try:
-        shards = ShardSet(folder, folder.name)
-    except (RunStopped, UsageError) as error:
-        yield Fault("manifest", folder / "manifest.json", _without_remedy(error))
-        return
-    for shard in shards.numbers() if contents else ():
-        if fault := shards.fault(shard):
+    for shard in shards.numbers():
+        try:
+            fault = shards.fault(shard)
+        except (RunStopped, UsageError) as error:
+            yield Fault("entry", shards.entry_path(shard), _without_remedy(error))
+            continue
+        if fault:
             yield Fault("shard", shards.path(shard), f"{shards.path(shard)} {fault}")
 
 
@@ -130,16 +130,11 @@ def _of_evaluations(run_dir: RunDir, history: History, contents: bool) -> Iterat
 
 def _evaluation_fault(folder: Path) -> str | None:
     """Return what is wrong with the shards of an evaluation, or None."""
-    try:
-        sets = [ShardSet(folder / kind, kind) for kind in ("rollouts", "scores")]
-    except (RunStopped, UsageError) as error:
-        return f"has a bad list ({_without_remedy(error)})"
-    for shards in sets:
+    for shards in (ShardSet(folder / kind, kind) for kind in ("rollouts", "scores")):
         if not shards.numbers():
             return f"has no {shards.kind}"
-        for shard in shards.numbers():
-            if fault := shards.fault(shard):
-                return f"has a {shards.path(shard).name} of {shards.kind} that {fault}"
+        if fault := next(_of_shards(shards), None):
+            return f"is damaged: {fault.text}"
     return None
 
 

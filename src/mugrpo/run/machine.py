@@ -1,6 +1,6 @@
 """Whether a run fits a machine that is only described, such as a cluster's from its login node."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from mugrpo.config.engines import VLLMOptions
@@ -22,18 +22,22 @@ class Machine(NamedTuple):
         nodes, gpus = "nodes" if self.nodes > 1 else "node", "GPUs" if self.gpus > 1 else "GPU"
         return f"{self.nodes} {nodes} of {self.gpus} {gpus} with {self.memory:g} GiB"
 
-    def lacks_place(self, ranks: int, engines: Sequence[int], overlap: bool) -> str:
-        """Return why ranks with a GPU each, and engines with so many each, have none, or ""."""
-        used, size = -(-ranks // self.gpus), max(engines, default=1)
+    def lacks_place(self, config: RunConfig, ranks: int) -> str:
+        """Return why so many ranks with a GPU each, or the engines of `config`, have no place.
+
+        Return "" if they have. Without a cluster, engines are where the run is: on the first node.
+        """
+        used, engines = -(-ranks // self.gpus), reserved_gpus(config)
         if used > self.nodes or ranks % used:
             return f"{ranks} ranks do not get a GPU each on {self}, as many on each node in use"
-        beside, alone = (self.gpus - overlap * ranks // used) // size, self.gpus // size
-        if (most := used * beside + (self.nodes - used) * alone) >= len(engines):
+        size, nodes = max(engines, default=1), self.nodes if config.backend.clustered else 1
+        free = (self.gpus - config.overlap * ranks // used) // size
+        most = min(used, nodes) * free + max(0, nodes - used) * (self.gpus // size)
+        if most >= len(engines):
             return ""
-        return (
-            f"{most} engines of {size} GPUs have room{f' beside {ranks} ranks' * overlap}, "
-            f"not {len(engines)}"
-        )
+        beside = f" beside {ranks} ranks" * config.overlap
+        where = "" if nodes == self.nodes else " on the node of the run"
+        return f"{most} engines of {size} GPUs have room{where}{beside}, not {len(engines)}"
 
 
 def fitting(config: RunConfig, machine: Machine) -> Iterator[str]:
@@ -42,11 +46,9 @@ def fitting(config: RunConfig, machine: Machine) -> Iterator[str]:
     Raises UsageError with the remedy if one has not. Activations and caches are not counted.
     """
     gpus, memory, nodes = machine
-    if nodes > 1 and not config.backend.clustered:
-        raise UsageError(f"a run has {nodes} nodes only on a cluster: use --backend.name ray")
     weights, _ = parameters(config.model)
     model, updates = (n / GIB for n in held(config, weights))
-    engine, reserved, overlap = config.engine, reserved_gpus(config), config.overlap
+    engine, reserved = config.engine, reserved_gpus(config)
     room, kept = memory, model if reserved else 0.0  # of mugrpo's own engine, which never sleeps
     if isinstance(engine, VLLMOptions):
         room = engine.gpu_memory_utilization * memory
@@ -61,7 +63,7 @@ def fitting(config: RunConfig, machine: Machine) -> Iterator[str]:
 
     def fault(ranks: int) -> str:
         if updates / ranks <= left:
-            return machine.lacks_place(ranks, reserved, overlap)
+            return machine.lacks_place(config, ranks)
         beside = " beside an engine that stays" * (left < memory)
         return (
             f"weights, gradients and moments take {updates / ranks:.1f} GiB of each rank's GPU, "
@@ -75,7 +77,8 @@ def fitting(config: RunConfig, machine: Machine) -> Iterator[str]:
             use = f"--distributed.processes {min(others, key=lambda n: abs(n - ranks))}"
         raise UsageError(f"{found}: use {use}")
     of = f"{len(reserved)} x {max(reserved)} GPUs" if reserved else "none with a GPU of its own"
-    yield f"ranks       {ranks} on {-(-ranks // gpus)} of {machine}"
-    yield f"engines     {of}, {'beside' if overlap else 'in turn with'} the ranks"
+    launched = "" if ranks <= gpus or config.backend.clustered else ", by torchrun or srun"
+    yield f"ranks       {ranks} on {-(-ranks // gpus)} of {machine}{launched}"
+    yield f"engines     {of}, {'beside' if config.overlap else 'in turn with'} the ranks"
     yield f"updates     {updates / ranks:.1f} of {left:.1f} GiB a GPU: weights, gradients, moments"
     yield f"generation  {model:.1f} of {room:.1f} GiB a GPU: weights; caches have the rest"

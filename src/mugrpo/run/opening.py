@@ -1,5 +1,6 @@
 """Open a run: lock its folder, check its config, read its problems. No work starts before."""
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from typing import Any
 
 from mugrpo.config.base import imported
 from mugrpo.config.run import RunConfig
-from mugrpo.disk.errors import Interrupted, RunStopped, UsageError
+from mugrpo.disk.errors import Interrupted, Locked, RunStopped, UsageError
 from mugrpo.disk.publishing import publish_json, set_aside, with_checksum
 from mugrpo.disk.records import Problem, TrainerState
 from mugrpo.disk.run_dir import RunDir
@@ -36,6 +37,7 @@ from mugrpo.run.target import Target, read_target
 from mugrpo.run.trust import remember
 from mugrpo.tasks.base import Task
 
+_BEGINNING = 60.0  # seconds that a process waits for another one to begin a run
 _DECIDED = (("model", "precision"), ("prompt", "date"))  # when a run begins
 
 
@@ -130,14 +132,14 @@ def open_run(
     progress: Progress | None = None,
     stop: StopFlag | None = None,
     ranks: Ranks = ALONE,
+    joins: bool = False,
 ) -> Iterator[OpenRun]:
     """Open the run that `target` is or names: a config file, or the directory of a run.
 
-    A config file starts a new run if the run's directory does not exist yet. The directory is
-    `run_dir`, or runs/NAME for a config file NAME.toml; it is locked while the block lasts, and a
-    checkpoint is complete when it ends. `overrides` are words of a command line. `stop` can
-    end the work early. The run locks and checks the directory; ranks that it drives do
-    neither.
+    A config file starts a new run in `run_dir`, by default runs/NAME for NAME.toml, or goes on with
+    the one there. The directory is locked while the block lasts, and a checkpoint is complete when
+    it ends. `overrides` are words of a command line. Ranks do not lock it, and a process that
+    `joins` others does only to begin a run: it changes no config.
 
     Raises UsageError if the folder is not a run, is locked, or was started with another config,
     data, model or code (unless `force`), if a run's directory names code and was not begun here
@@ -157,12 +159,13 @@ def open_run(
     newest = _common_update(folder, config.schedule.total_updates, ranks)
     schedule_of(config, problems)  # raises if there are too few
     with ExitStack() as stack:
-        if not ranks.follows:
+        if joins:
+            _join(folder, config, provenance_of(config, problems, eval_problems), progress)
+        elif not ranks.follows:
             for notice in stack.enter_context(folder.locked()):
                 progress.say(notice)
             provenance = provenance_of(config, problems, eval_problems)
-            current = config.schedule.stage_of(newest)
-            _store_config(folder, config, provenance, force, progress, current)
+            _store_config(folder, config, provenance, force, progress, newest)
         for ending in (folder.settle, task.close, progress.stop):  # the last one comes first
             stack.callback(ending)
         yield OpenRun(
@@ -187,9 +190,9 @@ def _store_config(
     provenance: dict[str, Any],
     force: bool,
     progress: Progress,
-    stage: int,
+    newest: int = 0,
 ) -> None:
-    """Check the config against the stored one, then store it. `stage` is the current stage.
+    """Check the config against the stored one, then store it. `newest` updates are made.
 
     If a change was forced, rollouts of later stages are set aside: the run will reach those stages
     with another policy. Raises UsageError if a change is refused, RunStopped if a file is damaged.
@@ -199,11 +202,33 @@ def _store_config(
         raise RunStopped(fault.sentence(folder))
     document, forced = checked_config(folder, config, provenance, force, progress)
     for later in folder.stages() if forced else ():
-        if later > stage:
+        if later > config.schedule.stage_of(newest):
             set_aside(folder.stage(later))
     if document:  # last: after a kill before this line, the change must be forced again
         publish_json(folder.config, with_checksum(document))
     remember(document or folder.read_config() or {}, config)
+
+
+def _join(
+    folder: RunDir, config: RunConfig, provenance: dict[str, Any], progress: Progress
+) -> None:
+    """Check the config against that of a run which others work on. The first of them begins it.
+
+    Raises UsageError if a change is refused, or if the run does not begin.
+    """
+    until = time.monotonic() + _BEGINNING
+    while folder.read_config() is None:
+        try:
+            with folder.locked():
+                if folder.read_config() is None:
+                    _store_config(folder, config, provenance, False, progress)
+        except Locked:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.2)
+    folder.join()
+    checked_config(folder, config, provenance, False, progress, joins=True)
+    remember(folder.read_config() or {}, config)
 
 
 def _common_update(folder: RunDir, total: int, ranks: Ranks) -> int:

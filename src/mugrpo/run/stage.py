@@ -16,7 +16,7 @@ from itertools import islice
 from mugrpo.config.rewards import RewardOptions
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.records import Score, Status
+from mugrpo.disk.records import WHOLE, Part, Score, Status
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.shards import Place, ShardSet, read_scores
 from mugrpo.rollouts.schedule import Draw, Schedule
@@ -28,7 +28,7 @@ from mugrpo.run.opening import OpenRun
 class Stage:
     """A stage, opened once: its number, the schedule it is part of, and its shards on disk.
 
-    Its shard sets know what this process publishes; `look` finds what others have published.
+    Its shard sets find what others publish meanwhile.
     """
 
     number: int
@@ -72,19 +72,21 @@ class Stage:
             self._sets[kind] = ShardSet(self.folder.shards(self.number, kind), kind)
         return self._sets[kind]
 
-    def look(self) -> None:
-        """Read the manifests again, to find what other processes have published."""
-        for shards in self._sets.values():
-            shards.look()
+    def lacking(self, part: Part = WHOLE) -> list[int]:
+        """Return the rollout shards of a part that are not published."""
+        return [shard for shard in self.numbers(part) if not self.has("rollouts", shard)]
 
-    def lacking(self) -> list[int]:
-        """Return the rollout shards that are not published."""
-        rollouts = self.shards("rollouts")
-        return [shard for shard in range(len(self.drawn)) if shard not in rollouts]
+    def unscored(self, part: Part = WHOLE) -> list[int]:
+        """Return the shards of a part without the required judge's scores of their rollouts."""
+        return [shard for shard in self.numbers(part) if not self.has("scores", shard)]
 
-    def unscored(self) -> list[int]:
-        """Return the shards that lack the required judge's scores of their current rollouts."""
-        return [shard for shard in range(len(self.drawn)) if not self.scored(shard)]
+    def has(self, kind: str, shard: int) -> bool:
+        """Return whether a shard of "rollouts" is published, or its "scores" are, see `scored`."""
+        return shard in self.shards(kind) if kind == "rollouts" else self.scored(shard)
+
+    def numbers(self, part: Part = WHOLE) -> range:
+        """Return the numbers of the shards of a part."""
+        return range(part.number, len(self.drawn), part.count)
 
     def scored(self, shard: int) -> bool:
         """Return whether a shard has the required judge's scores of its current rollouts."""
@@ -108,15 +110,17 @@ class Stage:
         trained = self.end <= self.folder.newest_update()
         return None if trained or self.folder.origin.exists() else self.judge
 
-    def require(self, *kinds: str) -> None:
-        """Raise UsageError if the stage lacks shards of `kinds`: "rollouts", "scores"."""
+    def require(self, *kinds: str, part: Part = WHOLE) -> None:
+        """Raise UsageError if a part lacks shards of `kinds`: "rollouts", "scores"."""
         for kind in kinds:
             made = kind == "rollouts"
-            if missing := self.lacking() if made else self.unscored():
-                before, total = "generate" if made else "score", len(self.drawn)
+            if missing := self.lacking(part) if made else self.unscored(part):
+                before, total = "generate" if made else "score", len(self.numbers(part))
+                of = f"part {part} of stage" if part.count > 1 else "stage"
+                which = f" --part {part}" if part.count > 1 else ""
                 raise UsageError(
-                    f"stage {self.number} has {total - len(missing)} of {total} shards of {kind}; "
-                    f"run `mugrpo {before} {self.folder.root} --stage {self.number}` first"
+                    f"{of} {self.number} has {total - len(missing)} of {total} shards of {kind}; "
+                    f"run `mugrpo {before} {self.folder.root} --stage {self.number}{which}` first"
                 )
 
 

@@ -1,10 +1,12 @@
-"""Generating a stage before its updates, or beside them.
+"""Generating a stage before its updates, or beside them: in this process, or in others.
 
 Beside them, the engines have processes or machines of their own, and a thread publishes and scores
 what they generate. Updates wait for the shards that they read, in the same order and from the same
 policy as otherwise, so the weights are bit-identical.
 """
 
+import math
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -13,14 +15,57 @@ from threading import Event
 
 from mugrpo.disk.errors import RunStopped
 from mugrpo.hosts.host import Host
+from mugrpo.processes.claims import claims_in
 from mugrpo.run.opening import OpenRun
 from mugrpo.run.stage import Stage
 from mugrpo.stages.generate import generate, publish_shards, refreshed_for
-from mugrpo.stages.score import score
+from mugrpo.stages.score import log_refresh, score
 
 _TICK = 0.2  # seconds between checks for a signal
+_SELDOM = 5.0  # seconds between looks at who is at work
 
 Check = Callable[[], None]  # raises if the work must stop
+
+
+class Others:
+    """Processes that make a stage's shards while this one makes updates; see `Generation`."""
+
+    uses_engines = False
+
+    def __init__(self, run: OpenRun, stage: Stage, wait: float) -> None:
+        """Wait `wait` seconds if nobody is at work."""
+        self._run, self._stage, self._wait = run, stage, wait
+        self._until = time.monotonic() + wait
+        self._looked = -math.inf
+        self._left = self._hope = True
+
+    def running(self) -> bool:
+        """See `Generation`. Raises RunStopped if nobody is at work, nor comes in time."""
+        if self.failed():
+            number, folder = self._stage.number, self._run.folder.root
+            raise RunStopped(
+                f"stage {number} lacks scores, and nobody is at work on them; run `mugrpo generate "
+                f"{folder} --stage {number}` and `mugrpo score {folder} --stage {number}`"
+            )
+        return self._left
+
+    def failed(self) -> bool:
+        """See `Generation`."""
+        if time.monotonic() - self._looked > _SELDOM:
+            folders = [self._stage.shards(kind).folder for kind in ("rollouts", "scores")]
+            at_work = any(not claim.lost() for one in folders for claim in claims_in(one))
+            self._looked = time.monotonic()
+            if at_work:  # one that has ended is followed by the next, or by its scores
+                self._until = max(self._until, self._looked + max(self._wait, _SELDOM))
+            self._left = bool(self._stage.unscored())
+            self._hope = self._looked < self._until or not self._left
+        return not self._hope
+
+    def wait(self) -> None:
+        """See `Generation`."""
+        while self.running():
+            self._run.check()
+            time.sleep(_TICK)
 
 
 class Background:
@@ -29,6 +74,8 @@ class Background:
     `work` gets a function to call now and then. The function raises if the work must stop: when
     `check` raises, or after `close`.
     """
+
+    uses_engines = True
 
     def __init__(self, work: Callable[[Check], None], check: Check) -> None:
         """Start the thread. `check` raises if the run must stop."""
@@ -74,6 +121,7 @@ def generating(run: OpenRun, stage: Stage, host: Host) -> Iterator[Background | 
     if not run.config.overlap:
         generate(run, stage, host)
         score(run, stage)
+        log_refresh(run, stage)
         yield None
         return
     # now: the canary needs the trainer, and so do the updates
@@ -99,4 +147,5 @@ def generating(run: OpenRun, stage: Stage, host: Host) -> Iterator[Background | 
         background.wait()
     finally:
         background.close()
-    score(run, stage)  # all are scored: this logs the stage's refresh
+    score(run, stage)  # what others have generated
+    log_refresh(run, stage)

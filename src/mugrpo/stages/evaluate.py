@@ -94,7 +94,7 @@ def sample_and_score(
         run.progress.begin(title, "responses", groups * size, (groups - left) * size)
         how: dict[str, Any] = {"temperature": temperature, "top_p": top_p}
         of, count = (groups, max(map(len, wanted.values()))), counted(run)
-        drawn = sampled(run, refreshed(), stage, size, update, missing, count, of=of, **how)
+        drawn = sampled(run, refreshed(), stage, size, update, missing.items(), count, of=of, **how)
         for shard, made in drawn:
             made.publish(rollouts, shard, policy_step=update, top_p=top_p)
             failpoint("evaluation sampled")

@@ -1,36 +1,57 @@
 """The phase that publishes a stage's missing rollouts."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from mugrpo.disk.publishing import failpoint
+from mugrpo.disk.errors import RunStopped
+from mugrpo.disk.publishing import failpoint, publish_once, read_checked, with_checksum
+from mugrpo.disk.records import WHOLE, Part
 from mugrpo.engines.base import Decoded
 from mugrpo.hosts.engines import samplers_of
 from mugrpo.hosts.host import Host, Refreshed
+from mugrpo.hosts.weights import fingerprint
 from mugrpo.model.memory import out_of_memory_explained
 from mugrpo.rollouts.sampler import SampledShard
 from mugrpo.rollouts.schedule import Draw
 from mugrpo.rollouts.side_by_side import pieces_of, sampled_shards
 from mugrpo.run.opening import OpenRun
 from mugrpo.run.stage import Stage
+from mugrpo.stages.work import working
 
 
-def generate(run: OpenRun, stage: Stage, host: Host) -> None:
-    """Publish the stage's missing rollout shards.
+def generate(run: OpenRun, stage: Stage, host: Host, part: Part = WHOLE) -> None:
+    """Publish the missing rollout shards of a part of the stage.
 
     Raises RunStopped if the canary rejects the engines.
     """
     failpoint("stage")
-    if lacking := stage.lacking():
+    if lacking := stage.lacking(part):
         refreshed = refreshed_for(run, stage, host)
         size = run.config.schedule.group_size
-        total = sum(map(len, stage.drawn)) * size
+        total = sum(map(len, stage.drawn[part.number :: part.count])) * size
         missing = sum(len(stage.drawn[shard]) for shard in lacking) * size
         run.progress.begin(stage.heading("generate"), "rollouts", total, total - missing)
         count = counted(run)
-        for _ in publish_shards(run, stage, refreshed, count):
+        for _ in publish_shards(run, stage, refreshed, count, part):
             pass
         run.progress.end()
+
+
+def pin_policy(run: OpenRun, stage: Stage) -> None:
+    """Name the weights that the stage is generated with in its own record, before its first part.
+
+    Raises RunStopped if the record names others, or if the checkpoint is gone or damaged.
+    """
+    record, update = run.folder.policy(stage.number), stage.first_update
+    found = {"update": update, "sha256_of_weights": fingerprint(run.folder, run.config, update)}
+    publish_once(record, with_checksum(found))
+    stored = read_checked(record)
+    if stored != found:
+        raise RunStopped(
+            f"{record} names other weights after update {update} than this run has now, and parts "
+            f"of the stage were generated with those; restore that checkpoint, or move "
+            f"{record.parent} away to generate the stage again"
+        )
 
 
 def refreshed_for(run: OpenRun, stage: Stage, host: Host) -> Refreshed:
@@ -40,22 +61,33 @@ def refreshed_for(run: OpenRun, stage: Stage, host: Host) -> Refreshed:
 
 
 def publish_shards(
-    run: OpenRun, stage: Stage, refreshed: Refreshed, on_decoded: Callable[[Decoded], None]
+    run: OpenRun,
+    stage: Stage,
+    refreshed: Refreshed,
+    on_decoded: Callable[[Decoded], None],
+    part: Part = WHOLE,
 ) -> Iterator[int]:
-    """Generate the missing shards. Yield the number of each one after publishing it."""
+    """Generate a part's missing shards. Yield the number of each one after publishing it.
+
+    At the end all of them are published: what other processes are at work on is waited for.
+    """
     config, rollouts, drawn = run.config, stage.shards("rollouts"), stage.drawn
-    missing = {number: drawn[number] for number in stage.lacking()}
     notes: dict[str, Any] = refreshed.notes
     step, of = stage.first_update, (sum(map(len, drawn)), len(drawn[0]))
-    how = (str(stage.number), config.schedule.group_size, step, missing, on_decoded)
-    for number, shard in sampled(run, refreshed, *how, of=of):
-        # No shard may be older than its policy. An engine in this process has it from memory;
-        # others have read it from a folder that is published.
-        if config.engine_in_process:
-            run.folder.settle()
-        shard.publish(rollouts, number, **notes, policy_step=step)
-        notes = {"canary_gap": refreshed.canary_gap}  # the first has the refresh's seconds
-        yield number
+    with working(run, stage, "rollouts", part) as work:
+        for free in work.rounds():
+            missing = ((number, drawn[number]) for number in free)
+            how = (str(stage.number), config.schedule.group_size, step, missing, on_decoded)
+            for number, shard in sampled(run, refreshed, *how, of=of):
+                # No shard may be older than its policy. An engine in this process has it from
+                # memory; others have read it from a folder that is published.
+                if config.engine_in_process:
+                    run.folder.settle()
+                if number not in rollouts:  # else a process that was taken for lost has come back
+                    shard.publish(rollouts, number, **notes, **work.about, policy_step=step)
+                notes = {"canary_gap": refreshed.canary_gap}  # the first has the refresh's seconds
+                work.done(number)
+                yield number
 
 
 def sampled(
@@ -64,7 +96,7 @@ def sampled(
     stage: str,
     size: int,
     update: int,
-    missing: Mapping[int, Sequence[Draw]],
+    missing: Iterable[tuple[int, Sequence[Draw]]],
     on_decoded: Callable[[Decoded], None],
     *,
     of: tuple[int, int],

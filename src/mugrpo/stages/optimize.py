@@ -1,6 +1,6 @@
 """The phase that makes a stage's updates, with evaluations in between."""
 
-from mugrpo.hosts.host import Generation, Host
+from mugrpo.hosts.host import Generation, Host, needs_engines
 from mugrpo.hosts.reader import publish_logprobs
 from mugrpo.run.opening import OpenRun
 from mugrpo.run.stage import Stage
@@ -18,8 +18,8 @@ def optimize(
 ) -> None:
     """Make the stage's missing updates up to `until`, by default its end, and measure what is due.
 
-    With `generation`, its shards may still be arriving. An evaluation waits for all of them, as it
-    needs the engines.
+    With `generation`, its shards may still be arriving. An evaluation waits for all of them if it
+    needs the same engines.
     """
     start = max(run.folder.newest_update(), stage.first_update)
     end = stage.end if until is None else min(stage.end, until)
@@ -27,13 +27,17 @@ def optimize(
         run.progress.say(f"stage {stage.number}: all updates are made")
         return
     evaluate_if_due(run, host, start)
-    if generation is None:
+    if generation and run.config.needs and run.config.distributed.processes > 1:
+        generation.wait()  # ranks compute logprobs for whole stages
+        generation = None
+    if not needs_engines(generation):
         host.sleep()
+    if generation is None:
         publish_logprobs(stage, host.logprobs, run.progress)
     for stop in range(start + 1, end + 1):
         if stop < end and not measuring_due(run.config, stop):
             continue
         host.update(stage, stop, generation)
-        if generation:
+        if generation and generation.uses_engines:
             generation.wait()
         evaluate_if_due(run, host, stop)

@@ -1,20 +1,48 @@
 """The phase that publishes a stage's missing scores."""
 
+from mugrpo.disk.records import WHOLE, Part
+from mugrpo.processes.claims import forget_claims
 from mugrpo.rollouts.statistics import refresh_metrics, refresh_text
 from mugrpo.run.opening import OpenRun
 from mugrpo.run.stage import Stage, surplus_text
+from mugrpo.stages.work import working
 
 
-def score(run: OpenRun, stage: Stage, *, again: bool = False) -> None:
-    """Publish the stage's missing score shards, or all of them if `again`. Log its refresh."""
+def score(run: OpenRun, stage: Stage, part: Part = WHOLE) -> None:
+    """Publish the missing score shards of a part of the stage."""
     rollouts, scores = stage.shards("rollouts"), stage.shards("scores")
+    if not (unscored := stage.unscored(part)):
+        return
     scorer = run.scorer(run.problems, stage.number)
-    if shards := rollouts.numbers() if again else stage.unscored():
-        run.progress.begin(stage.heading("score"), "shards", len(shards))
-        for shard in shards:
-            scorer.make_shard(rollouts, scores, shard)
-            run.progress.advance(1)
-        run.progress.end()
+    run.progress.begin(stage.heading("score"), "shards", len(unscored))
+    with working(run, stage, "scores", part) as work:
+        for free in work.rounds():
+            for shard in free:
+                scorer.make_shard(rollouts, scores, shard, **work.about)
+                work.done(shard)
+                run.progress.advance(1)
+    run.progress.end()
+
+
+def score_again(run: OpenRun, stage: Stage) -> None:
+    """Publish all score shards of the stage once more."""
+    rollouts, scores = stage.shards("rollouts"), stage.shards("scores")
+    scorer, shards = run.scorer(run.problems, stage.number), rollouts.numbers()
+    run.progress.begin(stage.heading("score"), "shards", len(shards))
+    for shard in shards:
+        scorer.make_shard(rollouts, scores, shard)
+        run.progress.advance(1)
+    run.progress.end()
+
+
+def log_refresh(run: OpenRun, stage: Stage) -> None:
+    """Write the metrics line of a scored stage, if it has none or another one.
+
+    Then no part is left to make, so claims that killed processes have left go.
+    """
+    for kind in ("rollouts", "scores"):
+        forget_claims(run.folder.shards(stage.number, kind))
+    rollouts, scores = stage.shards("rollouts"), stage.shards("scores")
     refresh = {"stage": stage.number, **refresh_metrics(rollouts, scores)}
     if run.journal.put("refresh", stage.first_update, **refresh):
         run.progress.say(refresh_text(refresh, run.config.rollouts.max_new_tokens))

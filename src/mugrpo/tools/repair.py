@@ -21,7 +21,7 @@ def repair(run_dir: RunDir, say: Say) -> int:
     """Restore or set aside what is damaged, for `train` to make it again. Return how much was.
 
     A checkpoint restores config.json. Of metrics.jsonl, the lines that are right are kept. A
-    damaged file gets the ending `.bad`, and a damaged shard is removed from its manifest. If a
+    damaged file gets the ending `.bad`, and a damaged shard loses its entry. If a
     rollout shard that is made again differs from the old one, it is also scored again. Raises
     UsageError if the folder is no run, or if its config.json is lost.
     """
@@ -65,8 +65,7 @@ def _set_aside(then: str, _: RunDir, fault: Fault) -> str:
 
 
 def _shard(_: RunDir, fault: Fault) -> str:
-    shards = ShardSet(fault.path.parent, fault.path.parent.name)
-    shards.forget(next(n for n in shards.numbers() if shards.path(n) == fault.path))
+    ShardSet(fault.path.parent, fault.path.parent.name).forget(int(fault.path.stem[6:]))
     set_aside(fault.path)
     return "it will be made again"
 
@@ -111,7 +110,7 @@ _MEND: dict[str, Callable[[RunDir, Fault], str]] = {
     "checkpoint": _checkpoint,
     "config": _config,
     "sample": partial(_set_aside, "the run goes on without it"),
-    "manifest": partial(_set_aside, "it is set aside, and its shards are made again"),
+    "entry": partial(_set_aside, "it is set aside, and its shard is made again"),
     "shard": _shard,
     "metrics": _metrics,
     "evaluation": _evaluation,

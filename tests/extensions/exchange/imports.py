@@ -85,7 +85,7 @@ def by_text(run_dir: Path, tokenizer: Any) -> dict[tuple[str, str], tuple[Rollou
 
 
 def notes(run_dir: Path) -> dict[str, Any]:
-    """Return what the manifest says of the first shard of rollouts."""
+    """Return the entry of the first shard of rollouts."""
     return ShardSet(RunDir(run_dir).shards(0, "rollouts"), "rollouts").entry(0)
 
 
