@@ -36,14 +36,11 @@ def names_used(source: str) -> set[str]:
     }
 
 
-def test_the_page_names_and_uses_only_what_there_is():
+def test_the_page_and_an_example_use_what_there_is_and_nothing_else():
     assert set(re.findall(r"`mugrpo\.(\w+)`", PAGE)) <= set(mugrpo.__all__)
     assert len(EXAMPLES) == 6
     for example in EXAMPLES:
         assert names_used(example) <= set(mugrpo.__all__)
-
-
-def test_an_example_calls_each_function_and_makes_each_object():
     source = (ROOT / "examples" / "one_stage.py").read_text()
     used = set().union(*map(names_used, [source, *EXAMPLES]))
     assert used == {name for name in mugrpo.__all__ if callable(getattr(mugrpo, name))}

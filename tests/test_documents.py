@@ -18,9 +18,10 @@ from unittest import mock
 
 import pytest
 
-from mugrpo.arguments import parser
+from mugrpo.arguments import DEMO, parser
 from mugrpo.cli import main
 from mugrpo.config.load import build_config, load_config
+from mugrpo.config.run import RunConfig
 from mugrpo.extensions.evals.options import load_suites
 from mugrpo.extensions.lab.study.spec import load_study
 from tests.blocks import ELSEWHERE, PAGES, Block, blocks, commands
@@ -31,6 +32,7 @@ BLOCKS = [
 ]
 CONFIGS = sorted(
     [
+        DEMO,
         *ROOT.glob("configs/**/*.toml"),
         *ROOT.glob("examples/*/[!p]*.toml"),  # a package has a pyproject.toml
         *ROOT.glob("studies/base/*.toml"),
@@ -52,11 +54,11 @@ def of(kind: str) -> list[Block]:
     return [block for block in BLOCKS if block.kind == kind]
 
 
-def test_committed_configs_load(monkeypatch: pytest.MonkeyPatch):
+def test_committed_configs_load_and_differ_from_the_defaults(monkeypatch: pytest.MonkeyPatch):
     assert len(CONFIGS) > 10
     for file in CONFIGS:
         monkeypatch.chdir(file.parent if "examples" in file.parts else ROOT)
-        load_config(file)
+        assert load_config(file) != RunConfig()
     for file in ROOT.glob("studies/*.toml"):
         load_study(file)
 
@@ -78,12 +80,7 @@ def test_the_page_of_results_has_every_study():
         assert f"| [{name}](../studies/results/{name}/README.md) |" in page
 
 
-def test_the_reference_is_what_the_code_says():
-    script = runpy.run_path(str(ROOT / "scripts" / "reference_page.py"))
-    assert script["PAGE"].read_text() == script["page"](), "run python scripts/reference_page.py"
-
-
-def test_the_reference_has_every_key_of_a_runs_metrics(reference: Path):
+def test_the_reference_is_what_the_code_says_and_has_every_key_of_a_runs_metrics(reference: Path):
     kinds = tomllib.loads((ROOT / "src" / "mugrpo" / "disk" / "metrics.toml").read_text())
     patterns = {
         kind: [p for keys in table for p in keys.split(", ")] for kind, table in kinds.items()
@@ -94,6 +91,8 @@ def test_the_reference_has_every_key_of_a_runs_metrics(reference: Path):
         for key in line:
             known = patterns["every line"] + patterns[line["kind"]]
             assert any(fnmatch(key, pattern) for pattern in known), (line["kind"], key)
+    script = runpy.run_path(str(ROOT / "scripts" / "reference_page.py"))
+    assert script["PAGE"].read_text() == script["page"](), "run python scripts/reference_page.py"
 
 
 # Blocks of code, which are no prose; and what looks like an identifier, a dotted name or a path.

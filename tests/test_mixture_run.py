@@ -44,16 +44,7 @@ def rollouts(run_dir: Path, stage: int, kind: str = "rollouts") -> list[dict[str
     return [row for table in tables for row in table.to_pylist()]
 
 
-def test_each_stage_has_the_shares_of_its_weights(mixed: Path):
-    """Six groups of four: 2 : 1 in the first stage, then only long ones."""
-    counts = [
-        Counter(str(row["problem_id"]).partition("/")[0] for row in rollouts(mixed, stage))
-        for stage in range(2)
-    ]
-    assert counts == [{"short": 16, "long": 8}, {"long": 24}]
-
-
-def test_the_refresh_lines_have_share_and_reward_of_each_source(mixed: Path):
+def test_stages_lines_and_evaluations_have_the_shares_and_numbers_of_each_source(mixed: Path):
     lines = [line for line in read_metrics(mixed) if line["kind"] == "refresh"]
     for stage, line in enumerate(lines):
         rewards: dict[str, list[float]] = {}
@@ -65,10 +56,13 @@ def test_the_refresh_lines_have_share_and_reward_of_each_source(mixed: Path):
         found = {key: value for key, value in line.items() if key.startswith("reward/")}
         assert found == {f"reward/{name}": sum(r) / len(r) for name, r in rewards.items()}
         assert [line["share/short"], line["share/long"]] == [[2 / 3, 1 / 3], [0, 1]][stage]
-
-
-def test_evaluations_measure_each_source(mixed: Path):
-    """Two and three problems, one sample each."""
+    # Six groups of four: 2 : 1 in the first stage, then only long ones.
+    counts = [
+        Counter(str(row["problem_id"]).partition("/")[0] for row in rollouts(mixed, stage))
+        for stage in range(2)
+    ]
+    assert counts == [{"short": 16, "long": 8}, {"long": 24}]
+    # Two and three problems, one sample each.
     for line in (line for line in read_metrics(mixed) if line["kind"] == "evaluation"):
         parts = [line["accuracy/short"], line["accuracy/long"]]
         assert line["accuracy"] == pytest.approx((2 * parts[0] + 3 * parts[1]) / 5)

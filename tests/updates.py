@@ -78,7 +78,8 @@ def of_ratios(
         **knobs,
     )
     (gradient,) = torch.autograd.grad(loss_BT.sum(), logprobs)
-    return loss_BT[0].tolist(), (-gradient[0]).tolist(), metrics["clipped_fraction"][0].tolist()
+    clipped = metrics.get("clipped_fraction", torch.zeros_like(loss_BT).bool())
+    return loss_BT[0].tolist(), (-gradient[0]).tolist(), clipped[0].tolist()
 
 
 def assert_response(

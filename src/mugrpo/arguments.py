@@ -220,7 +220,11 @@ def _add_phases(commands: Commands) -> None:
     """Add the commands that open a run."""
     add = partial(_of_cli, commands, parents=[commands.opening])
     text = "try data, prompts, rewards and sinks; say how long training takes at most"
-    opening = [add("check", text, "mine.toml")]
+    opening = [add("check", text, "mine.toml --gpus 8 --gpu-memory 80 --nodes 4")]
+    another = "judge a machine with so many GPUs a node in place of this one"
+    opening[0].add_argument("--gpus", type=int, metavar="N", help=another)
+    opening[0].add_argument("--gpu-memory", type=float, metavar="GIB", help="of each GPU")
+    opening[0].add_argument("--nodes", type=int, default=1, metavar="N", help="(default: 1)")
     text = "begin or resume a run: all stages, or those that remain"
     opening.append(add("train", text, "mine.toml --optimizer.lr 1e-5"))
     stage = "the stage, from 0 (default: the current one)"

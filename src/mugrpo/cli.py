@@ -103,18 +103,23 @@ def run_train(options: argparse.Namespace) -> int:
 
 def run_check(options: argparse.Namespace) -> None:
     root = options.run_dir or Path("runs") / options.target.stem
-    begun = root.exists()
+    begun, described = root.exists(), (options.gpus, options.gpu_memory, options.nodes)
+    if described != (None, None, 1) and not all(n and n > 0 for n in described):
+        raise UsageError("write, for example: --gpus 8 --gpu-memory 80 --nodes 4")
     with opened(options) as run:
+        from mugrpo.run.machine import Machine
         from mugrpo.stages.check import check
 
+        machine = Machine(*described) if options.gpus else None
         try:
-            found = check(run)
+            found = check(run, options.written if machine and not begun else run.config, machine)
         finally:
             if not begun and run.folder.is_untouched():  # a check leaves nothing behind
                 shutil.rmtree(root, ignore_errors=True)
         place = ["--run-dir", str(options.run_dir)] if options.run_dir else []
         words = ["mugrpo", "train", str(options.target), *place, *options.overrides]
-        run.progress.say(f"ready: {found}: {shlex.join(words)}")
+        where = f" for {machine}" if machine else ""
+        run.progress.say(f"ready{where}: {found}: {shlex.join(words)}")
 
 
 def run_phase(options: argparse.Namespace) -> None:
@@ -246,6 +251,7 @@ def opened(options: argparse.Namespace, *, joins: bool = False) -> Iterator[Open
         if launched := launched_ranks():
             wanted["overrides"] += [f"--distributed.processes={launched['WORLD_SIZE']}"]
         target, wanted = read_target(target, **wanted), {}
+        options.written = target.config  # before this machine chooses a precision
         name = "demo" if options.target == DEMO else options.target
         _say(f"{name}: loading PyTorch, then the tokenizer")
     from mugrpo.processes.ranks import joined

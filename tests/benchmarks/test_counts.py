@@ -13,20 +13,17 @@ TINY = Shape(
 )
 
 
-def test_parameters_are_those_of_the_matrices():
+def test_parameters_and_a_forward_pass_by_hand():
     # query 4x6, key and value 4x3 each, output 6x4, gate, up and down 4x5 each
     assert TINY.linear_parameters == 24 + 12 + 12 + 24 + 20 + 20 + 20 == 132
     assert TINY.parameters == 132 + 28
-
-
-def test_a_forward_pass_by_hand():
     # Five tokens, causal: 15 pairs; logits at two of them.
     assert causal(5) == 15
     # 2 x 132 x 5; scores and values: 2 x (2 heads x 3) x 15 each; 2 x 4 x 7 x 2
     assert forward_flop(TINY, Work(5, causal(5), 2)) == 1320 + 2 * 2 * 6 * 15 + 112
 
 
-def test_work_of_groups_by_hand():
+def test_work_of_groups_by_hand_and_prefill_and_decode_are_one_pass():
     # A prompt of 3 tokens with responses of 1 and 4, whose last tokens are not fed.
     groups = [Group(3, [1, 4])]
     plain = passed(groups, shared=False)
@@ -39,9 +36,6 @@ def test_work_of_groups_by_hand():
     assert prefill(groups, shared=False).positions == 2
     steps = decoded(groups)
     assert (steps.tokens, steps.pairs) == (3, 4 + 5 + 6)
-
-
-def test_prefill_and_decode_are_one_shared_forward_pass():
     groups = [Group(5, [2, 7, 7]), Group(9, [1, 1, 3])]
     whole = passed(groups, shared=True)
     parts = prefill(groups, shared=True), decoded(groups)

@@ -28,14 +28,11 @@ def sealed(tmp_path: Path) -> Path:
     return tmp_path / "sealed"
 
 
-def test_a_seal_holds_the_sha256_of_every_file(sealed: Path):
+def test_what_this_process_has_written_or_checked_is_not_read_again(sealed, monkeypatch):
     assert json.loads((sealed / SUMS).read_text()) == {
         "part/moments": hashlib.sha256(b"def").hexdigest(),
         "weights": hashlib.sha256(b"abc").hexdigest(),
     }
-
-
-def test_what_this_process_has_written_or_checked_is_not_read_again(sealed, monkeypatch):
     read: list[Path] = []
     real = publishing.sha256_of
     monkeypatch.setattr(publishing, "sha256_of", lambda path: read.append(path) or real(path))
@@ -57,16 +54,13 @@ def test_a_checked_part_does_not_stand_for_the_others(sealed: Path):
 
 
 @pytest.mark.parametrize("name", ["weights", "part/moments"])
-def test_a_file_that_is_changed_later_is_found(sealed: Path, name: str):
+def test_a_file_that_is_changed_or_lost_later_is_found(sealed: Path, name: str):
     assert sealed_folder_fault(sealed) is None
     (sealed / name).write_bytes(b"axc")  # of the same size
     assert sealed_folder_fault(sealed) == f"has a {name} that does not match its checksum"
     assert sealed_folder_fault(sealed) is not None
-
-
-def test_a_lost_file_or_seal_is_found(sealed: Path):
-    (sealed / "weights").unlink()
-    assert sealed_folder_fault(sealed) == "lacks weights"
+    (sealed / name).unlink()
+    assert sealed_folder_fault(sealed) == f"lacks {name}"
     (sealed / SUMS).unlink()
     assert sealed_folder_fault(sealed) == f"has no readable {SUMS}"
 

@@ -18,7 +18,7 @@ from mugrpo.engines.base import Completion, Request
 from mugrpo.engines.cache import BLOCK, SlotCache
 from mugrpo.engines.continuous import ContinuousEngine
 from mugrpo.engines.hf import HFEngine
-from mugrpo.engines.process import Host, RemoteEngine
+from mugrpo.engines.process import EngineHost, RemoteEngine
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.processes.messages import from_json
 from tests.builders import (
@@ -320,7 +320,7 @@ class Worker:
 def test_a_process_gets_requests_while_it_works_and_after_it_has_been_idle():
     """Two requests, one while they run, none for a while, and one for the idle process."""
     worker = Worker()
-    host = Host(None, {}, {}, Path("log"), 100, "stay", slots=2)
+    host = EngineHost(None, {}, {}, Path("log"), 100, "stay", slots=2)
     engine = RemoteEngine(host, lambda: worker, pytest.fail, lambda: None)
     prompt = np.array([1, 2], np.int32)
     requests = [Request(prompt, seed, seed) for seed in (3, 4, 5, 6)]

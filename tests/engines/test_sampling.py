@@ -71,18 +71,22 @@ def test_a_logprob_is_that_of_the_tempered_distribution(temperature):
     ],
 )
 def test_the_token_is_where_the_distribution_function_first_exceeds_the_uniform(uniform, token):
-    # p = 1/4, 1/2, 1/8, 1/8, so F = 0.25, 0.75, 0.875, 1 without rounding
+    """p = 1/4, 1/2, 1/8, 1/8, so F = 0.25, 0.75, 0.875, 1 without rounding."""
     logprobs = torch.tensor([[0.25, 0.5, 0.125, 0.125]], dtype=torch.float64).log()
     assert drawn(logprobs, torch.tensor([uniform], dtype=torch.float64)).tolist() == [token]
 
 
-def test_a_token_of_probability_zero_is_never_returned():
+def test_a_token_of_probability_zero_is_never_returned_and_a_rare_one_is():
     # Zeros at the start, in the middle and at the end, where rounding would land first.
     logprobs = torch.tensor([0.0, 0.3, 0.0, 0.0, 0.7, 0.0, 0.0]).log()
     edges = [0.0, 2.0**-53, 0.3 - 2.0**-50, 0.3, 0.3 + 2.0**-50, JUST_BELOW_ONE]
     numbers = np.concatenate([edges, uniforms(range(100), 100).ravel()])
     rows = logprobs.expand(len(numbers), -1)
     assert set(drawn(rows, torch.from_numpy(numbers)).tolist()) == {1, 4}
+    # 1 - 2^-26 is 1 in float32, so token 1 would never be drawn.
+    logprobs = torch.tensor([[1 - 2.0**-26, 2.0**-26]], dtype=torch.float64).log().float()
+    near_one = torch.tensor([1 - 2.0**-25, 1 - 2.0**-27], dtype=torch.float64)
+    assert drawn(logprobs.expand(2, -1), near_one).tolist() == [0, 1]
 
 
 def test_the_largest_uniform_stays_in_the_vocabulary_whatever_the_probabilities_sum_to():
@@ -96,13 +100,6 @@ def test_the_largest_uniform_stays_in_the_vocabulary_whatever_the_probabilities_
     assert (logprobs.gather(-1, tokens[:, None]).exp() > 0).all()
 
 
-def test_a_token_too_rare_for_float32_sums_is_still_drawn():
-    # 1 - 2^-26 is 1 in float32, so token 1 would never be drawn.
-    logprobs = torch.tensor([[1 - 2.0**-26, 2.0**-26]], dtype=torch.float64).log().float()
-    uniforms = torch.tensor([1 - 2.0**-25, 1 - 2.0**-27], dtype=torch.float64)
-    assert drawn(logprobs.expand(2, -1), uniforms).tolist() == [0, 1]
-
-
 def test_sampled_frequencies_are_the_distributions():
     draws = 20_000
     probabilities = [0.02, 0.4, 0.08, 0.25, 0.05, 0.2]
@@ -114,21 +111,31 @@ def test_sampled_frequencies_are_the_distributions():
     assert chisquare(counts, wrong * draws).pvalue < 1e-3
 
 
+FOUR = [0.15, 0.5, 0.05, 0.3]
+
+
 @table(
-    ("top_p", "expected"),
+    ("probabilities", "top_p", "kept"),
     [
-        (1e-9, [0, 1, 0, 0]),  # at least one token
-        (0.5, [0, 1, 0, 0]),  # reached exactly
-        (0.51, [0, 0.625, 0, 0.375]),
-        (0.7, [0, 0.625, 0, 0.375]),  # 0.5 / 0.8 and 0.3 / 0.8; 0.3 crosses 0.7
-        (0.8, [0, 0.625, 0, 0.375]),  # reached exactly
-        (0.81, [3 / 19, 10 / 19, 0, 6 / 19]),
-        (0.96, [0.15, 0.5, 0.05, 0.3]),
+        (FOUR, 1e-9, [1]),  # at least one token
+        (FOUR, 0.5, [1]),  # reached exactly
+        (FOUR, 0.51, [1, 3]),
+        (FOUR, 0.7, [1, 3]),  # 0.3 crosses 0.7
+        (FOUR, 0.8, [1, 3]),  # reached exactly
+        (FOUR, 0.81, [0, 1, 3]),
+        (FOUR, 0.96, [0, 1, 2, 3]),
+        # of equally likely tokens at the edge, those with the lowest ids
+        ([0.2, 0.2, 0.2, 0.2, 0.2], 0.5, [0, 1, 2]),
+        ([0.1, 0.3, 0.3, 0.3], 0.5, [1, 2]),
+        ([0.3, 0.1, 0.3, 0.3], 0.25, [0]),
+        ([1 / 4096] * 4096, 0.5, list(range(2048))),  # more tokens than are sorted first
     ],
 )
-def test_a_nucleus_by_hand(top_p, expected):
-    probabilities = torch.tensor([[0.15, 0.5, 0.05, 0.3]])
-    torch.testing.assert_close(nucleus(probabilities, top_p), torch.tensor([expected]).float())
+def test_a_nucleus_by_hand(probabilities, top_p, kept):
+    """What is kept is divided by its sum: 0.5 / 0.8 and 0.3 / 0.8 of two."""
+    expected = torch.zeros(1, len(probabilities))
+    expected[0, kept] = torch.tensor(probabilities)[kept] / sum(probabilities[k] for k in kept)
+    torch.testing.assert_close(nucleus(torch.tensor([probabilities]), top_p), expected)
 
 
 def test_tokens_of_a_nucleus_are_drawn_in_the_order_of_their_ids_with_its_logprobs():
@@ -140,23 +147,6 @@ def test_tokens_of_a_nucleus_are_drawn_in_the_order_of_their_ids_with_its_logpro
     assert tokens.tolist() == [1, 1, 1, 3, 3]
     expected = torch.tensor([0.625, 0.625, 0.625, 0.375, 0.375]).log()
     torch.testing.assert_close(logprobs, expected)
-
-
-@table(
-    ("probabilities", "top_p", "kept"),
-    [
-        ([0.2, 0.2, 0.2, 0.2, 0.2], 0.5, [0, 1, 2]),
-        ([0.1, 0.3, 0.3, 0.3], 0.5, [1, 2]),
-        ([0.3, 0.1, 0.3, 0.3], 0.25, [0]),
-        ([1 / 4096] * 4096, 0.5, list(range(2048))),  # more tokens than are sorted first
-    ],
-)
-def test_of_equally_likely_tokens_at_the_edge_those_with_the_lowest_ids_are_kept(
-    probabilities, top_p, kept
-):
-    inside = nucleus(torch.tensor([probabilities]), top_p)[0]
-    assert inside.nonzero()[:, 0].tolist() == kept
-    torch.testing.assert_close(inside[kept], torch.full((len(kept),), 1 / len(kept)))
 
 
 @table("vocabulary", [2, 300, 1024, 5000])

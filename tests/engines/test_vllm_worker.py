@@ -79,14 +79,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     return Calls(monkeypatch)
 
 
-def test_one_engine_takes_all_weights(calls: Calls):
-    worker = VLLM(SETUP)
-    worker.load("/initial", 0)
-    worker.load("/later", 4)
-    assert [made["model"] for made in calls.made] == ["/initial"]
-    assert calls.asked == [("take_weights", ("/later",)), "reset"]
-
-
 def test_a_request_has_its_tasks_sampling(calls: Calls):
     """A task that does not name top_p asks for the whole distribution. A request may have its own
     limit of tokens."""
@@ -120,6 +112,7 @@ def test_on_a_gpu_it_sleeps_and_wakes_the_weights_before_the_cache(calls: Calls)
     ]
     worker.load("/latest", 8)  # it is awake now
     assert calls.asked[5:] == [("take_weights", ("/latest",)), "reset"]
+    assert [made["model"] for made in calls.made] == ["/initial"]  # one engine takes all weights
 
 
 def test_a_run_of_an_adapter_gives_its_processes_the_base_model_and_room_for_the_rank():

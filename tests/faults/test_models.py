@@ -17,7 +17,7 @@ from mugrpo.engines.base import Completion
 from mugrpo.engines.hf import HFEngine
 from tests.cases import some
 from tests.faults.harm import edited, refused, stopped
-from tests.runs import Command, final_weights, shards, state, write_config
+from tests.runs import Command, final_weights, state, write_config
 
 
 @pytest.fixture
@@ -39,19 +39,6 @@ def words(model: Path, tmp_path: Path) -> list[object]:
     """The command that trains the tiny run with `model`."""
     config, run_dir = write_config(tmp_path), tmp_path / "run"
     return ["train", config, "--run-dir", run_dir, "--model.path", model]
-
-
-@pytest.mark.long
-def test_a_tokenizer_without_eos_is_refused_before_the_engine_and_an_option_names_one(
-    model, words, tmp_path, command, engine_batches, reference
-):
-    edited(model / "tokenizer_config.json", eos_token=None)
-    refused(command(*words), str(model), "has no end-of-sequence token", "--model.eos_token")
-    assert engine_batches == []
-    named = command(*words, "--model.eos_token", "<eos>", "--force")
-    assert named.status == 0
-    assert shards(tmp_path / "run") == shards(reference)
-    assert final_weights(tmp_path / "run") == final_weights(reference)
 
 
 @pytest.mark.parametrize("part", some(1, ["AutoConfig", "AutoModelForCausalLM", "AutoTokenizer"]))

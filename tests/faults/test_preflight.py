@@ -132,6 +132,24 @@ def test_check_tells_all_faults_and_memory_last(case: Case, monkeypatch):
     assert not case.run_dir.exists()
 
 
+def test_check_judges_a_described_machine_in_place_of_this_one(case: Case, monkeypatch):
+    """This one has no memory, no vLLM and no GPU. Nothing is loaded, and nothing is left."""
+    monkeypatch.setattr("mugrpo.run.memory.host_memory", lambda: 1)
+    case.data()
+    engine = ("--engine.name", "vllm", "--engine.python", "/nowhere/python")
+    words = case.words(*engine, "--task.rewards", '{name = "regex", pattern = "([0-9])$"}')
+    ended = case.command("check", *words, "--gpus", 8, "--gpu-memory", 80)
+    assert ended.status == 0 and case.loads == [] and not case.run_dir.exists()
+    assert "\nranks       1 on 1 of 1 node of 8 GPUs with 80 GiB\n" in ended.out
+    assert "\nnot tried " in ended.out
+    assert "\nready for 1 node of 8 GPUs with 80 GiB: 3 updates, 24 rollouts, at most" in ended.out
+    ranks = ("--distributed.processes", 9)
+    ended = case.command("check", *words, *ranks, "--gpus", 8, "--gpu-memory", 80)
+    refused(ended, "9 ranks do not get a GPU each", "use --distributed.processes 8")
+    for lacking in (["--gpus", 8], ["--nodes", 4], ["--gpus", 0, "--gpu-memory", 80]):
+        refused(case.command("check", *words, *lacking), "--gpus 8 --gpu-memory 80 --nodes 4")
+
+
 def test_an_interpreter_without_vllm_is_refused_before_the_first_rollout(case: Case):
     """This environment has no vLLM."""
     case.data()

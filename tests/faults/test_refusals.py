@@ -14,7 +14,6 @@ from tests.faults.case import GOOD, Case, chain, chains, lines
 from tests.faults.harm import accepted, contents, edited, refused
 from tests.runs import MODEL, Command, write_config
 
-FIRST = b'{"prompt": "1+1=", "answer": "2"}\n'  # 34 bytes
 CONVERSATIONS = lines(
     [{**row, "prompt": [{"role": "user", "content": row["prompt"]}]} for row in chains()]
 )
@@ -34,24 +33,15 @@ TOO_LONG = GOOD + lines([chain(*[1] * 65)])
 # The content of the data file, its name, options, and words of the sentence.
 DATA: list[tuple[bytes, str, str, str]] = [
     (renamed("question", "answer"), "p.jsonl", "", "has no column 'prompt'"),
-    (renamed("prompt", "answers"), "p.jsonl", "", "did you mean 'answers'?"),
     (b"\n\n", "p.jsonl", "", "has no rows"),
     (lines(chains()[:1]), "p.jsonl", "", "all are held out; use more, or lower task.eval_share"),
     (GOOD, "p.jsonl", "--task.eval_share 0.0 --evaluation.every 3", "no problem is held out"),
     (with_prompt(None), "p.jsonl", "", "line 28: the prompt is null"),
     (with_prompt(7), "p.jsonl", "", "line 28: the prompt is 7"),
     (with_prompt(""), "p.jsonl", "", "line 28: the prompt is empty"),
-    (with_prompt([{"role": "robot", "content": "1"}]), "p.jsonl", "", "message 0 of the prompt is"),
-    (with_prompt([{"role": "assistant", "content": "2"}]), "p.jsonl", "", "ends with the turn"),
     (with_prompt("1+\ud83d="), "p.jsonl", "", "half a surrogate pair"),
-    (FIRST + b'{"prompt": "\xe9"}\n', "p.jsonl", "", "byte 46 is not UTF-8"),
-    (FIRST + b'{"prompt": }\n', "p.jsonl", "", "p.jsonl, line 2 is not JSON"),
-    (FIRST + b"[]\n", "p.jsonl", "", "line 2 is not an object"),
     ("\ufeffprompt,answer\n".encode("utf-16-le"), "p.csv", "", "UTF-8"),
-    (b"prompt,answer\n1+1=\n", "p.csv", "", "line 2 has 1 fields"),
-    (b"prompt", "p.parquet", "", "cannot be read: Parquet"),
     (GOOD, "p.jsonl", "--task.data absent.jsonl", "absent.jsonl"),
-    (GOOD, "p.jsonl", "--task.split test", "is a local file, which has no split"),
     (GOOD, "p.jsonl", "--task.eval_data absent.jsonl", "absent.jsonl"),
     (with_prompt("1+1=")[:-4] + b'few"}\n', "p.jsonl", "--task.rewards numeric", "cannot compare"),
     (TOO_LONG, "p.jsonl", "--task.eval_share 0.0", "longer than the 504 tokens"),

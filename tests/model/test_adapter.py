@@ -8,7 +8,6 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, MambaConfig
 
-from mugrpo.config.load import build_config
 from mugrpo.config.run import ModelOptions
 from mugrpo.config.training import LoRAOptions
 from mugrpo.disk.errors import UsageError
@@ -36,7 +35,9 @@ def logits_of(model: torch.nn.Module, policy) -> torch.Tensor:
     return model(input_ids=ids_1L).logits.detach()
 
 
-def test_the_trained_parameters_are_those_that_one_counts_by_hand():
+def test_a_new_adapter_has_the_parameters_counted_by_hand_and_changes_no_logprob(
+    experience, embedded_policy
+):
     """A layer of `in` to `out` has rank x (in + out). The embedded model has three layers with q,
     k, v, o of 128 to 128, gate and up of 128 to 288, and down of 288 to 128: 4 x 256 + 3 x 416 =
     2272 for each rank and layer."""
@@ -44,9 +45,6 @@ def test_the_trained_parameters_are_those_that_one_counts_by_hand():
         policy = load_policy(ModelOptions(), lora=LoRAOptions(rank=rank))
         trained = [p for p in policy.model.parameters() if p.requires_grad]
         assert sum(p.numel() for p in trained) == rank * 3 * 2272
-
-
-def test_a_new_adapter_changes_no_bit_of_any_logprob(experience, embedded_policy):
     policy, config = load_policy(ModelOptions(), lora=LORA), config_of()
     ours = rollout_logprobs(policy, experience.rollouts, config)
     theirs = rollout_logprobs(embedded_policy, experience.rollouts, config)
@@ -118,20 +116,12 @@ def test_of_a_mixture_of_experts_the_router_is_trained_too_and_that_is_said(tmp_
     assert [*stored["alpha_pattern"].values()] == [2 * LORA.alpha]
 
 
-def test_a_model_that_peft_refuses_is_refused_in_a_sentence(tmp_path: Path):
+def test_a_model_that_peft_refuses_and_an_adapter_of_another_form_are_refused(tmp_path: Path):
     config = MambaConfig(vocab_size=24, hidden_size=16, num_hidden_layers=1, state_size=4)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     chain_tokenizer().save_pretrained(tmp_path)
     with pytest.raises(UsageError, match=r"peft has no adapter .*'out_proj'.* \(lora.rank = 0\)$"):
         load_policy(ModelOptions(path=str(tmp_path)), lora=LORA)
-
-
-def test_an_adapter_of_another_form_is_refused(tmp_path: Path):
     load_policy(ModelOptions(), lora=LoRAOptions(rank=4, alpha=8)).save(tmp_path)
     with pytest.raises(UsageError, match=r"holds an adapter .*another lora_alpha in"):
         load_policy(ModelOptions(), lora=LORA).load_weights(tmp_path, 1)
-
-
-def test_an_adapter_that_vllm_has_no_room_for_is_refused():
-    with pytest.raises(UsageError, match="vLLM takes adapters up to rank 512"):
-        build_config({"lora": {"rank": 513}, "engine": {"name": "vllm"}}, "test")

@@ -63,7 +63,7 @@ def test_chunked_equals_dense(chunk, temperature, bias):
     )
 
 
-def test_temperature_divides_the_logits():
+def test_temperature_divides_the_logits_and_large_ones_do_not_overflow():
     # logits 2 and 0 at temperature 2: p = e / (e + 1) = 0.731059, log p = -0.313262,
     # entropy = -(0.731059 log 0.731059 + 0.268941 log 0.268941) = 0.582203
     hidden, weight = torch.tensor([[1.0]]), torch.tensor([[2.0], [0.0]])
@@ -71,9 +71,6 @@ def test_temperature_divides_the_logits():
     logprobs, entropy = chunked_logprobs(hidden, weight, None, target, temperature=2.0, chunk=1)
     assert logprobs.item() == pytest.approx(-0.313262, abs=1e-6)
     assert entropy.item() == pytest.approx(0.582203, abs=1e-6)
-
-
-def test_large_logits_do_not_overflow():
     hidden, weight = torch.tensor([[1000.0]]), torch.tensor([[1.0], [0.0]], requires_grad=True)
     target = torch.tensor([1])
     logprobs, entropy = chunked_logprobs(hidden, weight, None, target, temperature=1.0, chunk=1)
@@ -219,21 +216,7 @@ def test_gradients_of_response_logprobs_are_the_plain_models(any_policy):
         torch.testing.assert_close(a / scale, b / scale, rtol=1e-3, atol=1e-5)
 
 
-def test_in_bf16_the_backward_pass_recomputes_the_logits_of_the_forward_pass():
-    # d logprob / d logits is onehot - softmax and sums to 0. Logits of size 40 round by up to
-    # 0.125 in bf16: the softmax of other logits under the same normalizer would sum to 1 +- 0.1.
-    generator = torch.Generator().manual_seed(1)
-    head = make_head()
-    for target in head.targets[:10]:
-        hidden = 10 * torch.randn(1, H, generator=generator).bfloat16()
-        logprobs, _ = chunked_logprobs(
-            hidden, head.weight, head.bias, target[None], temperature=1.0, chunk=8
-        )
-        (grad,) = torch.autograd.grad(logprobs.sum(), head.bias)
-        assert abs(grad.sum().item()) < 0.005
-
-
-def test_in_bf16_logprobs_are_those_of_the_models_own_head():
+def test_in_bf16_logprobs_are_those_of_the_models_own_head_in_both_passes():
     policy = load_policy(ModelOptions(precision="bf16"))
     pairs, *batch = ragged_batch(policy)
     with torch.no_grad():
@@ -245,3 +228,14 @@ def test_in_bf16_logprobs_are_those_of_the_models_own_head():
         expected = distribution.gather(-1, torch.from_numpy(response)[:, None])[:, 0]
         gaps.append((logprobs[row, : len(response)] - expected).abs())
     assert torch.cat(gaps).mean() < 2e-3  # an fp32 head differs from a bf16 one by 0.012
+    # d logprob / d logits is onehot - softmax and sums to 0. Logits of size 40 round by up to
+    # 0.125 in bf16: the softmax of other logits under the same normalizer would sum to 1 +- 0.1.
+    generator = torch.Generator().manual_seed(1)
+    head = make_head()
+    for target in head.targets[:10]:
+        hidden = 10 * torch.randn(1, H, generator=generator).bfloat16()
+        logprobs, _ = chunked_logprobs(
+            hidden, head.weight, head.bias, target[None], temperature=1.0, chunk=8
+        )
+        (grad,) = torch.autograd.grad(logprobs.sum(), head.bias)
+        assert abs(grad.sum().item()) < 0.005

@@ -48,7 +48,7 @@ def rotating(kind: str) -> Policy:
 
 
 @table("kind", ["longrope", "dynamic"])
-def test_up_to_its_original_length_a_row_is_rotated_alike_beside_any_other(kind: str):
+def test_up_to_its_original_length_a_row_is_rotated_alike_and_beyond_it_refused(kind: str):
     policy = rotating(kind)
     assert can_share_prompts(policy.model)
     ids, lengths, mask, prompts = rows([(10, [40, 3]), (60, [4, 2])])
@@ -60,11 +60,6 @@ def test_up_to_its_original_length_a_row_is_rotated_alike_beside_any_other(kind:
             of_row = ids[row, : start + length]
             theirs = plain_logprobs(policy, of_row[:start], of_row[start:])
             torch.testing.assert_close(ours[row, :length], theirs, rtol=1e-5, atol=1e-5)
-
-
-@table("kind", ["longrope", "dynamic"])
-def test_a_row_beyond_it_is_refused_by_trainer_and_engine(kind: str):
-    policy = rotating(kind)
     ids, lengths, mask, _ = rows([(10, [40]), (60, [5])])
     with pytest.raises(UsageError, match=r"a row has 65 tokens or more, .* more than 64 by their"):
         response_logprobs(policy.model, ids, lengths, mask, temperature=1.0, chunk=16)

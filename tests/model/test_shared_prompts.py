@@ -123,11 +123,6 @@ def test_in_bf16_shared_prompts_are_close(form):
     assert rounding > 1e-4 and difference(gradients(policy, shared[0]), expected) < 2 * rounding
 
 
-def test_a_state_space_model_cannot_share():
-    config = MambaConfig(vocab_size=24, hidden_size=16, num_hidden_layers=1, state_size=4)
-    assert not can_share_prompts(AutoModelForCausalLM.from_config(config))
-
-
 class Wrapped(nn.Module):
     """A causal model whose base model mishandles packed tokens, as `fault` says."""
 
@@ -152,10 +147,12 @@ class Wrapped(nn.Module):
 
 
 @table("fault", ["refuses", "ignores", "detaches", "nothing"])
-def test_a_model_that_mishandles_packed_tokens_is_detected(fault):
+def test_a_model_that_mishandles_packed_tokens_or_has_a_state_is_detected(fault):
     model = Wrapped(fault)
     assert can_share_prompts(model) == (fault == "nothing")
     assert model.config._attn_implementation == "sdpa"
+    config = MambaConfig(vocab_size=24, hidden_size=16, num_hidden_layers=1, state_size=4)
+    assert not can_share_prompts(AutoModelForCausalLM.from_config(config))
 
 
 def reference(

@@ -112,16 +112,13 @@ def test_the_ids_are_those_of_the_file_also_after_saving(named, tmp_path: Path):
     assert load_tokenizer(options)("123 45", add_special_tokens=False)["input_ids"] == by_hand
 
 
-def test_how_many_prompts_other_programs_would_read_otherwise_is_said(tmp_path: Path):
+def test_how_many_prompts_other_programs_would_read_otherwise_is_said_if_any(tmp_path: Path):
     """Of 123 and 45, Qwen's rules give the first other ids: 1, 2, 3."""
     tokenizer = load_tokenizer(qwen2_folder(tmp_path, GROUPS))
     assert AutoTokenizer.from_pretrained(tmp_path)("123")["input_ids"] == [1, 2, 3]
     problems = [Problem(text, text, "") for text in ("123", "45")]
     (told,) = notices(PromptEncoder(tokenizer, 14, PromptOptions()), [13], problems)
     assert "1 of 2 prompts have other ids in transformers' Qwen2Tokenizer" in told
-
-
-def test_where_both_split_alike_transformers_own_class_stays(tmp_path: Path):
     tokenizer = load_tokenizer(qwen2_folder(tmp_path, PRETOKENIZE_REGEX))
     assert type(tokenizer).__name__ == "Qwen2Tokenizer"
     assert tokenizer("123 4")["input_ids"] == [1, 2, 3, 10, 4]

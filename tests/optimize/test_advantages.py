@@ -77,13 +77,9 @@ REWARDS = torch.tensor([[1.0, FAILED, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]])
 VALID = torch.tensor([[True, False, True, True], [True] * 4])
 
 
-def test_shifted_by_hand():
-    """The same baseline for every group, whatever its rewards."""
-    actual = advantages.shifted(REWARDS, VALID, baseline=0.25)
+def test_shifted_and_asymre_by_hand():
+    actual = advantages.shifted(REWARDS, VALID, baseline=0.25)  # the same for every group
     assert actual.tolist() == [[0.75, 0.0, -0.25, -0.25], [0.75] * 4]
-
-
-def test_asymre_by_hand():
     # means 1/3 and 1; delta = -.1 lowers the baseline, so it raises every advantage by .1
     actual = advantages.asymre(REWARDS, VALID, delta=-0.1)
     expected = [[2 / 3 + 0.1, 0.0, -1 / 3 + 0.1, -1 / 3 + 0.1], [0.1] * 4]
@@ -125,7 +121,7 @@ def random_rewards(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @table("form", FORMS)
-def test_permuting_a_group_or_the_groups_changes_nothing_but_order(form):
+def test_neither_order_nor_what_an_unknown_reward_holds_changes_anything(form):
     for seed in range(10):
         rewards_PG, valid_PG = random_rewards(seed)
         actual = FORMS[form](rewards_PG, valid_PG)
@@ -133,13 +129,6 @@ def test_permuting_a_group_or_the_groups_changes_nothing_but_order(form):
         problems = torch.randperm(5, generator=torch.Generator().manual_seed(seed))
         other = FORMS[form](rewards_PG[problems][:, responses], valid_PG[problems][:, responses])
         torch.testing.assert_close(other, actual[problems][:, responses], rtol=1e-12, atol=1e-15)
-
-
-@table("form", FORMS)
-def test_what_an_unknown_reward_holds_changes_nothing_and_its_advantage_is_0(form):
-    for seed in range(10):
-        rewards_PG, valid_PG = random_rewards(seed)
-        actual = FORMS[form](rewards_PG, valid_PG)
         assert (actual[~valid_PG] == 0).all()
         for junk in (7.0, -1e9):
             other = FORMS[form](rewards_PG.masked_fill(~valid_PG, junk), valid_PG)

@@ -57,14 +57,10 @@ def test_the_budget_is_halved_until_the_work_fits_and_stays_there():
     assert "from 1000 to 500 and" in told[0] and "from 500 to 250 and" in told[1]
     assert budget.fitted(work_that_fits(300, 5000, asked)) == "done"
     assert asked == [1000, 500, 250, 250] and len(told) == 2
-
-
-def test_a_micro_batch_below_the_budget_is_halved_itself():
-    """Half of a budget of 100,000 would still hold the micro-batch of 700."""
-    asked: list[int] = []
+    large: list[int] = []  # half of a budget of 100,000 would still hold the micro-batch of 700
     budget = TokenBudget(OptimizerOptions(micro_batch_tokens=100_000))
-    budget.fitted(work_that_fits(400, 700, asked))
-    assert asked == [100_000, 350]
+    budget.fitted(work_that_fits(400, 700, large))
+    assert large == [100_000, 350]
 
 
 def test_memory_of_a_failed_attempt_is_freed_before_the_retry():

@@ -24,30 +24,20 @@ def of_weights(function, **knobs: object) -> torch.Tensor:
 
 
 @table(
-    ("cap", "level", "expected"),
+    ("kind", "interval", "level", "expected"),
     [
-        (2.0, "token", [[2.0, 0.5, 0.75], [1.5, 2.0, 0.0]]),
-        (0.6, "token", [[0.6, 0.5, 0.6], [0.6, 0.6, 0.0]]),
-        (2.0, "sequence", [[1.5, 1.5, 1.5], [2.0, 2.0, 0.0]]),
-        (10.0, "sequence", [[1.5, 1.5, 1.5], [3.0, 3.0, 0.0]]),
+        ("truncated", (0.0, 2.0), "token", [[2.0, 0.5, 0.75], [1.5, 2.0, 0.0]]),
+        ("truncated", (0.0, 0.6), "token", [[0.6, 0.5, 0.6], [0.6, 0.6, 0.0]]),
+        ("truncated", (0.0, 2.0), "sequence", [[1.5, 1.5, 1.5], [2.0, 2.0, 0.0]]),
+        ("truncated", (0.0, 10.0), "sequence", [[1.5, 1.5, 1.5], [3.0, 3.0, 0.0]]),
+        ("masked", (0.0, 2.5), "token", [[0.0, 0.5, 0.75], [1.5, 2.0, 0.0]]),
+        ("masked", (0.7, 1.6), "token", [[0.0, 0.0, 0.75], [1.5, 0.0, 0.0]]),
+        ("masked", (0.0, 2.0), "sequence", [[1.5, 1.5, 1.5], [0.0, 0.0, 0.0]]),
+        ("masked", (2.0, 4.0), "sequence", [[0.0, 0.0, 0.0], [3.0, 3.0, 0.0]]),
     ],
 )
-def test_truncated_by_hand(cap, level, expected):
-    actual = of_weights(corrections.truncated, interval=(0.0, cap), level=level)
-    torch.testing.assert_close(actual, torch.tensor(expected).double(), rtol=1e-7, atol=0)
-
-
-@table(
-    ("interval", "level", "expected"),
-    [
-        ((0.0, 2.5), "token", [[0.0, 0.5, 0.75], [1.5, 2.0, 0.0]]),
-        ((0.7, 1.6), "token", [[0.0, 0.0, 0.75], [1.5, 0.0, 0.0]]),
-        ((0.0, 2.0), "sequence", [[1.5, 1.5, 1.5], [0.0, 0.0, 0.0]]),
-        ((2.0, 4.0), "sequence", [[0.0, 0.0, 0.0], [3.0, 3.0, 0.0]]),
-    ],
-)
-def test_masked_by_hand(interval, level, expected):
-    actual = of_weights(corrections.masked, interval=interval, level=level)
+def test_weights_by_hand(kind, interval, level, expected):
+    actual = of_weights(getattr(corrections, kind), interval=interval, level=level)
     torch.testing.assert_close(actual, torch.tensor(expected).double(), rtol=1e-7, atol=0)
 
 

@@ -45,15 +45,12 @@ def two_responses() -> TokenStatistics:
     return statistics
 
 
-def test_divergences_and_entropy_by_hand():
+def test_divergences_entropy_and_total_variation_by_hand():
     values = two_responses().values(update_tokens=5)
     # sum of r - 1: -.5 + 1 + 3 - .5 - .5 = 2.5; the logs cancel (.5 x 2 x 4 x .5 x .5 = 1)
     assert values["kl_behavior"] == pytest.approx(2.5 / 5)
     assert values["tv_token"] == pytest.approx((0.5 + 0.5 + 0.5) / 5)
     assert values["entropy"] == pytest.approx((2 * 1.0 + 3 * 2.0) / 5)
-
-
-def test_the_total_variation_of_responses_is_of_their_tokens_products():
     # 6 x .5 = 3 and, in a micro-batch of its own, .5 x .5 = .25: (0 + .75) / 2
     statistics = TokenStatistics([])
     add(statistics, micro_batch([[True, True, False]], [1.0]), [[6.0, 0.5, PAD]])

@@ -49,37 +49,29 @@ def test_the_printed_advantages_are_centered_and_scaled(tmp_path: Path):
     assert found.tolist() == [[1.0, -1.0, 0.0]]
 
 
-@pytest.mark.parametrize(
-    ("body", "words"),
-    [
-        ("return rewards[0]", "returned [3] for [1, 3]"),
-        ("return rewards / 0", "not finite"),
-        ("return rewards.no_such", "AttributeError"),
-    ],
-)
-def test_advantages_that_cannot_be_used_are_refused(tmp_path: Path, body: str, words: str):
-    file = tmp_path / "own.py"
-    file.write_text(f"def advantages(rewards, valid):\n    {body}\n")
-    options = FileAdvantage(path=str(file))
-    with pytest.raises(UsageError, match=re.escape(words)):
-        advantage_of(options)(torch.ones(1, 3), torch.ones(1, 3, dtype=torch.bool))
-    file.with_name("none.py").touch()
-    with pytest.raises(UsageError, match="it must define advantages"):
-        advantage_of(FileAdvantage(path=str(file.with_name("none.py"))))
+ADVANTAGES = "def advantages(rewards, valid):"
+LOSS = "METRICS = ('share',)\ndef loss(logprobs, behavior_logprobs, advantages, mask):"
 
 
 @pytest.mark.parametrize(
-    ("body", "words"),
+    ("head", "body", "words"),
     [
-        ("return -(logprobs * advantages[:, None]).sum(), {}", "returned [] for [1, 2]"),
-        ("return -logprobs", "ValueError"),
-        ("return -logprobs, {}", "no metric 'share'"),
-        ("return -logprobs * far, {}", "NameError"),
+        (ADVANTAGES, "return rewards[0]", "returned [3] for [1, 3]"),
+        (ADVANTAGES, "return rewards / 0", "not finite"),
+        (ADVANTAGES, "return rewards.no_such", "AttributeError"),
+        ("", "", "it must define advantages"),
+        (LOSS, "return -(logprobs * advantages[:, None]).sum(), {}", "returned [] for [1, 2]"),
+        (LOSS, "return -logprobs", "ValueError"),
+        (LOSS, "return -logprobs, {}", "no metric 'share'"),
+        (LOSS, "return -logprobs * far, {}", "NameError"),
     ],
 )
-def test_an_objective_that_cannot_be_used_is_refused(tmp_path: Path, body: str, words: str):
+def test_what_cannot_be_used_is_refused(tmp_path: Path, head: str, body: str, words: str):
     file = tmp_path / "own.py"
-    head = "def loss(logprobs, behavior_logprobs, advantages, mask):"
-    file.write_text(f"METRICS = ('share',)\n{head}\n    {body}\n")
+    file.write_text(f"{head}\n    {body}\n")
     with pytest.raises(UsageError, match=re.escape(words)):
-        loss_of(file)
+        if head == LOSS:
+            loss_of(file)
+        else:
+            advantages = advantage_of(FileAdvantage(path=str(file)))
+            advantages(torch.ones(1, 3), torch.ones(1, 3, dtype=torch.bool))

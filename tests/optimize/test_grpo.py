@@ -7,7 +7,7 @@ import torch
 
 from mugrpo.config.load import build_config
 from mugrpo.optimize.loss import UpdateLoss
-from mugrpo.optimize.objectives import cispo, ctpo, decoupled_ppo, grpo, minpro
+from mugrpo.optimize.objectives import cispo, ctpo, decoupled_ppo, grpo, minpro, reinforce
 from tests.cases import table
 from tests.objective_cases import evaluated, loss_of, seeded
 from tests.updates import assert_response, of_ratios
@@ -75,6 +75,8 @@ CTPO = [
     (1.0, ROOT, [-1.2, -1.0, -1.1, -0.5], [0.0, 1.0, 1.1, 0.5], [1, 0, 0, 0]),
     (-1.0, ROOT, [1.2, 1.0, 1.1, 0.64], [0.0, -1.0, -1.1, 0.0], [1, 0, 0, 1]),  # t = 4: 0.8^2
 ]
+# Without a ratio: -A log pi, with the weight A whatever the ratio.
+PLAIN = [(a, {}, [a, 2 * a, 3 * a, 4 * a], [a] * 4, [0] * 4) for a in (2.0, -0.5, 0.0)]
 CASES = [
     *((grpo, RATIOS, case) for case in GRPO),
     *((grpo, [0.5, 2.0, 4.0, 6.0], case) for case in DUAL),
@@ -83,6 +85,7 @@ CASES = [
     *((grpo, [2.5, 2.1, 1.0, 0.01], case) for case in CENTERED),
     *((minpro, *case) for case in MINPRO),
     *((ctpo, PREFIXES, case) for case in CTPO),
+    *((reinforce, [9.0, 0.01, 1.0, 2.0], case) for case in PLAIN),
 ]
 
 

@@ -28,15 +28,10 @@ ROOT = math.sqrt(0.5)
         ("constant", {"warmup": 4}, [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]),
         # after 2 updates of warm-up, progress goes 0, 1/5, .. 4/5
         ("linear", {"warmup": 2}, [0.5, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2]),
+        ("linear", {}, [n / 7 for n in range(7, 0, -1)]),  # the last update still trains
         # fall = (1 - cos(pi progress)) / 2 = 0, .1464, .5, .8536; rate = 1 - fall
         ("cosine", {"warmup": 2, "total": 6}, [0.5, 1.0, 1.0, (1 + ROOT) / 2, 0.5, (1 - ROOT) / 2]),
     ],
 )
 def test_rates_by_hand(schedule, options, expected):
     assert rates(schedule, updates=len(expected), **options) == pytest.approx(expected)
-
-
-@table(("schedule", "last"), [("linear", 1 / 7), ("cosine", 0.049516)])
-def test_the_last_update_still_trains(schedule, last):
-    """Linear: 1 - 6/7. Cosine: (1 + cos(6 pi / 7)) / 2 = (1 - 0.900969) / 2."""
-    assert rates(schedule, updates=7)[-1] == pytest.approx(last, abs=1e-6)

@@ -82,27 +82,26 @@ def same(actual: torch.Tensor, expected: list[list[float]]) -> None:
     torch.testing.assert_close(actual, torch.tensor(expected).double(), rtol=1e-6, atol=1e-12)
 
 
-def test_the_loss_is_the_objectives_plus_the_coefficient_times_the_divergence():
-    loss, metrics = evaluated()
-    # GRPO in [.8, 1.2]: -1, -1.2, padding; .8, .8, 1
-    same(loss, [[-1 + K, -1.2 + 2 * K, 0], [0.8 + K / 2, 0.8 + K / 1000, 1 + K]])
-    same(metrics["kl_reference"], [[2 * K, 4 * K, 0], [K, 2 * K / 1000, 2 * K]])
+ALONE = {"varied": (True, False)}  # the second group has no variance
+WHOLE = [0.8 + K / 2, 0.8 + K / 1000, 1 + K]
 
 
-def test_groups_without_variance_have_no_kl_term_unless_the_mask_is_off():
-    loss, metrics = evaluated(varied=(True, False))
-    same(loss, [[-1 + K, -1.2 + 2 * K, 0], [0.8, 0.8, 1.0]])
-    assert not metrics["kl_reference"][1].any()
-    loss, _ = evaluated(varied=(True, False), advantage={"zero_variance_mask": False})
-    same(loss, [[-1 + K, -1.2 + 2 * K, 0], [0.8 + K / 2, 0.8 + K / 1000, 1 + K]])
-
-
-def test_vetoed_tokens_and_removed_responses_keep_their_kl_term():
-    veto = {"name": "negative_advantage", "threshold": 0.01}  # .001 triggers: the last is vetoed
-    loss, _ = evaluated(veto=veto)
-    same(loss, [[-1 + K, -1.2 + 2 * K, 0], [0.8 + K / 2, 0.8 + K / 1000, K]])
-    loss, _ = evaluated(sequence_mask={"name": "off_policy", "delta": 0.5})
-    same(loss, [[-1 + K, -1.2 + 2 * K, 0], [K / 2, K / 1000, K]])
+@table(
+    ("groups", "second"),
+    [
+        ({}, WHOLE),  # GRPO in [.8, 1.2]: -1, -1.2, padding; .8, .8, 1
+        (ALONE, [0.8, 0.8, 1.0]),  # no term, unless the mask is off
+        ({**ALONE, "advantage": {"zero_variance_mask": False}}, WHOLE),
+        # vetoed tokens and removed responses keep their term: .001 triggers, the last is vetoed
+        ({"veto": {"name": "negative_advantage", "threshold": 0.01}}, [*WHOLE[:2], K]),
+        ({"sequence_mask": {"name": "off_policy", "delta": 0.5}}, [K / 2, K / 1000, K]),
+    ],
+)
+def test_the_loss_is_the_objectives_plus_the_coefficient_times_the_divergence(groups, second):
+    loss, metrics = evaluated(**groups)
+    same(loss, [[-1 + K, -1.2 + 2 * K, 0], second])
+    divergence = [[2 * K, 4 * K, 0], [K, 2 * K / 1000, 2 * K]]
+    same(metrics["kl_reference"], [divergence[0], [0.0] * 3] if groups is ALONE else divergence)
 
 
 LN2 = math.log(2)

@@ -39,32 +39,27 @@ def same(actual: torch.Tensor, expected: list[list[float]]) -> None:
     )
 
 
-def test_right_responses_have_weight_1_whatever_their_ratio():
-    losses, weights, tapered = of_rewards([1.0, 1.0, 1.0, 1.0])
-    # A = .5: -.5 log pi
-    same(losses, [[0.5, 1.0, 0], [0.25, 0.5, 1.0], [0.5, 0.5, 1.5], [0.125, 0, 0]])
-    same(weights, [[0.5, 0.5, 0], [0.5, 0.5, 0.5], [0.5, 0.5, 0.5], [0.5, 0, 0]])
-    assert not tapered.any()
+SHORT = [[True, True, False], [False] * 3, [True] * 3, [False] * 3]  # tapered, if wrong
 
 
-def test_a_response_without_advantage_is_not_tapered_whatever_its_ratio():
-    losses, weights, tapered = of_rewards([0.5, 0.5, 0.5, 0.0])
-    assert not losses[:3].any() and not weights[:3].any() and not tapered[:3].any()
-
-
-def test_wrong_responses_have_their_product_of_ratios_as_weight_at_most_1():
-    losses, weights, tapered = of_rewards([0.0, 0.0, 0.0, 0.0])
-    # A = -.5, w = .4, min(1.5, 1), .01, min(4, 1): loss = .5 w log pi, weight -.5 w
-    same(losses, [[-0.2, -0.4, 0], [-0.25, -0.5, -1.0], [-0.005, -0.005, -0.015], [-0.125, 0, 0]])
-    same(weights, [[-0.2, -0.2, 0], [-0.5] * 3, [-0.005] * 3, [-0.5, 0, 0]])
-    assert tapered.tolist() == [[True, True, False], [False] * 3, [True] * 3, [False] * 3]
-
-
-def test_negative_weight_multiplies_the_taper_of_wrong_responses_only():
-    _, weights, tapered = of_rewards([0.0, 1.0, 0.0, 0.0], negative_weight=0.25)
-    # A = -.5, 1, ...: weight .25 x (.4, -, .01, 1) x -.5; the right response keeps .5
-    same(weights, [[-0.05, -0.05, 0], [0.5] * 3, [-0.00125] * 3, [-0.125, 0, 0]])
-    assert tapered.tolist() == [[True, True, False], [False] * 3, [True] * 3, [False] * 3]
+@table(
+    ("rewards", "options", "weights", "tapered"),
+    [
+        ([1.0] * 4, {}, [0.5] * 4, None),  # A = .5, whatever the ratio
+        ([0.5, 0.5, 0.5, 0.0], {}, [0, 0, 0, -0.5], None),  # nothing without advantage
+        ([0.0] * 4, {}, [-0.2, -0.5, -0.005, -0.5], SHORT),  # A = -.5; .4, min(1.5, 1), .01, 1
+        ([0.0, 1.0, 0.0, 0.0], {"negative_weight": 0.25}, [-0.05, 0.5, -0.00125, -0.125], SHORT),
+    ],
+)
+def test_right_responses_have_weight_1_and_wrong_ones_their_product_of_ratios_at_most_1(
+    rewards, options, weights, tapered
+):
+    """The losses are the weights times -log pi."""
+    losses, found, where = of_rewards(rewards, **options)
+    expected = torch.tensor(weights, dtype=torch.float64)[:, None] * MASK
+    same(found, expected.tolist())
+    same(losses, (-expected * torch.tensor(LOGPROBS).double()).tolist())
+    assert where.tolist() == (tapered or [[False] * 3] * 4)
 
 
 @table(

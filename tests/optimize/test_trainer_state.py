@@ -94,16 +94,13 @@ def test_the_count_of_nonfinite_updates_and_the_random_state_are_saved(saved):
     assert torch.equal(torch.rand(3), drawn)
 
 
-def test_a_saved_trainer_holds_no_pickle(saved):
-    files = list(saved[1].rglob("*"))
+def test_a_saved_trainer_is_an_ordinary_hugging_face_model_and_holds_no_pickle(saved):
+    trainer, folder = saved
+    files = list(folder.rglob("*"))
     assert {"model.safetensors", "optimizer.safetensors", "trainer.json"} <= {f.name for f in files}
     assert {file.suffix for file in files} <= {".safetensors", ".json", ".jinja"}
     for file in files:  # not the start of a pickle, nor of a zip, which torch.save writes
         assert file.read_bytes()[:1] != b"\x80" and file.read_bytes()[:2] != b"PK"
-
-
-def test_a_saved_trainer_is_an_ordinary_hugging_face_model(saved):
-    trainer, folder = saved
     model = AutoModelForCausalLM.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     prompt_ids = encoded(trainer.policy, PROMPTS[0])

@@ -43,15 +43,27 @@ def compare(
         )
 
 
-@table("interval", [NARROW, RELAXED, DAPO])
-@table("loss_type", ["grpo", "dapo", "bnpo", "dr_grpo"])
-def test_every_loss_type_equals_trl(loss_type, interval):
-    compare(loss_type, interval)
+THREE = ("grpo", "dapo", "dr_grpo")
+LEVELS = [*itertools.product(THREE, ["token", "sequence"]), ("cispo", None)]
 
 
-@table("high", [5.0, 2.0, 1.2])
-def test_cispo_equals_trl_with_low_0(high):
-    compare("cispo", (0.0, high))
+@table(
+    ("loss_type", "interval", "level", "delta"),
+    [
+        *itertools.product([*THREE, "bnpo"], [NARROW, RELAXED, DAPO], [None], [None]),
+        *(("cispo", (0.0, high), None, None) for high in (5.0, 2.0, 1.2)),
+        # GSPO: ours is straight-through per token, TRL's one number per response; sums agree
+        *itertools.product(THREE, [NARROW, RELAXED, (1 - 3e-4, 1 + 4e-4)], ["sequence"], [None]),
+        *((kind, RELAXED, level, 0.1) for kind, level in LEVELS),
+    ],
+)
+def test_every_loss_type_equals_trl_also_under_the_off_policy_mask(
+    loss_type, interval, level, delta
+):
+    knobs = {"level": level} if level else {}
+    masked = {"sequence_mask": {"name": "off_policy", "delta": delta}} if delta else {}
+    trl = {"off_policy": delta} if delta else {}
+    compare(loss_type, interval, knobs, {**knobs, **trl}, **masked)
 
 
 def test_vespo_equals_trl():
@@ -64,13 +76,6 @@ def test_vespo_equals_trl():
                 ours(one, reduction="token_mean", objective={"name": "vespo"}),
                 theirs(one, loss_type="vespo"),
             )
-
-
-@table("interval", [NARROW, RELAXED, (1 - 3e-4, 1 + 4e-4)])
-@table("loss_type", ["grpo", "dapo", "dr_grpo"])
-def test_sequence_level_equals_trl(loss_type, interval):
-    """GSPO: ours is straight-through per token, TRL's has one number per response; sums agree."""
-    compare(loss_type, interval, {"level": "sequence"}, {"level": "sequence"})
 
 
 @table("level", ["token", "sequence"])
@@ -89,16 +94,6 @@ def test_dual_clip_equals_trls_delta_if_not_below_the_upper_bound(level, interva
         )
         reached |= bool(bounded[0] != unbounded[0])
     assert reached
-
-
-@table(
-    ("loss_type", "level"),
-    [*itertools.product(["grpo", "dapo", "dr_grpo"], ["token", "sequence"]), ("cispo", "token")],
-)
-def test_loss_under_the_off_policy_mask_equals_trl(loss_type, level):
-    knobs = {} if loss_type == "cispo" else {"level": level}
-    mask = {"name": "off_policy", "delta": 0.1}
-    compare(loss_type, RELAXED, knobs, {"level": level, "off_policy": 0.1}, sequence_mask=mask)
 
 
 WHOLE = {"level": "sequence"}

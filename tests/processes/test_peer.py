@@ -128,17 +128,14 @@ def test_what_it_prints_goes_to_its_log_or_to_stderr(tmp_path: Path, capfd):
     assert capfd.readouterr() == ("", "out\nerr\n")
 
 
-def test_it_ignores_ctrl_c_and_a_crash_leaves_no_core():
+def test_it_ignores_ctrl_c_and_leaves_no_core_or_if_its_channel_closes_first_nothing():
     peer = started()
     heard(peer)
     os.kill(peer.process.pid, signal.SIGINT)
     tell(peer, "import resource; channel.send(resource.getrlimit(resource.RLIMIT_CORE))")
     assert heard(peer) == [0, 0]
     peer.end()
-
-
-def test_a_peer_whose_channel_closes_first_leaves_nothing():
-    """The kernel may close the descriptors of a killed parent in this order."""
+    # The kernel may close the descriptors of a killed parent in this order.
     peer = started()
     _, *pids = heard(peer)
     peer._channel.close()
@@ -195,15 +192,12 @@ def test_messages_keep_every_character_and_arrive_in_pieces():
         assert [inbox.message(), inbox.message(), inbox.message()] == [said, "next", None]
 
 
-def test_values_that_json_cannot_express():
+def test_values_that_json_cannot_express_and_what_a_terminal_obeys():
     values = {"a": np.arange(3), "b": np.float32(0.5), "c": (1, 2), "d": np.int64(7)}
     values |= {"day": datetime.date(2026, 1, 2), "price": Decimal("1.10")}
     plain = {"a": [0, 1, 2], "b": 0.5, "c": [1, 2], "d": 7}
     assert from_json(to_json(values)) == {**plain, "day": "2026-01-02", "price": "1.10"}
     with pytest.raises(TypeError, match="object"):
         to_json(object())
-
-
-def test_printable():
     assert printable("a\x1b[2J\ud800\n") == r"a\x1b[2J\ud800\n"
     assert printable("x" * 400, 10) == "xxxxxxx..."

@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import yaml
 
 from mugrpo.cli import main
 from mugrpo.config.run import ModelOptions
-from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import FinishReason
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.engines.base import Request
@@ -80,8 +78,3 @@ def test_texts_of_a_run_are_text_in_its_card(tmp_path: Path):
     text = write_card(tmp_path, None).read_text()
     assert not re.search(r"[\x00-\x09\x0b-\x1f]|<", text) and text.count("&lt;script>") >= 5
     assert text.count("\n---\n") == 1 and "base_model" not in text
-
-
-def test_a_folder_that_is_no_run_is_refused(tmp_path: Path):
-    with pytest.raises(UsageError, match="is not a run"):
-        write_card(tmp_path, None)

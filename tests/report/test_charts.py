@@ -44,19 +44,20 @@ def test_a_line_has_its_points_and_its_gaps():
     assert row["x"] == [0, 1, 2, 3, 4, 5, 6] and row["y"] == [1, 2, None, 4, None, 6, None]
     (path,) = re.findall(r'd="([^"]*)" stroke="var\(--run-0\)"', svg(chart))
     assert path.count("M") == 3  # 1 to 2, 4 alone, 6 alone
-
-
-def test_a_log_axis_has_no_place_for_zero():
     chart = spec(line_chart(Axis("x"), Axis(log=True), [Line(range(4), [1.0, 0.0, -5.0, 100.0])]))
-    assert layer(chart, "lines")[0]["y"] == [1, None, None, 100]
+    assert layer(chart, "lines")[0]["y"] == [1, None, None, 100]  # no place for zero
     assert channel(chart, "y")["scale"]["type"] == "log"
 
 
-def test_a_band_has_both_edges_and_is_unknown_if_one_is():
+def test_a_band_has_both_edges_and_refreshes_are_ticks_above_the_chart():
     band = Line([0, 5, 10], [0.0, 1.0, 5.0], uppers=[5.0, None, 10.0])
     chart = spec(line_chart(Axis("x"), Axis("y"), [band, Line([0], [1.0])]))
     (row,) = layer(chart, "bands")
     assert (row["x"], row["y"], row["y2"]) == ([0, 5, 10], [0, None, 5], [5, None, 10])
+    under = [refresh_ticks([5, 7], 0, 0)]
+    chart = spec(line_chart(Axis("x"), Axis("y"), [Line([0, 10], [0.0, 1.0])], under=under))
+    assert layer(chart, "refreshes_0") == [{"x": 5}, {"x": 7}]
+    assert channel(chart, "y", "refreshes_0")["value"] < 0
 
 
 def test_thinning_keeps_every_extreme_and_at_most_two_points_a_column():
@@ -70,7 +71,7 @@ def test_thinning_keeps_every_extreme_and_at_most_two_points_a_column():
     assert thinned([2.0, 1.0, 4.0, None], 2, ends=(max,)) == [0, 2]
 
 
-def test_lines_of_one_run_have_colors_and_a_click_switches_one_off():
+def test_lines_have_colors_or_dashes_and_a_click_switches_one_off():
     lines = [Line([0], [2.0], "b", 1), Line([0], [1.0], "a", 0)]
     chart = spec(line_chart(Axis("x"), Axis("y"), lines))
     color = channel(chart, "color")
@@ -83,20 +84,10 @@ def test_lines_of_one_run_have_colors_and_a_click_switches_one_off():
     shown["value"] = [{"label": "b"}]
     drawn_lines = re.findall(r'd="M[^-"]*" stroke="(var\(--run-\d\))"', svg(chart))
     assert drawn_lines == ["var(--run-1)"]  # not the legend's
-
-
-def test_kinds_of_lines_have_dashes():
     lines = [Line([0], [1.0], run, hue, kind) for run, hue in (("b", 1), ("a", 0)) for kind in "yx"]
     chart = spec(line_chart(Axis("x"), Axis("y"), lines))
     assert channel(chart, "color")["scale"]["domain"] == ["a", "b"]
     assert channel(chart, "strokeDash")["scale"]["domain"] == ["x", "y"]
-
-
-def test_refreshes_are_ticks_above_the_chart():
-    under = [refresh_ticks([5, 7], 0, 0)]
-    chart = spec(line_chart(Axis("x"), Axis("y"), [Line([0, 10], [0.0, 1.0])], under=under))
-    assert layer(chart, "refreshes_0") == [{"x": 5}, {"x": 7}]
-    assert channel(chart, "y", "refreshes_0")["value"] < 0
 
 
 def test_hostile_labels_are_text_in_the_page_and_in_the_picture():

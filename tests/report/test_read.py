@@ -25,12 +25,9 @@ from tests.report.synthetic import (
 )
 
 
-def test_names_have_as_many_parents_as_it_takes_to_differ():
+def test_names_have_as_many_parents_as_it_takes_and_a_run_named_twice_is_one(tmp_path: Path):
     roots = [Path("/a/x/run"), Path("/b/x/run"), Path("/b/other"), Path("/b/y/run")]
     assert unique_names(roots) == ["a/x/run", "b/x/run", "other", "y/run"]
-
-
-def test_a_run_named_twice_is_read_once(tmp_path: Path):
     write_config(tmp_path / "a")
     assert len(read_runs([tmp_path / "a", tmp_path / "b" / ".." / "a"])) == 1
 
@@ -139,7 +136,7 @@ def run(tmp_path: Path) -> RunData:
     return read_runs([tmp_path])[0]
 
 
-def test_the_training_clock_leaves_evaluation_out(run: RunData):
+def test_the_training_clock_leaves_evaluation_out_and_phases_add_up(run: RunData):
     clock = training_clock(run)
     assert {at: seconds for at, seconds in clock.items() if at[0] != "refresh"} == {
         ("evaluation", 0): 0.0,
@@ -151,14 +148,5 @@ def test_the_training_clock_leaves_evaluation_out(run: RunData):
         ("evaluation", 4): 58.0,
     }
     assert training_seconds(run) == 58.0
-
-
-def test_phases_add_up(run: RunData):
-    assert phase_seconds(run) == {
-        "refresh": 4.0,
-        "generate": 30.0,
-        "score": 4.0,
-        "optimize": 16.0,
-        "checkpoint": 4.0,
-        "evaluate": 18.0,
-    }
+    phases = {"refresh": 4.0, "generate": 30.0, "score": 4.0, "optimize": 16.0}
+    assert phase_seconds(run) == {**phases, "checkpoint": 4.0, "evaluate": 18.0}

@@ -54,7 +54,7 @@ def test_the_numbers_are_those_worked_out_by_hand(tmp_path):
     assert page.of("h1") == ["run"] and "before and after update 8, 512" in page.text
 
 
-def test_the_policy_allows_this_one_style_this_one_script_and_nothing_else(tmp_path):
+def test_the_policy_allows_one_style_and_script_alone_and_the_config_is_open_in_print(tmp_path):
     write_config(tmp_path / "run")
     page = report(tmp_path / "run")
     (policy,) = [
@@ -72,13 +72,13 @@ def test_the_policy_allows_this_one_style_this_one_script_and_nothing_else(tmp_p
     )
     tags = [tag for tag, _ in page.elements]
     assert tags.count("style") == 1 and tags.index("meta") < tags.index("style")
-
-
-def test_the_script_names_its_authors_and_compiles_no_text(tmp_path):
-    write_config(tmp_path / "run")
-    script = report(tmp_path / "run").script
+    script = page.script
     assert script.startswith("/*!") and "University of Washington Interactive Data Lab" in script
     assert "ast:true" in script  # Vega's interpreter, instead of its compiler
+    (fold,) = [a for tag, a in page.elements if tag == "details" and a.get("class") == "fold"]
+    assert "open" not in fold and "beforeprint" in page.script
+    printed = page.style.partition("@media print")[2]
+    assert ".fold::details-content { content-visibility: visible" in printed
 
 
 def hostile_run(root) -> None:
@@ -120,14 +120,8 @@ def test_hostile_text_stays_text_everywhere(tmp_path):
         titles = [value for _, attributes in page.elements if (value := attributes.get("title"))]
         assert any(with_signs(HOSTILE)[:60] in title for title in titles)
         assert with_signs(root.name) in page.text
-
-
-def test_a_note_about_a_broken_file_is_escaped_too(tmp_path):
-    root = tmp_path / "<b onclick=x>"
-    write_config(root)
-    (root / "metrics.jsonl").write_text('"</ul><script>"\n')
-    page = report(root)
-    assert any("line 1 is not a metrics line" in note for note in page.of("li"))
+    (root / "metrics.jsonl").write_text('"</ul><script>"\n')  # a note is about the broken file
+    assert any("line 1 is not a metrics line" in note for note in report(root).of("li"))
 
 
 def test_several_runs_share_charts_with_a_legend(tmp_path):
@@ -154,12 +148,6 @@ def test_a_report_is_written_into_its_run_or_for_several_runs_here(tmp_path, mon
     assert write_report([tmp_path / "a"]) == tmp_path / "a/report.html"
     assert write_report([tmp_path / "a", tmp_path / "b"]).absolute() == tmp_path / "report.html"
     assert (tmp_path / "report.html").exists() and not list(tmp_path.rglob("*.tmp.*"))
-
-
-def test_the_same_run_gives_the_same_bytes(tmp_path):
-    long_run(tmp_path / "run", stages=2, per_stage=8)
-    first = write_report([tmp_path / "run"], tmp_path / "1.html").read_bytes()
-    assert write_report([tmp_path / "run"], tmp_path / "2.html").read_bytes() == first
 
 
 @table("written", [lambda run: write_report([run]), lambda run: write_card(run, None)])
@@ -200,12 +188,14 @@ def test_an_updates_numbers_are_those_of_its_line_and_gaps_stay_gaps(tmp_path):
     assert layer(charts["Entropy"], "refreshes_0") == [{"x": 0}]
 
 
-def test_without_a_script_every_chart_is_a_picture(tmp_path):
+def test_without_a_script_every_chart_is_a_picture_and_the_bytes_are_the_same(tmp_path):
     long_run(tmp_path / "run", stages=2, per_stage=8)
     page = report(tmp_path / "run")
     tags = [tag for tag, _ in page.elements]
     assert tags.count("svg") == len(page.data) > 10
     assert {"p50", "updates", "vetoed"} <= set(page.of("text"))
+    first = write_report([tmp_path / "run"], tmp_path / "1.html").read_bytes()
+    assert write_report([tmp_path / "run"], tmp_path / "2.html").read_bytes() == first
 
 
 def test_intervals_of_accuracy_are_printed_and_drawn_if_they_are_known(tmp_path):
@@ -271,16 +261,9 @@ def test_rewards_share_a_chart_and_what_functions_log_has_its_own(tmp_path: Path
     assert both == {(run, reward) for run in "ab" for reward in ("short", "numeric")}
 
 
-def test_the_config_is_folded_but_open_in_print(tmp_path: Path):
-    write_config(tmp_path / "run")
-    page = report(tmp_path / "run")
-    (fold,) = [a for tag, a in page.elements if tag == "details" and a.get("class") == "fold"]
-    assert "open" not in fold and "beforeprint" in page.script
-    printed = page.style.partition("@media print")[2]
-    assert ".fold::details-content { content-visibility: visible" in printed
-
-
 def test_a_path_that_is_not_a_run_leaves_nothing(tmp_path):
     with pytest.raises(UsageError, match="is not a run"):
         write_report([tmp_path / "none"], tmp_path / "out.html")
+    with pytest.raises(UsageError, match="is not a run"):
+        write_card(tmp_path / "none", None)
     assert list(tmp_path.iterdir()) == []

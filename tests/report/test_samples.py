@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from mugrpo.report.samples import Token, facts, said, shade, tokens_of
+from tests.cases import table
 from tests.report.parsed import report
 from tests.report.synthetic import (
     answered,
@@ -19,31 +20,30 @@ from tests.report.synthetic import (
 )
 
 
-@pytest.mark.parametrize(
-    ("ratio", "expected"), [(0.01, "b6"), (1 / 1.3, "b2"), (1.04, ""), (2.5, "a4"), (1e-300, "b6")]
+@table(
+    ("logprob", "ratio", "expected"),
+    [
+        *((0.0, 0.01, "b6"), (0.0, 1 / 1.3, "b2"), (0.0, 1.04, ""), (0.0, 2.5, "a4")),
+        (0.0, 1e-300, "b6"),
+        *((0.0, None, ""), (-0.5, None, "p3"), (-1.99, None, "p4")),  # bounds 0.05, 0.2, 0.5, 1
+    ],
 )
-def test_a_shade_says_how_far_the_ratio_is_from_one(ratio: float, expected: str):
-    assert shade(Token("a", 0.0, math.log(ratio))) == expected
+def test_a_shade_says_how_far_the_ratio_is_from_one_or_how_unlikely_the_token_was(
+    logprob: float, ratio: float | None, expected: str
+):
+    assert shade(Token("a", logprob, ratio and math.log(ratio))) == expected
 
 
-@pytest.mark.parametrize(("logprob", "expected"), [(0.0, ""), (-0.5, "p3"), (-1.99, "p4")])
-def test_without_a_ratio_it_says_how_unlikely_the_token_was(logprob: float, expected: str):
-    assert shade(Token("a", logprob)) == expected  # the bounds are 0.05, 0.2, 0.5, 1
-
-
-def test_what_an_environment_said_is_marked_and_has_no_probabilities():
-    own, other = Token("a", -1.0, -0.5, 0.1, ("clipped",)), Token("b", 0.0)
-    assert said([own, other], [True, False]) == [own, Token("b", None, marks=("environment",))]
-    assert said([own, other], None) == [own, other]
-
-
-def test_a_token_has_its_ratio_and_its_marks():
+def test_a_token_has_its_ratio_and_marks_and_an_environments_no_probability():
     marks = {"clipped": [1], "vetoed": [1, 2]}
     entry = sample(["a", "b", "c"], [1.0, 4.0, 0.5], marks=marks)
     tokens = tokens_of({**entry, "entropies": [0.5, math.nan, None]})
     assert [token.ratio for token in tokens] == pytest.approx([1.0, 4.0, 0.5])
     assert [token.marks for token in tokens] == [(), ("clipped", "vetoed"), ("vetoed",)]
     assert [token.entropy for token in tokens] == [0.5, None, None]
+    own, other = Token("a", -1.0, -0.5, 0.1, ("clipped",)), Token("b", 0.0)
+    assert said([own, other], [True, False]) == [own, Token("b", None, marks=("environment",))]
+    assert said([own, other], None) == [own, other]
 
 
 def test_facts_are_said_in_order_and_what_is_not_known_is_a_dash():

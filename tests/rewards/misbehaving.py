@@ -12,7 +12,6 @@ raise boom    ValueError("boom")
 child FILE    starts a process, writes the ids of both to FILE, and computes for about a minute
               without releasing the interpreter's lock
 killed FILE   ends by SIGKILL unless FILE exists, which it creates; then returns 1
-say hello     prints
 where         returns the process id
 
 Each ends by itself, should the limit that it is to run into fail.
@@ -52,10 +51,6 @@ def _compute(rest):
     return float(reward)
 
 
-def _loop(_):
-    return _compute("60 0")
-
-
 def _bomb(_):
     hoard = [bytearray(1 << 24) for _ in range(128)]
     return float(len(hoard))
@@ -82,15 +77,10 @@ def _killed(rest):
     return 1.0
 
 
-def _say(rest):
-    print(rest, flush=True)
-    return 1.0
-
-
 ACTS = {
     "sleep": _sleep,
     "compute": _compute,
-    "loop": _loop,
+    "loop": lambda _: _compute("60 0"),
     "bomb": _bomb,
     "deep": _deep,
     "exit": lambda rest: os._exit(int(rest)),
@@ -98,7 +88,6 @@ ACTS = {
     "raise": _raise,
     "child": _child,
     "killed": _killed,
-    "say": _say,
     "where": lambda _: float(os.getpid()),
 }
 
@@ -134,6 +123,3 @@ def returns(completions, **_):
 
 def half(completions, **_):
     return [0.5 if "half" in text else None for text in completions]
-
-
-not_callable = 3

@@ -324,20 +324,15 @@ def test_a_reward_that_fails_has_no_reward_and_one_that_cannot_finish_has_0(text
         ("[]", "`returns` returned [], not a list of 1 rewards"),
         ("[1] * 7", "not a list of 1 rewards"),
         ("1.0", "`returns` returned 1.0, not a list of 1 rewards"),
+        (("[1] * 7", *"1234567"), "not a list of 8 rewards"),  # the index is that in the batch
+        (("[1, None, float('nan')]", "b", "c"), "returned nan as reward 2 of 3"),
     ],
 )
 def test_a_function_that_breaks_its_contract_stops_the_run(text, sentence):
+    texts, workers = [text] if isinstance(text, str) else text, WorkerOptions(count=1, batch_size=8)
     with pytest.raises(RunStopped) as stopped:
-        scores((function("returns"),), text)
+        scores((function("returns"),), *texts, workers=workers)
     assert sentence in str(stopped.value)
-
-
-def test_the_index_in_the_message_is_that_in_the_batch():
-    workers = WorkerOptions(count=1, batch_size=8)
-    with pytest.raises(RunStopped, match="not a list of 8 rewards"):
-        scores((function("returns"),), "[1] * 7", *"1234567", workers=workers)
-    with pytest.raises(RunStopped, match="returned nan as reward 2 of 3"):
-        scores((function("returns"),), "[1, None, float('nan')]", "b", "c", workers=workers)
 
 
 def nothing_taken():

@@ -65,16 +65,13 @@ def processes(workers: Pool) -> list[int]:
     return [worker.process.pid for worker in workers._workers]
 
 
-def test_answers_come_in_order_whichever_is_done_first():
-    workers = pool(count=2)
-    assert outcomes(workers, "sleep 0.5 1", "2", "sleep 0.1 3", "4", "5") == [1, 2, 3, 4, 5]
-
-
-def test_a_hang_is_killed_at_its_deadline_and_the_others_are_judged():
+def test_answers_come_in_order_and_a_hang_is_killed_at_its_deadline():
     workers = pool(count=2, timeout=0.5, patience=5.0)
     results = outcomes(workers, "loop", "1", "2", "sleep 300 0", "3")
     computing = "not finished after 0.5 seconds of computing"
     assert results == [computing, 1, 2, "not finished within 5 seconds", 3]
+    workers = pool(count=2)
+    assert outcomes(workers, "sleep 0.5 1", "2", "sleep 0.1 3", "4", "5") == [1, 2, 3, 4, 5]
 
 
 def test_only_computing_counts_as_time_so_a_busy_machine_changes_no_score():
@@ -165,22 +162,24 @@ def taken_for(workers: Pool, texts: list[str], answers: int) -> int:
     return len(taken)
 
 
-def test_answers_are_taken_as_workers_become_free():
+def test_answers_are_taken_as_workers_become_free_and_a_slow_one_holds_few_back(monkeypatch):
     assert 10 <= taken_for(pool(), ["1"] * 100, 10) <= 11  # one is with the worker
-
-
-def test_a_slow_answer_holds_back_a_bounded_number(monkeypatch):
     monkeypatch.setattr(grading, "LOOK_AHEAD", 5)
     assert taken_for(pool(count=2), ["sleep 1.5 1", *["1"] * 100], 1) <= 5 + 1
 
 
-def test_a_worker_that_died_between_calls_is_replaced():
+def test_a_worker_killed_between_calls_is_replaced_and_while_it_loads_stops_the_run():
     workers = pool()
     outcomes(workers, "1")
     [worker] = processes(workers)
     os.kill(worker, signal.SIGKILL)
     assert soon(lambda: not alive(worker))
     assert outcomes(workers, "2", "3") == [2, 3]
+    workers = pool()
+    workers._start_missing()
+    os.kill(processes(workers)[0], signal.SIGKILL)
+    with pytest.raises(RunStopped, match=r"died while it was loading \(SIGKILL\)"):
+        workers.start()
 
 
 @pytest.mark.promise("dead judge")
@@ -191,14 +190,6 @@ def test_an_answer_whose_worker_something_else_kills_is_judged_by_the_next_one(t
     texts = ("1", f"killed {tmp_path / 'again'}", "exit 3")
     [call] = workers.run([[item(text) for text in texts]])
     assert [value_of(outcome) for outcome in call] == [1, 1, "the worker died (status 3)"]
-
-
-def test_a_worker_that_is_killed_while_it_loads_stops_the_run_and_refuses_nothing():
-    workers = pool()
-    workers._start_missing()
-    os.kill(processes(workers)[0], signal.SIGKILL)
-    with pytest.raises(RunStopped, match=r"died while it was loading \(SIGKILL\)"):
-        workers.start()
 
 
 def test_what_a_reward_started_dies_with_it(tmp_path):

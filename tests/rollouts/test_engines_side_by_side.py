@@ -69,7 +69,7 @@ def test_every_shard_is_made_once_by_whichever_sampler_is_free():
     assert heard == [NOTHING] * 6
 
 
-def test_an_error_in_one_ends_them_all():
+def test_an_error_in_one_or_a_signal_ends_them_all():
     failing, other = Fake(fails_at=0), Fake(endless=True)
     barrier = threading.Barrier(2)
     failing.barrier = other.barrier = barrier
@@ -77,9 +77,6 @@ def test_an_error_in_one_ends_them_all():
     with pytest.raises(RunStopped, match="no shard 0"):
         list(sampled_shards([failing, other], [(0, [0]), (1, [0])], lambda _: None))
     assert not set(threading.enumerate()) - before
-
-
-def test_a_signal_ends_them_all():
     samplers = [Fake(endless=True), Fake(endless=True)]
 
     def interrupted(_: Decoded) -> None:

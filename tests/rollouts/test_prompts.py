@@ -42,14 +42,7 @@ def test_a_prompt_with_an_id_outside_the_embeddings_is_refused():
     assert chain_tokenizer().decode(SIX_IDS) == SIX.prompt
 
 
-def test_longer_prompts_are_left_out_if_chosen():
-    encode = encoder(6, overlong="drop")
-    assert encode.fitting([EIGHT, SIX, TWO]) == [SIX, TWO]
-    assert refusal(encode, EIGHT).startswith("1 of 1 prompts are longer than the 6 tokens")
-    assert encode.fitting([]) == []
-
-
-def test_only_the_last_tokens_of_a_longer_prompt_are_used_if_chosen():
+def test_longer_prompts_are_left_out_or_cut_to_their_last_tokens_if_chosen():
     encode = encoder(6, overlong="truncate")
     assert encode.fitting([EIGHT, SIX]) == [EIGHT, SIX]
     assert encode(EIGHT).tolist() == SIX_IDS  # "1+" is cut from "1+3+2-1="
@@ -57,6 +50,10 @@ def test_only_the_last_tokens_of_a_longer_prompt_are_used_if_chosen():
     assert encode(TWO).tolist() == [3, 14]
     assert encoder(6)(EIGHT).tolist() == [3, 12, *SIX_IDS]
     assert encoder(None, overlong="truncate")(EIGHT).tolist() == [3, 12, *SIX_IDS]
+    encode = encoder(6, overlong="drop")
+    assert encode.fitting([EIGHT, SIX, TWO]) == [SIX, TWO]
+    assert refusal(encode, EIGHT).startswith("1 of 1 prompts are longer than the 6 tokens")
+    assert encode.fitting([]) == []
 
 
 TURNS = (
@@ -96,15 +93,10 @@ def test_the_chat_form_gives_the_ids_that_the_tokenizer_itself_gives(prompt: Any
     )
     assert encoder(None, tokenizer, form="chat")(Problem("c", prompt, "4")).tolist() == expected
     assert expected[-2:] == [1, 11] and 0 not in expected
-
-
-def test_a_conversation_in_chat_form_by_hand():
-    tokenizer = chain_tokenizer()
-    tokenizer.chat_template = TEMPLATE
-    ids = encoder(None, tokenizer, form="chat")(Problem("c", TURNS, "4")).tolist()
-    system, assistant = [8, 2, 1], [11, 7, 1]  # "6" "0" <eos>; "9" "5" <eos>
-    first, second = [6, 5, 12, 4, 14, 1], [6, 7, 13, 3, 14, 1]  # "4" 3+2= <eos>; "4" 5-1= <eos>
-    assert ids == [*system, *first, *assistant, *second, 11]
+    if prompt is TURNS:
+        system, assistant = [8, 2, 1], [11, 7, 1]  # "6" "0" <eos>; "9" "5" <eos>
+        first, second = [6, 5, 12, 4, 14, 1], [6, 7, 13, 3, 14, 1]  # "4" 3+2= <eos>; "4" 5-1= <eos>
+        assert expected == [*system, *first, *assistant, *second, 11]
 
 
 ADD = {"type": "function", "function": {"name": "+", "parameters": {}}}

@@ -47,16 +47,6 @@ def test_updates_per_refresh_of_the_published_schedules(batches, passes, mu):
     assert options.rollouts_per_update == 128
 
 
-def test_staleness_counts_updates_since_the_refresh():
-    """Two batches, three passes each: mu = 6, the passes make the behavior policy staler too."""
-    plan = ScheduleOptions(stages=2, batches_per_stage=2, passes_per_batch=3)
-    updates = range(plan.total_updates)
-    assert [plan.staleness(u) for u in updates] == [0, 1, 2, 3, 4, 5] * 2
-    assert [plan.batch_of(u) for u in updates] == [0, 0, 0, 1, 1, 1] * 2
-    assert [plan.stage_of(u) for u in updates] == [0] * 6 + [1] * 6
-    assert [plan.first_update(stage) for stage in range(3)] == [0, 6, 12]
-
-
 @table("problems", [4, 7, 8, 11, 100])
 def test_every_group_key_is_unique_in_the_run_and_each_problem_in_an_update(problems):
     """24 updates of 4 groups are several epochs, and one stage needs more problems than 8."""
@@ -78,19 +68,16 @@ def test_an_epoch_visits_every_problem_once_and_each_epoch_in_another_order():
     assert len(set(orders)) == 6
 
 
-def test_rollout_seed_golden():
+def test_a_rollouts_seed_is_golden_and_differs_in_every_component():
     # printf '7\0003\000chain-12\0000\0005' | b2sum -l 64   ->   5d2ffcf0ce49445d, little-endian
-    assert rollout_seed(7, "3", "chain-12", 0, 5) == 0x5D4449CEF0FC2F5D
-
-
-def test_rollout_seed_differs_in_every_component():
     base = (7, "3", "chain-12", 0, 5)
+    assert rollout_seed(*base) == 0x5D4449CEF0FC2F5D
     others = [(8,), (7, "4"), (7, "evaluation"), (7, "3", "chain-13"), (7, "3", "chain-12", 1)]
     keys = [base, *(other + base[len(other) :] for other in others), (*base[:4], 6)]
     assert len({rollout_seed(*key) for key in keys}) == 7
 
 
-def test_stages_that_double_by_hand():
+def test_stages_that_double_and_staleness_by_hand():
     """3, 6 and 12 batches; no group is drawn twice, and none is left out."""
     plan = schedule(problems=12, stages=3, batches_per_stage=3, growth=2.0, problems_per_update=4)
     options = plan.options
@@ -101,9 +88,16 @@ def test_stages_that_double_by_hand():
     assert [options.staleness(update) for update in (2, 3, 8, 9, 20)] == [2, 0, 5, 0, 11]
     equal = schedule(problems=12, stages=7, batches_per_stage=3, problems_per_update=4)
     assert run_groups(plan) == run_groups(equal)
+    # Two batches, three passes each: mu = 6, the passes make the behavior policy staler too.
+    plan = ScheduleOptions(stages=2, batches_per_stage=2, passes_per_batch=3)
+    updates = range(plan.total_updates)
+    assert [plan.staleness(u) for u in updates] == [0, 1, 2, 3, 4, 5] * 2
+    assert [plan.batch_of(u) for u in updates] == [0, 0, 0, 1, 1, 1] * 2
+    assert [plan.stage_of(u) for u in updates] == [0] * 6 + [1] * 6
+    assert [plan.first_update(stage) for stage in range(3)] == [0, 6, 12]
 
 
-def test_passes_and_rounding_of_a_growing_schedule():
+def test_passes_rounding_and_bounds_of_a_growing_schedule():
     """4 x 1.5^s is 4, 6, 9, 13.5 (rounded to even: 14); two passes make twice the updates."""
     options = ScheduleOptions(stages=4, batches_per_stage=4, growth=1.5, passes_per_batch=2)
     assert [options.batches(stage) for stage in range(4)] == [4, 6, 9, 14]
@@ -111,9 +105,6 @@ def test_passes_and_rounding_of_a_growing_schedule():
     assert options.batches(9) == 14
     shrinking = ScheduleOptions(stages=3, batches_per_stage=4, growth=0.25)
     assert [shrinking.batches(stage) for stage in range(3)] == [4, 1, 1]
-
-
-def test_growth_without_bounds_is_refused():
     assert ScheduleOptions(stages=10, growth=2.0).updates(9) == 512 * 64
     with pytest.raises(ValidationError, match="it has 67,108,800 updates, more than 1,000,000"):
         ScheduleOptions(stages=20, growth=2.0)

@@ -126,9 +126,6 @@ def test_one_failure_more_than_the_limit_stops_at_once_and_publishes_nothing(fol
         folder.score(task, failure_limit=0.2)
     assert len(task.asked) == 4  # 3 failures of 10 are more than 2
     assert not folder.scores.folder.exists() and 0 not in folder.scores
-
-
-def test_failures_at_the_limit_pass_and_only_the_unfinished_have_a_reward(folder):
     folder.write(*groups(10))
     verdicts = [failure("boom"), *[RIGHT] * 8, SLOW]
     assert folder.score(Fixed(*verdicts), failure_limit=0.2) == verdicts
@@ -168,16 +165,7 @@ def test_a_shard_is_scored_if_its_scores_are_of_exactly_these_rollouts_by_this_j
     assert not scored(folder.rollouts, folder.scores, 0, "b8")
 
 
-def test_groups_are_counted_by_the_share_right_of_the_responses_that_count(folder):
-    folder.write(*groups(4, 8, 3, 2))
-    quarter = [RIGHT, WRONG, CUT, WRONG]
-    verdicts = [*quarter * 3, RIGHT, SKIPPED, CUT, SKIPPED, SKIPPED]
-    folder.score(Fixed(*verdicts), failure_limit=1.0)
-    # 1 of 4, 2 of 8, 1 of 2: a reward of 0 for a cut response counts, an unknown one does not
-    assert folder.scores.entry(0)["groups_right"] == {"0.250": 2, "0.500": 1}
-
-
-def test_a_group_without_a_verdict_has_no_share_right_and_all_cut_responses_are_counted(folder):
+def test_groups_are_counted_by_the_share_right_if_they_have_a_verdict(folder):
     """Groups: two graded; two cut, of a problem without a verdict; one of two right, one cut."""
     folder.write(*groups(2), response(1, 0, cut=True), response(1, 1, cut=True))
     folder.write(response(2, 0), response(2, 1, cut=True), shard=1)
@@ -194,6 +182,12 @@ def test_a_group_without_a_verdict_has_no_share_right_and_all_cut_responses_are_
     assert (second["truncated"], second["statuses"]) == (1, {"right": 1, "wrong": 1})
     refresh = refresh_metrics(folder.rollouts, folder.scores)
     assert refresh["truncated_share"] == 3 / 6
+    folder.write(*groups(4, 8, 3, 2))
+    quarter = [RIGHT, WRONG, CUT, WRONG]
+    verdicts = [*quarter * 3, RIGHT, SKIPPED, CUT, SKIPPED, SKIPPED]
+    folder.score(Fixed(*verdicts), failure_limit=1.0)
+    # 1 of 4, 2 of 8, 1 of 2: a reward of 0 for a cut response counts, an unknown one does not
+    assert folder.scores.entry(0)["groups_right"] == {"0.250": 2, "0.500": 1}
 
 
 def test_a_stages_metrics_by_hand(folder):
@@ -245,19 +239,16 @@ def line(unvaried: float | None, **statuses: int) -> dict[str, Any]:
     return {"rollouts": sum(statuses.values()), "zero_variance_share": unvaried, **counts}
 
 
-def test_a_stages_statuses_are_one_line():
-    said = refresh_text(line(0.5, error=1, no_answer=2, right=37, unfinished=160), 10)
-    counts = "error 1 (0.5%), no answer 2 (1.0%), right 37 (18.5%), unfinished 160 (80.0%)"
-    assert said == f"  200 rollouts: {counts}"
-    assert "\n" not in refresh_text(line(None, right=3), 10)
-
-
 @table(("share", "shown"), [(0.9, "90%"), (0.958, "96%"), (1.0, "100%")])
 def test_too_many_groups_without_a_gradient_are_a_warning_with_their_share(share, shown):
     said, warning = refresh_text(line(share, wrong=8), 10).split("\n")
     assert said == "  8 rollouts: wrong 8 (100.0%)"
     assert warning.startswith(f"  warning: in {shown} of the groups all rewards are equal; ")
     assert "warning" not in refresh_text(line(0.899, wrong=8), 10)
+    said = refresh_text(line(0.5, error=1, no_answer=2, right=37, unfinished=160), 10)
+    counts = "error 1 (0.5%), no answer 2 (1.0%), right 37 (18.5%), unfinished 160 (80.0%)"
+    assert said == f"  200 rollouts: {counts}"  # statuses are one line
+    assert "\n" not in refresh_text(line(None, right=3), 10)
 
 
 SHARE = 0.4  # of 10 tokens: responses of 6 are free, those of 10 lose 1
@@ -292,14 +283,10 @@ def test_the_penalty_lowers_the_reward_is_reported_and_keeps_the_status(folder: 
     assert (entry["reward_sum"], entry["rewarded"]) == (1 + 0.5 - 0.25 - 0.5, 4)
 
 
-@pytest.mark.parametrize("truncated", ["zero", "masked"])
-def test_a_cut_response_is_of_the_largest_length_and_loses_1(folder: Folder, truncated: str):
-    folder.write(long(10, cut=True))
-    expected = Score(Status.TRUNCATED, -1.0, {"overlong": -1.0})
-    assert folder.score(Fixed(), truncated=truncated, overlong_buffer=SHARE) == [expected]
-
-
-def test_responses_without_a_reward_have_no_penalty(folder: Folder):
+@table("truncated", ["zero", "masked"])
+def test_a_cut_response_loses_1_and_those_without_a_reward_nothing(folder, truncated):
+    folder.write(*(long(9, i) for i in range(2)), long(10, 2, cut=True))
     verdicts = [failure("boom"), SKIPPED]
-    folder.write(*(long(9, i) for i in range(2)))
-    assert folder.score(Fixed(*verdicts), overlong_buffer=SHARE, failure_limit=1.0) == verdicts
+    cut = Score(Status.TRUNCATED, -1.0, {"overlong": -1.0})
+    options = {"overlong_buffer": SHARE, "failure_limit": 1.0}
+    assert folder.score(Fixed(*verdicts), truncated=truncated, **options) == [*verdicts, cut]

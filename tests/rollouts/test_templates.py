@@ -92,11 +92,14 @@ def test_templates_of_models_write_all_that_they_get(name: str):
     assert written.count("What is 2 + 3?") == 2 and "It is five." in written
 
 
-def test_a_tools_answer_may_be_written_as_json():
+def test_what_a_prompt_may_ask_for_is_no_mark_and_a_tools_answer_may_be_json():
     encode = encoder(template_of("llama3_1"))
     call = {"function": {"name": "weather", "arguments": {"city": "Oslo"}}, "type": "function"}
     called = {"role": "assistant", "content": "", "tool_calls": [call]}
     assert r"Oslo: 3\ndegrees" in encode.text(Problem("p", (QUESTION, called, TOLD), "5"))
+    encode = encoder(template_of("qwen3"))
+    text = "Think within <think> and </think>, call <tool_call>, and strike <s>this</s>."
+    assert text in encode.text(Problem("p", text, "5"))
 
 
 def test_keys_of_messages_that_are_not_written_are_said():
@@ -128,12 +131,6 @@ def test_a_prompt_that_a_template_has_written_is_refused(template, special, prom
     assert f"holds {mark!r}" in said and remedy in said
 
 
-def test_what_a_prompt_may_ask_for_is_no_mark_of_a_template():
-    encode = encoder(template_of("qwen3"))
-    text = "Think within <think> and </think>, call <tool_call>, and strike <s>this</s>."
-    assert text in encode.text(Problem("p", text, "5"))
-
-
 def test_thinking_is_switched_off_by_an_option_or_a_column():
     """Qwen3's template writes the empty thought, as its documentation says."""
     thinks, does_not = (
@@ -154,13 +151,9 @@ def test_thinking_is_switched_off_by_an_option_or_a_column():
 def test_variables_that_no_template_can_get_are_refused(column: Any):
     said = refusal(encoder(template_of("qwen3")), "2+3", chat_template_kwargs=column)
     assert "chat_template_kwargs" in said and ("leave it out" in said or "rename it" in said)
-
-
-def test_variables_of_a_problem_are_refused_with_an_environment():
-    """Its later turns are written without the problem."""
-    tokenizer = tokenizer_of(template_of("qwen3"))
-    options = PromptOptions(form="chat")
-    encode = PromptEncoder(tokenizer, len(tokenizer), options, tools=lambda: [])
+    tokenizer = tokenizer_of(template_of("qwen3"))  # an environment's turns lack the problem
+    chat = PromptOptions(form="chat")
+    encode = PromptEncoder(tokenizer, len(tokenizer), chat, tools=lambda: [])
     said = refusal(encode, "2+3", chat_template_kwargs={"enable_thinking": False})
     assert "set prompt.chat_template_kwargs for all problems" in said
 
@@ -177,10 +170,7 @@ def test_a_templates_clock_stands(options: dict[str, Any], day: str):
     assert encode.text(Problem("p", "2+3", "5")) == f"{day}: 2+3"
     again = encoder(DATED, **encode.options.model_dump(include={"date"}))
     assert again.text(Problem("p", "2+3", "5")) == f"{day}: 2+3"
-
-
-def test_a_template_without_a_clock_has_no_date():
-    assert encoder(template_of("qwen3")).options.date is None
+    assert encoder(template_of("qwen3")).options.date is None  # it has no clock
     assert encoder(template_of("llama3_2")).options.date is not None
 
 

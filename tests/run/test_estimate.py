@@ -6,6 +6,14 @@ from mugrpo.config.load import build_config
 from mugrpo.report.readable import rounded
 from mugrpo.run import estimate
 
+SCHEDULE = {"stages": 2, "batches_per_stage": 1, "growth": 1, "problems_per_update": 2}
+RAW = {
+    "schedule": {**SCHEDULE, "group_size": 4},
+    "rollouts": {"max_new_tokens": 10},
+    "engine": {"name": "continuous", "slots": 4},
+    "evaluation": {"every": 2, "samples": 1},
+}
+
 
 def test_longest_seconds_by_hand(monkeypatch: pytest.MonkeyPatch):
     """A million weights, 10^9 operations a second: a row of a step takes 2/300 s.
@@ -17,16 +25,22 @@ def test_longest_seconds_by_hand(monkeypatch: pytest.MonkeyPatch):
     """
     monkeypatch.setattr(estimate, "_rate", lambda precision: 1e9)
     monkeypatch.setattr(estimate, "parameters", lambda options: (10**6, 0))
-    schedule = {"stages": 2, "batches_per_stage": 1, "growth": 1, "problems_per_update": 2}
-    raw = {
-        "schedule": {**schedule, "group_size": 4},
-        "rollouts": {"max_new_tokens": 10},
-        "engine": {"name": "continuous", "slots": 4},
-        "evaluation": {"every": 2, "samples": 1},
-    }
-    seconds = estimate.longest_seconds(build_config(raw, "here"), prompt=5.0, held_out=2)
+    seconds = estimate.longest_seconds(build_config(RAW, "here"), prompt=5.0, held_out=2)
     stage, evaluation, update = 2 * 10 * 4 / 150 + 0.02, 10 * 2 / 150 + 0.02, 90 * 6e6 / 5e8
     assert seconds == pytest.approx(2 * (stage + evaluation + update))
+
+
+def test_longest_seconds_on_h100s_by_hand(monkeypatch: pytest.MonkeyPatch):
+    """Launches of 100 layers bound each step: 10 of 0.12 s for each stage and each evaluation.
+
+    Four engines with 4 slots have 2 rows each. Two ranks update with 26 % of 754 TFLOP/s each.
+    """
+    monkeypatch.setattr(estimate, "parameters", lambda options: (10**9, 100))
+    raw = RAW | {"distributed": {"processes": 2}, "model": {"precision": "bf16"}}
+    config = build_config(raw, "here")
+    seconds = estimate.longest_seconds(config, prompt=0.0, held_out=2, h100s=4)
+    updates = 2 * 80 * 6e9 / (0.26 * 754e12 * 2)
+    assert seconds == pytest.approx(4 * 10 * 0.12 + updates, rel=1e-6)
 
 
 def test_rough_durations():

@@ -3,8 +3,11 @@ from shutil import disk_usage
 import pytest
 
 from mugrpo.config.load import build_config
+from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.run_dir import RunDir
+from mugrpo.model.hardware import with_precision
+from mugrpo.run.machine import Machine, fitting
 from mugrpo.run.memory import GIB, require_room
 from tests.runs import ROOT
 
@@ -49,3 +52,70 @@ def test_checkpoints_without_room_are_told_beforehand(monkeypatch, tmp_path, che
     raw = {"model": HALF_A_BILLION, "checkpoint": checkpoint, "schedule": schedule}
     found = require_room(build_config(raw, "test"), RunDir(tmp_path))
     assert found.startswith(warned) and bool(found) == bool(warned)
+
+
+# 7.616 billion weights: 18 bytes each are 127.7 GiB, 6 are 42.6 and 2 are 14.2.
+SEVEN_BILLION = {
+    "model": {"path": str(ROOT / "configs" / "recipes" / "forms" / "qwen2.5-7b")},
+    "engine": {"name": "vllm", "processes": 4, "tensor_parallel": 2},
+    "distributed": {"processes": 8},
+}
+LOCAL = {"overlap": True, "checkpoint": {"every": 0}, "distributed": {"processes": 16}}
+RAY = {"backend": {"name": "ray"}}
+BESIDE = RAY | {"overlap": True, "checkpoint": {"every": 0}}
+OWN = {"engine": {"name": "continuous", "processes": 8}}
+
+
+def seven_billion(changed: dict[str, object]) -> RunConfig:
+    return with_precision(build_config(SEVEN_BILLION | changed, "test"), elsewhere=True)
+
+
+def ranks(count: int) -> dict[str, object]:
+    return {"distributed": {"processes": count}}
+
+
+@pytest.mark.parametrize(
+    ("changed", "machine", "found"),
+    [
+        ({}, (8, 80, 1), "8 on 1 of 1 node; 4 x 2 GPUs, in turn; 16.0 of 80.0; 7.1 of 68.0"),
+        (ranks(2), (8, 80, 1), "2 on 1 of 1 node; 4 x 2 GPUs, in turn; 63.8 of 80.0; 7.1 of 68.0"),
+        (ranks(16), (8, 80, 2), "16 on 2 of 2 nodes; 4 x 2 GPUs, in turn; 8.0 of 80; 7.1 of 68"),
+        (OWN, (8, 80, 1), "8 on 1 of 1 node; 8 x 1 GPUs, in turn; 16.0 of 37.4; 42.6 of 80.0"),
+        (BESIDE | ranks(16), (8, 80, 4), "16 on 2 of 4; 4 x 2 GPUs, beside; 8.0 of 80; 7.1 of 68"),
+        (  # an adapter's base has 6 bytes a weight; nothing of it moves
+            {"lora": {"rank": 8}} | ranks(1) | {"engine": {"name": "hf"}},
+            (1, 80, 1),
+            "1 on 1 of 1 node; none, in turn; 42.6 of 80.0; 42.6 of 80.0",
+        ),
+    ],
+)
+def test_what_a_described_machine_has_room_for(changed, machine, found):
+    lines = [*fitting(seven_billion(changed), Machine(*machine))]
+    assert [line.split()[0] for line in lines] == ["ranks", "engines", "updates", "generation"]
+    for line, part in zip(lines, found.split("; "), strict=True):
+        words = part.split(", ")
+        assert line[12:].startswith(words[0]) and words[-1] in line
+
+
+@pytest.mark.parametrize(
+    ("changed", "machine", "refused"),
+    [
+        (ranks(1), (8, 80, 1), "127.7 GiB of each rank's GPU, where 80.0 .*processes 2$"),
+        (RAY | ranks(2), (8, 12, 4), "63.8 GiB .* where 12.0 .*processes 16$"),  # 11 are enough
+        ({}, (8, 10, 1), "16.0 GiB .* where 10.0 .*use more GPUs, .*--lora.rank 16"),
+        # without a cluster, engines are on the first node
+        (
+            LOCAL,
+            (8, 80, 2),
+            "0 engines of 2 GPUs .* node of the run beside 16 ranks, not 4: use more",
+        ),
+        (RAY | ranks(20), (8, 80, 4), "20 ranks do not get a GPU each .*processes 16$"),
+        (BESIDE | ranks(32), (8, 80, 4), "0 engines of 2 GPUs .* 32 ranks, not 4: .*processes 24$"),
+        (BESIDE | ranks(7), (8, 80, 1), "0 engines of 2 GPUs .* 7 ranks, not 4: use more GPUs"),
+        (OWN, (8, 50, 1), "16.0 GiB .* where 7.4 are free beside an engine that stays: use more"),
+        (OWN, (8, 40, 1), "42.6 GiB of each of its GPUs, where it has 40.0: .*tensor_parallel"),
+    ],
+)
+def test_a_described_machine_without_room_is_refused_with_the_remedy(changed, machine, refused):
+    with pytest.raises(UsageError, match=refused):
+        [*fitting(seven_billion(changed), Machine(*machine))]

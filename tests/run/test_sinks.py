@@ -75,6 +75,12 @@ def test_a_sink_that_fails_is_reported_once_and_dropped(recorder, tmp_path, monk
     (sentence,) = said
     assert sentence.startswith("wandb failed (no route) and is dropped; ")
     assert "WANDB_MODE=offline" in sentence
+    other = sinks_of(recorder, tmp_path, said)
+    monkeypatch.setattr(recorder, "init", fail)  # nor can it be opened, or closed
+    sinks_of(recorder, tmp_path, said).log("update", 1, {"loss": 1.0})
+    other._sinks["wandb"].close = fail  # type: ignore[method-assign, assignment]
+    other.close()
+    assert len(said) == 3 and all(" failed (no route) and is dropped; " in one for one in said)
 
 
 @table(("package", "option"), [("wandb", "p"), ("torch.utils.tensorboard", True)])
@@ -85,16 +91,6 @@ def test_a_missing_package_is_named_with_the_way_to_install_it(
     name = package.rpartition(".")[2]
     with pytest.raises(UsageError, match=rf"pip install 'mugrpo\[{name}\]'"):
         Sinks(SinkOptions(**{name: option}), tmp_path, {}, 0, print)
-
-
-def test_a_sink_that_cannot_be_opened_or_closed_is_dropped(recorder, tmp_path, monkeypatch):
-    said: list[str] = []
-    sinks = sinks_of(recorder, tmp_path, said)
-    monkeypatch.setattr(recorder, "init", fail)
-    sinks_of(recorder, tmp_path, said).log("update", 1, {"loss": 1.0})
-    sinks._sinks["wandb"].close = fail  # type: ignore[method-assign, assignment]
-    sinks.close()
-    assert len(said) == 2 and all(" failed (no route) and is dropped; " in one for one in said)
 
 
 def test_tensorboard_shows_the_updates_made_after_a_resume_and_not_those_they_replace(tmp_path):

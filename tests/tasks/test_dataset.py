@@ -27,6 +27,9 @@ def test_a_row_is_a_problem_whose_other_columns_are_passed_on(jsonl):
     assert all_problems(data, **options) == [
         Problem("a7", "3+2=", "5", {"id": "a7", "solution": "5", "level": 2, "tags": ["x", None]})
     ]
+    data = jsonl({"prompt": "3+2=", "n": 1})
+    (problem,) = all_problems(data, answer_column=None, rewards="module:judge")
+    assert (problem.reference, problem.columns) == ("", {"n": 1})
 
 
 def test_without_an_id_column_the_id_is_a_hash_of_prompt_and_answer(jsonl):
@@ -54,6 +57,9 @@ def test_without_an_id_column_the_id_is_a_hash_of_prompt_and_answer(jsonl):
         ("04", "04"),
         ("4.0", "4.0"),
         (10**20, "1" + "0" * 20),
+        (1e20, "1" + 20 * "0"),  # 15 digits are certain
+        (6.02214076e23, "602214076000000000000000"),
+        (2.0**53 - 1, "9007199254740991"),
     ],
 )
 def test_answers_are_text_or_numbers_without_exponent_or_zeros_at_the_end(jsonl, value, text):
@@ -102,13 +108,6 @@ def test_a_number_of_parquet_is_as_short_as_it_was_written(tmp_path, kind, value
         assert [p.reference for p in all_problems(data, answer_column=column)] == [text]
 
 
-def test_an_answer_without_a_number_is_refused_if_numbers_are_compared(jsonl):
-    data = jsonl(row("1", "1,000.5 m"), row("2", "\N{MINUS SIGN}2"), row("3", "many"))
-    with pytest.raises(UsageError, match="line 3: column 'answer' is \"many\", which the reward n"):
-        task(data, rewards=("exact", "numeric")).train_problems()
-    assert len(all_problems(data)) == 3  # if texts are compared
-
-
 def test_the_function_of_livecodebenchs_tests_is_in_the_column_beside_them(jsonl):
     tests = [{"input": "3\n4", "output": "7", "testtype": "functional"}]
     beside = {"public_test_cases": json.dumps(tests), "metadata": '{"func_name": "add"}'}
@@ -118,7 +117,7 @@ def test_the_function_of_livecodebenchs_tests_is_in_the_column_beside_them(jsonl
     assert case.job == {"call": "add", "arguments": [3, 4]}
 
 
-def test_references_that_math_cannot_use_are_named_before_any_work(jsonl, tmp_path):
+def test_references_that_math_or_numeric_cannot_use_are_named_before_any_work(jsonl, tmp_path):
     """So are those that it reads but cannot finish with. Each is judged as its own answer."""
     good = [r"\$36", r"\$32,\!348", r"\text{(C)}", "[1,2)", r"\boxed{1} or \boxed{2}", "2^{2^{99}}"]
     data = jsonl(*(row(str(n), answer) for n, answer in enumerate([*good, "$", "$ $"])))
@@ -126,12 +125,10 @@ def test_references_that_math_cannot_use_are_named_before_any_work(jsonl, tmp_pa
     found = cases.refusal(loaded.prepare, tmp_path / "rewards.log")
     loaded.close()
     assert f'cannot use 2 of 8 reference answers; the first: "$" ({data}, line 7): math: ' in found
-
-
-def test_no_answer_column_leaves_the_reference_empty(jsonl):
-    data = jsonl({"prompt": "3+2=", "n": 1})
-    (problem,) = all_problems(data, answer_column=None, rewards="module:judge")
-    assert (problem.reference, problem.columns) == ("", {"n": 1})
+    data = jsonl(row("1", "1,000.5 m"), row("2", "\N{MINUS SIGN}2"), row("3", "many"))
+    with pytest.raises(UsageError, match="line 3: column 'answer' is \"many\", which the reward n"):
+        task(data, rewards=("exact", "numeric")).train_problems()
+    assert len(all_problems(data)) == 3  # if texts are compared
 
 
 @table(
@@ -278,23 +275,17 @@ def test_json_with_an_answer_inside_is_refused_with_an_entry_to_name(jsonl, answ
 # ---- template and system prompt ----
 
 
-def test_a_system_prompt_makes_a_text_a_conversation(jsonl):
-    (problem,) = all_problems(
-        jsonl(row("3+2")), system_prompt="Be brief.", prompt_template="{prompt}?"
-    )
-    assert problem.prompt == (
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "3+2?"},
-    )
-
-
 def test_the_template_is_the_last_users_and_a_system_prompt_of_its_own_stays(jsonl):
     own = [{"role": "system", "content": "Think."}, *chat("1+1", "2", "3+2")]
-    bare, with_own = all_problems(
-        jsonl(row(own[1:]), row(own)), system_prompt="Be brief.", prompt_template="{prompt}="
+    data, given = (
+        jsonl(row("3+2"), row(own[1:]), row(own)),
+        {"role": "system", "content": "Be brief."},
     )
+    template = {"system_prompt": "Be brief.", "prompt_template": "{prompt}="}
+    text, bare, with_own = all_problems(data, **template)
     turns = tuple(chat("1+1", "2", "3+2="))
-    assert bare.prompt == ({"role": "system", "content": "Be brief."}, *turns)
+    assert text.prompt == (given, *chat("3+2="))
+    assert bare.prompt == (given, *turns)
     assert with_own.prompt == ({"role": "system", "content": "Think."}, *turns)
 
 

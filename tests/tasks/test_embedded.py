@@ -98,43 +98,37 @@ def test_train_and_eval_problems_are_distinct_and_disjoint(task):
     assert all(map(held_out, evaluation)) and not any(map(held_out, train))
 
 
-def test_references_of_chains_are_their_results():
-    for problem in CHAIN.eval_problems():
-        assert problem.reference == str(eval(problem.prompt.rstrip("=")) % 10)
-
-
-def test_problems_are_the_same_at_every_call():
+def test_problems_are_the_same_at_every_call_and_no_more_than_there_are():
     assert list(CHAIN.train_problems()) == list(chain().train_problems())
     assert list(chain(train_problems=10).train_problems()) == list(CHAIN.train_problems())[:10]
-
-
-@table(("terms", "count"), [(2, 10), (8, 100), (20, 7)])
-def test_terms_digits_and_count_are_as_the_options_say(terms, count):
-    problems = chain(terms=terms, train_problems=count).train_problems()
-    assert len(problems) == count
-    for problem in problems:
-        assert re.fullmatch(rf"[1-3]([+-][1-3]){{{terms - 1}}}=", problem.prompt)
-
-
-def test_more_problems_than_there_are_is_refused():
     with pytest.raises(UsageError, match="there are about"):
         chain(terms=2, train_problems=100).train_problems()
 
 
-@table(("minus", "signs"), [(True, set("+-")), (False, set("+"))])
-def test_terms_are_subtracted_only_if_the_option_says_so(minus: bool, signs: set[str]):
-    task = chain(minus=minus, train_problems=50)
-    prompts = "".join(problem.prompt for problem in task.train_problems())
-    assert set(re.findall(r"[+-]", prompts)) == signs
+@table(("terms", "count", "signs"), [(2, 10, "+-"), (8, 100, "+-"), (20, 7, "+-"), (8, 50, "+")])
+def test_terms_signs_and_count_are_as_the_options_say_and_references_are_results(
+    terms, count, signs
+):
+    problems = chain(terms=terms, train_problems=count, minus="-" in signs).train_problems()
+    assert len(problems) == count
+    assert set(re.findall("[+-]", "".join(problem.prompt for problem in problems))) == {*signs}
+    for problem in problems:
+        assert re.fullmatch(rf"[1-3]([+-][1-3]){{{terms - 1}}}=", problem.prompt)
+        assert problem.reference == str(eval(problem.prompt.rstrip("=")) % 10)
 
 
-def test_letters_are_of_all_lengths_and_sorted():
+def test_letters_are_sorted_and_sums_are_right_with_two_to_four_carries():
     train = SORTING.train_problems()
     assert {len(p.prompt) - 1 for p in train} == set(range(8, 17))
     assert set("".join(p.prompt for p in train)) == {*LETTERS, END}
     for problem in SORTING.eval_problems():
         assert problem.prompt.endswith(END)
         assert problem.reference == "".join(sorted(problem.prompt[:-1]))
+    task = Carry(CarryOptions(train_problems=200))
+    for problem in [*task.train_problems(), *task.eval_problems()]:
+        above, below = (int(n[::-1]) for n in re.findall(r"\d{12}", problem.prompt))
+        assert int(problem.reference[::-1]) == above + below and len(problem.reference) == 13
+        assert carries(above, below) in (2, 3, 4)
 
 
 @table(
@@ -143,14 +137,6 @@ def test_letters_are_of_all_lengths_and_sorted():
 )
 def test_carries_by_hand(above, below, count):
     assert carries(above, below) == count
-
-
-def test_sums_have_two_to_four_carries_and_are_right():
-    task = Carry(CarryOptions(train_problems=200))
-    for problem in [*task.train_problems(), *task.eval_problems()]:
-        above, below = (int(n[::-1]) for n in re.findall(r"\d{12}", problem.prompt))
-        assert int(problem.reference[::-1]) == above + below and len(problem.reference) == 13
-        assert carries(above, below) in (2, 3, 4)
 
 
 @table(

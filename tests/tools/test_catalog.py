@@ -18,14 +18,12 @@ def test_every_objective_has_its_equation_or_says_how_it_is_made():
     for name in set(CHOICES["objective"]) - {"file"}:
         part = TEXT.partition(f'  name = "{name}"  ')[2].partition('\n  name = "')[0]
         assert "loss_t" in part, name
+        assert ("needs proximal_logprobs: another forward pass" in part) == (
+            name == "decoupled_ppo"
+        )
 
 
 def test_every_preset_is_listed_with_what_it_is():
     for name in PRESETS:
         (line,) = (line for line in TEXT.splitlines() if line.startswith(f"  {name} "))
         assert len(line) > 30
-
-
-def test_the_cost_of_another_forward_pass_is_mentioned():
-    part = TEXT.partition('  name = "decoupled_ppo"  ')[2].partition('\n  name = "')[0]
-    assert "needs proximal_logprobs: another forward pass" in part

@@ -44,7 +44,7 @@ def lines() -> tuple[bool, dict[str, str]]:
     return able, {line[:11].strip(): line[11:] for line in said}
 
 
-def test_a_small_machine_can_run_the_demo_and_each_lack_has_a_remedy(tmp_path: Path):
+def test_a_small_machine_can_run_the_demo_and_each_lack_has_a_remedy(tmp_path: Path, machine):
     able, told = lines()
     assert able
     assert list(told) == [
@@ -63,9 +63,6 @@ def test_a_small_machine_can_run_the_demo_and_each_lack_has_a_remedy(tmp_path: P
     for file in ("pyproject.toml", "zebra.toml"):
         (tmp_path / file).touch()
     assert lines()[1]["next"] == "mugrpo check zebra.toml"
-
-
-def test_gpus_have_name_and_memory(machine: pytest.MonkeyPatch):
     gpu = SimpleNamespace(name="Big One", total_memory=80 * 2**30)
     machine.setattr(torch.cuda, "device_count", lambda: 2)
     machine.setattr(torch.cuda, "get_device_properties", lambda _: gpu)

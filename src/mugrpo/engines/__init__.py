@@ -17,7 +17,7 @@ from mugrpo.engines import continuous, hf
 from mugrpo.engines.base import Engine
 from mugrpo.engines.continuous import ContinuousEngine
 from mugrpo.engines.hf import HFEngine
-from mugrpo.engines.process import Host, RemoteEngine, visible_gpus
+from mugrpo.engines.process import EngineHost, RemoteEngine, visible_gpus
 from mugrpo.engines.vllm import require_vllm, vllm_host
 from mugrpo.model.policy import Policy
 from mugrpo.model.vocabulary import Vocabulary
@@ -135,7 +135,7 @@ def reserved_gpus(config: RunConfig) -> list[int]:
     return [each] * (options.processes or 1)
 
 
-def _host(vocabulary: Vocabulary, config: RunConfig, log: Path) -> Host:
+def _host(vocabulary: Vocabulary, config: RunConfig, log: Path) -> EngineHost:
     options = config.engine
     if isinstance(options, VLLMOptions):
         return vllm_host(vocabulary, config.model, config.lora, options, log)
@@ -150,7 +150,7 @@ def _host(vocabulary: Vocabulary, config: RunConfig, log: Path) -> Host:
         "engine": options.model_dump(mode="json"),
         "threads": threads,
     }
-    return Host(
+    return EngineHost(
         python=None,
         setup=setup,
         environment={"OMP_NUM_THREADS": str(threads)},

@@ -25,7 +25,7 @@ _WORKER = Path(__file__).with_name("worker.py")
 
 
 @dataclass(frozen=True)
-class Host:
+class EngineHost:
     """How to start an engine process, its first message, and what it can do."""
 
     python: str | None  # the interpreter; None for this one
@@ -71,7 +71,7 @@ class RemoteEngine(Engine):
 
     def __init__(
         self,
-        host: Host,
+        host: EngineHost,
         start: Callable[[], Peer],
         notify: Callable[[str], None],
         check: Callable[[], None],

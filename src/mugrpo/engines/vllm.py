@@ -10,7 +10,7 @@ from mugrpo.config.engines import BUILDS, VLLMOptions
 from mugrpo.config.run import ModelOptions
 from mugrpo.config.training import LoRAOptions
 from mugrpo.disk.errors import UsageError
-from mugrpo.engines.process import Host, not_run
+from mugrpo.engines.process import EngineHost, not_run
 from mugrpo.model.hardware import precision_of
 from mugrpo.model.loading import model_config, model_sizes
 from mugrpo.model.pretrained import model_path
@@ -73,7 +73,7 @@ def _lora_room(model: ModelOptions, rank: int) -> int:
 
 def vllm_host(
     vocabulary: Vocabulary, model: ModelOptions, lora: LoRAOptions, options: VLLMOptions, log: Path
-) -> Host:
+) -> EngineHost:
     """Return the host of one vLLM process.
 
     If the run trains an adapter, the process keeps the base model. vLLM's engine core runs in that
@@ -100,7 +100,7 @@ def vllm_host(
         "adapters": {"base": model_path(model), "rank": room} if lora.rank else None,
     }
     paths = [str(EXTENSION), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return Host(
+    return EngineHost(
         python=options.python,
         setup=setup,
         environment={

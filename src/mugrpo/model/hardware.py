@@ -14,17 +14,21 @@ def device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def precision_of(options: ModelOptions) -> Precision:
-    """Return the model's precision here: "auto" is bf16 on a GPU that computes in it, else fp32."""
+def precision_of(options: ModelOptions, *, elsewhere: bool = False) -> Precision:
+    """Return the model's precision here: "auto" is bf16 on a GPU that computes in it, else fp32.
+
+    `elsewhere` is on such a GPU.
+    """
     if options.precision != "auto":
         return options.precision
-    fast = device() == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    return "bf16" if fast else "fp32"
+    here = device() == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return "bf16" if elsewhere or here else "fp32"
 
 
-def with_precision(config: RunConfig) -> RunConfig:
-    """Return `config` with the precision that "auto" stands for here."""
-    model = config.model.model_copy(update={"precision": precision_of(config.model)})
+def with_precision(config: RunConfig, *, elsewhere: bool = False) -> RunConfig:
+    """Return `config` with the precision that "auto" stands for here, or `elsewhere`."""
+    precision = precision_of(config.model, elsewhere=elsewhere)
+    model = config.model.model_copy(update={"precision": precision})
     return config.model_copy(update={"model": model})
 
 

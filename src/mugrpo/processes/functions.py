@@ -140,7 +140,7 @@ def _spec(name: str, path: Sequence[str]) -> ModuleSpec | None:
 
 
 class RewardFunction:
-    """A loaded function that judges answers, in the event loop of `runner` if it is async."""
+    """A loaded function that judges responses, in the event loop of `runner` if it is async."""
 
     def __init__(self, label: str, function: Callable[..., Any], runner: asyncio.Runner) -> None:
         self.label = label

@@ -185,7 +185,7 @@ class Grader:
         self._pool = Pool(rewards, workers, together=self.takes_groups)
 
     def start(self, log: Path | None = None) -> list[str]:
-        """Load the rewards now rather than at the first answer, to learn early if that fails.
+        """Load the rewards now rather than at the first response, to learn early if that fails.
 
         What they print goes to `log`, or to stderr. Return sentences for the user.
         """

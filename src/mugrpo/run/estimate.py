@@ -12,24 +12,30 @@ from mugrpo.run.memory import parameters
 # Shares of the product's rate that a step of decoding and an update reach: measured for SmolLM2 on
 # two cores (benchmarks/results) and for 0.5 billion weights on an H100 (studies/log.md).
 _DECODING, _UPDATE = 0.3, 0.5
+_H100 = 0.26 * 754e12 / _UPDATE  # the rate in bf16 whose share that an update reached there
+_FP32 = 1 / 15  # of it, by the data sheet
 _LAUNCHES = {"cpu": 2e-4, "cuda": 1.2e-3}  # least seconds of a layer in a step, measured there
 
 
-def longest_seconds(config: RunConfig, prompt: float, held_out: int) -> float:
+def longest_seconds(config: RunConfig, prompt: float, held_out: int, *, h100s: int = 0) -> float:
     """Return about the seconds of the run if every response has `rollouts.max_new_tokens`.
 
     `prompt` is the mean tokens of a prompt, `held_out` the number of problems of an evaluation. The
-    engine is taken to be one of this process; refreshes and judges are left out.
+    engine is taken to be one of this process, or `h100s` engines on H100s with ranks there.
+    Refreshes and judges are left out.
     """
     schedule, evaluation = config.schedule, config.evaluation
     weights, layers = parameters(config.model)
-    rate = _rate(precision_of(config.model))
+    precision = precision_of(config.model)
+    rate, launch = _H100 * (_FP32 if precision == "fp32" else 1), "cuda"
+    if not h100s:
+        rate, launch = _rate(precision), device()
     tokens, slots = config.rollouts.max_new_tokens, getattr(config.engine, "slots", 512)
 
     def generating(responses: int, prompts: float) -> float:
+        responses, prompts = math.ceil(responses / (h100s or 1)), prompts / (h100s or 1)
         rows = min(slots, responses)
-        floor = layers * _LAUNCHES[device()]
-        step = max(floor, 2 * weights * rows / (_DECODING * rate))
+        step = max(layers * _LAUNCHES[launch], 2 * weights * rows / (_DECODING * rate))
         return math.ceil(responses / slots) * tokens * step + 2 * weights * prompts * prompt / rate
 
     total, passes = schedule.total_updates, schedule.passes_per_batch

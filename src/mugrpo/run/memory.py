@@ -20,6 +20,30 @@ def parameters(options: ModelOptions) -> tuple[int, int]:
     return sum(p.numel() for p in model.parameters()), int(model.config.num_hidden_layers)
 
 
+def held(config: RunConfig, weights: int) -> tuple[int, int]:
+    """Return the bytes of a model of so many weights, and those with what its updates keep."""
+    model = (4 if precision_of(config.model) == "fp32" else 6) * weights  # fp32, and a copy in bf16
+    trained = 0 if config.lora.rank else weights  # an adapter is a few percent
+    return model, model + 12 * trained  # gradient and two moments
+
+
+def disk(config: RunConfig, folder: RunDir) -> str:
+    """Return what the checkpoints take that a run will keep: a warning if the disk lacks room."""
+    due = sum(map(config.checkpoint_due, range(1, config.schedule.total_updates + 1)))
+    keep = config.checkpoint.keep
+    kept = min(due, keep + 1) if keep else due  # one is written before the oldest is removed
+    need = kept - len(folder.checkpoint_updates())
+    need *= 0 if config.lora.rank else 12 * parameters(config.model)[0]  # fp32, and two moments
+    free = shutil.disk_usage(folder.root).free
+    found = f"{kept} checkpoints take {need / GIB:.0f} GiB more, and {free / GIB:.0f} are free in "
+    if need <= free:
+        return f"disk        {found}{folder.root}"
+    return (
+        f"warning: {found}{folder.root}: keep fewer (--checkpoint.keep 2) or save less often "
+        "(--checkpoint.every)"
+    )
+
+
 def require_room(config: RunConfig, folder: RunDir) -> str:
     """Return a warning if the disk lacks room for the checkpoints that a run will keep, or "".
 
@@ -27,27 +51,14 @@ def require_room(config: RunConfig, folder: RunDir) -> str:
     system would kill the process without a word. Activations are not counted: an update that runs
     out of memory is computed again in smaller parts.
     """
-    weights, _ = parameters(config.model)
     if not config.backend.clustered:  # its machines are others
-        _require_memory(config, weights)
-    due = sum(map(config.checkpoint_due, range(1, config.schedule.total_updates + 1)))
-    keep = config.checkpoint.keep
-    kept = min(due, keep + 1) if keep else due  # one is written before the oldest is removed
-    need = 12 * weights * (kept - len(folder.checkpoint_updates()))  # fp32, and two moments
-    free = shutil.disk_usage(folder.root).free
-    if config.lora.rank or need <= free:
-        return ""
-    return (
-        f"warning: {kept} checkpoints take {need / GIB:.0f} GiB more, and {free / GIB:.0f} are "
-        f"free in {folder.root}: keep fewer (--checkpoint.keep 2) or save less often "
-        "(--checkpoint.every)"
-    )
+        _require_memory(config, parameters(config.model)[0])
+    found = disk(config, folder)
+    return found if found.startswith("warning") else ""
 
 
 def _require_memory(config: RunConfig, weights: int) -> None:
-    trained = 0 if config.lora.rank else weights  # an adapter is a few percent
-    copy = 0 if precision_of(config.model) == "fp32" else 2
-    need = (4 + copy) * weights + 12 * trained  # fp32, a copy in bf16; gradient and two moments
+    _, need = held(config, weights)
     if device() == "cpu":
         share, what, room = need, "memory", host_memory()
     else:  # FSDP divides them

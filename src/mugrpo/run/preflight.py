@@ -11,7 +11,7 @@ results: the same command may succeed later, when a judge's server is back.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 
 from mugrpo.config.base import RewardOption
@@ -27,6 +27,7 @@ from mugrpo.rollouts.notices import notices
 from mugrpo.run.memory import require_room
 from mugrpo.run.opening import OpenRun
 
+Trial = Callable[[OpenRun, bool], None]  # the second is `verbose`
 _Offer = Sequence[tuple[Problem, str]]  # problems with an answer to each
 _SHOWN = 3  # problems to train on, and as many held-out ones, that `mugrpo check` shows
 _TRIED = 8  # problems of each source that are answered with what says nothing
@@ -39,10 +40,11 @@ def prepare(run: OpenRun) -> None:
         run.progress.say(sentence)
 
 
-def preflight(run: OpenRun, *, verbose: bool = False) -> None:
+def preflight(run: OpenRun, *, verbose: bool = False, elsewhere: Trial | None = None) -> None:
     """Start the reward workers, and try what the rest of the run needs, if anything is left to do.
 
-    Say what may go wrong, and with `verbose` what was tried.
+    Say what may go wrong, and with `verbose` what was tried. `elsewhere` tries another machine, in
+    place of this one.
 
     Raises UsageError for prompts that a template does not write whole, engines that cannot start,
     more ranks than GPUs, a file without an objective, an environment or a reward that fails or
@@ -53,9 +55,12 @@ def preflight(run: OpenRun, *, verbose: bool = False) -> None:
     prepare(run)
     if run.folder.newest_update() == run.config.schedule.total_updates and not verbose:
         return
-    tries = [_try_prompts, _try_machine, _try_rewards, _try_suites, _try_room]
+    tries: list[Trial] = [_try_prompts, _try_parts, _try_rewards, _try_suites]
+    tries.append(elsewhere or _try_room)
     if verbose:
         tries.insert(3, _try_for_nothing)
+    if elsewhere is None:
+        tries.insert(1, _try_machine)
     faults = list[Exception]()
     for trial in tries:
         try:
@@ -73,13 +78,16 @@ def preflight(run: OpenRun, *, verbose: bool = False) -> None:
 
 
 def _try_machine(run: OpenRun, _: bool) -> None:
-    """Try what engines and ranks need here, and the files of an objective and of advantages."""
+    """Try what engines and ranks need here."""
     config = run.config
     if config.distributed.processes > 1 and not config.backend.clustered:
         require_gpus(config.distributed)
     require_processes(config)
-    UpdateLoss(config)  # a file of the user's own may not be one
-    advantage_of(config.advantage)  # and may have none
+
+
+def _try_parts(run: OpenRun, _: bool) -> None:
+    UpdateLoss(run.config)  # a file of the user's own may not be one
+    advantage_of(run.config.advantage)  # and may have none
 
 
 def _try_suites(run: OpenRun, verbose: bool) -> None:

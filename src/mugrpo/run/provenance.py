@@ -24,7 +24,7 @@ from mugrpo.model.hardware import arithmetic
 from mugrpo.model.pretrained import model_fingerprint
 from mugrpo.processes.functions import files_of_code
 from mugrpo.run.progress import Progress
-from mugrpo.run.trust import suites_of
+from mugrpo.run.trust import suites_named
 
 _MUST_AGREE = {
     "problems_sha256": "the problems",
@@ -176,7 +176,7 @@ def _suites(config: RunConfig) -> dict[str, str]:
     """
     files: dict[str, Path] = {}
     for use in config.evaluation.suites:
-        for suite in suites_of(use):
+        for suite in suites_named(use):
             task, template = suite.options.task, suite.options.prompt.chat_template
             code = [file for one in _rewards(task) for file in files_of_code(one)]
             places = [suite.file, Path(use.data or task.data), *code]

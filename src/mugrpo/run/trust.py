@@ -55,7 +55,7 @@ class Suite(Protocol):
     def options(self) -> _SuiteOptions: ...
 
 
-def suites_of(use: SuiteUse) -> Iterator[Suite]:
+def suites_named(use: SuiteUse) -> Iterator[Suite]:
     """Yield what the file of a suite says. Raises UsageError if it cannot be read."""
     for extension in installed().values():
         if extension.suites:
@@ -139,7 +139,7 @@ def _suite(use: SuiteUse) -> Iterator[Named]:
         return
     yield _file("evaluation.suites", use.file)
     with suppress(UsageError):  # to read it is refused later, and runs nothing either
-        for suite in suites_of(use):
+        for suite in suites_named(use):
             yield from _rewards(suite.options.task, f"{suite.file}: task.rewards")
             yield from _template(suite.options.prompt, f"{suite.file}: prompt.chat_template")
 

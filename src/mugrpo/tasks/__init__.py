@@ -5,7 +5,7 @@ from mugrpo.tasks.base import Task
 
 
 def make_task(options: TaskOptions, workers: WorkerOptions | None = None) -> Task:
-    """Return the task that `options` describes. `workers` judge its answers.
+    """Return the task that `options` describes. `workers` judge its responses.
 
     The task reads its data when it is first asked for problems, and raises UsageError then if a row
     is not a valid problem.

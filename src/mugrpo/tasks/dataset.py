@@ -1,4 +1,4 @@
-"""Problems of your own, read from a file or a hub data set. Rewards judge the answers."""
+"""Problems of your own, read from a file or a hub data set. Rewards judge the responses."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ _ANSWER = DatasetOptions.model_fields["answer_column"].default
 
 
 class GradedTask(ABC):
-    """A task with a split that its class reads at the first use. `rewards` judge its answers."""
+    """A task with a split that its class reads at the first use. `rewards` judge its responses."""
 
     def __init__(self, rewards: tuple[RewardOption, ...], workers: WorkerOptions) -> None:
         self.grader = Grader(rewards, workers)

@@ -49,7 +49,7 @@ def held_out(prompt: str) -> bool:
 
 
 class EmbeddedTask(Task, ABC):
-    """A task that generates its problems, always the same ones, and judges answers by itself."""
+    """A task that generates its problems, always the same ones, and judges responses by itself."""
 
     def __init__(self, options: GeneratedOptions, _: WorkerOptions | None = None) -> None:
         self.options = options

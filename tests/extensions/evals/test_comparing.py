@@ -78,7 +78,7 @@ def test_the_last_row_is_the_mean_over_benchmarks():
     assert (mean.title, mean.first, mean.holm) == ("mean over benchmarks", None, None)
 
 
-def test_problems_without_a_verdict_are_left_out_and_told():
+def test_problems_of_one_side_or_without_a_verdict_are_left_out_and_told():
     """The share of x is not known in A: what is left is 1/4 against 1/2."""
     first, second = result("a", {"x": 0, "y": 1}), result("a", {"x": 4, "y": 2})
     first["per_problem"][0]["judged"] = 0
@@ -90,6 +90,11 @@ def test_problems_without_a_verdict_are_left_out_and_told():
     first["per_problem"][1]["judged"] = 0
     with pytest.raises(UsageError, match="a: no problem has a verdict in both"):
         compare(measurement("A", first), measurement("B", second))
+    first = measurement("A", result("a", {"x": 1, "y": 1, "z": 4}))
+    second = measurement("B", result("a", {"w": 0, "x": 2, "y": 2}))
+    compared = compare(first, second)
+    assert compared.rows[0].difference.problems == 2
+    assert compared.notes == ["a: problems that only one of the two has, left out: 2."]
 
 
 def test_p_values_are_those_of_all_comparisons_together():
@@ -103,14 +108,6 @@ def test_p_values_are_those_of_all_comparisons_together():
     assert small.difference.p_value < large.difference.p_value / 2
     assert small.holm == pytest.approx(2 * small.difference.p_value)
     assert large.holm == pytest.approx(large.difference.p_value)
-
-
-def test_problems_of_one_side_only_are_told():
-    first = measurement("A", result("a", {"x": 1, "y": 1, "z": 4}))
-    second = measurement("B", result("a", {"w": 0, "x": 2, "y": 2}))
-    compared = compare(first, second)
-    assert compared.rows[0].difference.problems == 2
-    assert compared.notes == ["a: problems that only one of the two has, left out: 2."]
 
 
 @table(
@@ -144,9 +141,6 @@ def test_stored_results_are_named_by_folder_or_by_run_and_update(tmp_path: Path)
     file.write_text("{")
     with pytest.raises(UsageError, match="makes it again from the stored responses"):
         stored(str(run))
-
-
-def test_a_folder_may_have_an_at_in_its_name(tmp_path: Path):
     folder = tmp_path / "me@home" / "results"
     for update in (0, 64):
         write(folder, result("a", {"x": 1}), update)
@@ -202,6 +196,9 @@ def test_measures_that_are_missing_are_dashes(tmp_path: Path):
     by_head = dict(zip(HEAD, row(json.loads(file.read_text())), strict=True))
     missing = [name for name, cell in by_head.items() if cell == "\u2013"]
     assert missing == ["avg@k", "pass@k", "no answer", "tokens"]
+    file.write_text("{")
+    with pytest.raises(UsageError, match="makes it again from the stored responses"):
+        write_table(tmp_path)
 
 
 def test_hostile_titles_are_text_and_every_number_is_beside_its_interval(tmp_path: Path):
@@ -216,12 +213,6 @@ def test_hostile_titles_are_text_and_every_number_is_beside_its_interval(tmp_pat
         escaped = re.findall(r"\\([\\|\[])", line)
         assert escaped == [*"[||[\\"]  # the first is in HOSTILE, after the escape character
         assert re.sub(r"\\.", "", line).count("|") == len(HEAD) + 1
-
-
-def test_a_damaged_result_is_one_sentence(tmp_path: Path):
-    write_sums(tmp_path).write_text("{")
-    with pytest.raises(UsageError, match="makes it again from the stored responses"):
-        write_table(tmp_path)
 
 
 def test_a_comparison_says_how_many_comparisons_there_are(tmp_path: Path, command: Command):

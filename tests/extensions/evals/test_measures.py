@@ -88,13 +88,16 @@ def test_extreme_difficulties_are_covered_less():
     assert percents == pytest.approx([88, 93], abs=1.5)
 
 
-def test_wilson_by_hand():
+def test_wilson_and_t_by_hand():
     """Two problems: t has one degree of freedom, and z = 12.706, z^2 = 161.4.
 
     Values 1 and 0: p = 1/2 and SE^2 = 1/4 give n = 1, raised to 2. The half width is
     12.706 / (1 + 80.72) sqrt(1/8 + 161.4 / 16) = .15548 x 3.1962 = .4969.
     """
     assert interval([1.0, 0.0], 1) == pytest.approx((0.0031, 0.9969), abs=5e-5)
+    # 1, 2, 3: mean 2, SE = 1 / sqrt 3, t_2 = 4.3027.
+    half = 4.3027 / 3**0.5
+    assert t_interval([1, 2, 3]) == pytest.approx((2 - half, 2 + half), abs=1e-4)
 
 
 def test_samples_that_always_agree_count_as_one_and_those_that_never_do_as_all():
@@ -103,13 +106,6 @@ def test_samples_that_always_agree_count_as_one_and_those_that_never_do_as_all()
     z2, n = 2.2622**2, 40  # t with 9 degrees of freedom
     width = np.sqrt(z2) / (1 + z2 / n) * np.sqrt(0.25 / n + z2 / (4 * n * n))
     assert half == pytest.approx((0.5 - width, 0.5 + width), abs=1e-4)
-
-
-def test_with_many_problems_it_is_the_published_wilson_interval():
-    """81 of 263: 0.2553 to 0.3662 (Newcombe 1998, table I, method 3); here t instead of z."""
-    low, high = interval([1.0] * 81 + [0.0] * 182, 1)
-    assert (low, high) == pytest.approx((0.2553, 0.3662), abs=4e-4)
-    assert low < 0.2553 and high > 0.3662
 
 
 @given(SHARES, st.integers(1, 64), st.randoms())
@@ -122,22 +118,13 @@ def test_ends_are_shares_around_the_mean_in_any_order(values, samples, random):
         assert (low, high) == (0, 1)
 
 
-def test_t_of_lengths_by_hand():
-    """1, 2, 3: mean 2, SE = 1 / sqrt 3, t_2 = 4.3027."""
-    half = 4.3027 / 3**0.5
-    assert t_interval([1, 2, 3]) == pytest.approx((2 - half, 2 + half), abs=1e-4)
-
-
-def test_paired_is_scipys_paired_t_test():
+def test_paired_is_scipys_paired_t_test_and_leaves_unknown_values_out():
     rng = np.random.default_rng(0)
     a, b = rng.random(40), rng.random(40)
     theirs = ttest_rel(a, b)
     ours = paired(a, b)
     assert ours.p_value == pytest.approx(theirs.pvalue)
     assert (ours.low, ours.high) == pytest.approx(tuple(theirs.confidence_interval()))
-
-
-def test_unknown_values_are_left_out_by_pairs():
     nan = float("nan")
     assert paired([1, 0.5, nan, 0], [0, 0.25, 1, nan]) == paired([1, 0.5], [0, 0.25])
     with pytest.raises(UsageError, match="no problem has a value in both"):
@@ -220,10 +207,7 @@ def test_every_subset_enumerated(n):
             subsets = [sum(subset) for subset in itertools.combinations(outcomes, k)]
             share = sum(count > 0 for count in subsets) / len(subsets)
             assert pass_at([right], [n], k) == [share]
-
-
-def test_large_counts_are_exact():
-    """1 of 4,096 right and half of them drawn: 1/2, and the same for one wrong."""
+    # 1 of 4,096 right and half of them drawn: exactly 1/2, and the same for one wrong
     assert pass_at([1, 4095], [4096] * 2, 2048).tolist() == [0.5, 1.0]
 
 
@@ -233,11 +217,6 @@ def test_more_tries_never_hurt(pair):
     passes = [pass_at([right], [n], k)[0] for k in range(1, n + 1)]
     assert passes == sorted(passes) and passes[0] >= 0 and passes[-1] <= 1
     assert passes[0] == avg_at([right], [n])[0]
-
-
-def test_problems_with_too_few_verdicts_are_unknown():
-    assert np.isnan(avg_at([0, 1], [0, 1])).tolist() == [True, False]
-    assert np.isnan(pass_at([2, 2], [3, 4], 4)).tolist() == [True, False]
 
 
 def result(right=0, judged=4, samples=4, truncated=0, no_answer=0, tokens=40):
@@ -268,10 +247,12 @@ def test_measures_by_hand():
     assert (found["avg@4"].low, found["avg@4"].high) == interval([3 / 4, 1 / 3], 4)
 
 
-def test_what_has_no_interval_is_left_out():
+def test_what_has_no_interval_is_left_out_and_problems_with_few_verdicts_are_unknown():
     assert "mean_length" not in measured([result()])
     unjudged = measured([result(judged=0)] * 2)
     assert list(unjudged) == ["truncated", "no_answer", "mean_length"]
+    assert np.isnan(avg_at([0, 1], [0, 1])).tolist() == [True, False]
+    assert np.isnan(pass_at([2, 2], [3, 4], 4)).tolist() == [True, False]
 
 
 @st.composite

@@ -48,25 +48,18 @@ def test_the_packaged_suites_are_the_benchmarks_and_two_groups():
 
 
 @table("name", BENCHMARKS)
-def test_every_convention_of_a_packaged_suite_has_its_source(name):
+def test_a_packaged_suite_pins_a_commit_and_every_convention_has_its_source(name):
     [suite] = load_suites(name)
     options, task = suite.options, suite.options.task
     sourced = {"data", "revision", "prompt_template", "rewards"}
     sourced |= {"samples", "max_new_tokens", "temperature", "top_p"}
-    sourced |= {"system_prompt"} if task.system_prompt else set()
     assert options.conventions.keys() == sourced
     for of, source in options.conventions.items():
         assert re.search(r"https://|arXiv \d{4}\.\d{5}|Inferred|^1, the distribution", source), of
         assert "\n" not in source and not source.startswith(" ") and "  " not in source
-
-
-@table("name", BENCHMARKS)
-def test_a_packaged_suite_pins_a_commit_and_asks_in_chat_form(name):
-    [suite] = load_suites(name)
-    task = suite.options.task
     assert re.fullmatch(r"[\w-]+/[\w-]+", task.data) and task.split
     assert re.fullmatch(r"[0-9a-f]{40}", task.revision)
-    assert suite.options.prompt.form == "chat" and task.system_prompt is None
+    assert options.prompt.form == "chat" and task.system_prompt is None
     assert task.rewards[0].name == "math"
 
 
@@ -85,15 +78,12 @@ def test_sampling_is_that_of_the_field(words, sampling):
         assert o.problems is None
 
 
-def test_a_file_is_a_suite_with_the_name_of_the_file(file):
+def test_a_file_is_a_suite_of_its_name_and_groups_are_expanded_once(file):
     [suite] = load_suites(file(name="sums.toml"))
     options = suite.options
     assert (suite.name, options.title, options.max_new_tokens) == ("sums", "Sums", 64)
     assert (options.samples, options.temperature, options.top_p) == (1, 1.0, 1.0)
     assert options.prompt.form == "chat" and options.task.prompt_template == "{prompt}"
-
-
-def test_groups_of_groups_and_files_beside_them_are_expanded_once(file):
     file()
     group = file('title = "All"\nsuites = ["small", "mine.toml", "aime24", "gsm8k"]\n', "all.toml")
     expected = ["svamp", "gsm8k", "mine", "aime24"]
@@ -105,10 +95,7 @@ def test_groups_of_groups_and_files_beside_them_are_expanded_once(file):
     ("text", "fault"),
     [
         (f"temperatur = 0.5\n{MINE}", "there is no option temperatur; did you mean temperature?"),
-        (
-            f"{MINE}prompt_colum = 'q'\n",
-            "no option task.prompt_colum; did you mean task.prompt_column?",
-        ),
+        (f"{MINE}prompt_colum = 'q'\n", "task.prompt_colum; did you mean task.prompt_column?"),
         (f"{MINE}[prompt]\nforms = 'chat'\n", "no option prompt.forms; did you mean prompt.form?"),
         (f"samples = 0\n{MINE}", "samples = 0: input should be greater than or equal to 1"),
         (f"top_p = 0\n{MINE}", "top_p = 0: input should be greater than 0"),
@@ -117,10 +104,7 @@ def test_groups_of_groups_and_files_beside_them_are_expanded_once(file):
         ("title = 'T'\nmax_new_tokens = 1\n", "task.data must be given"),
         ("task = 1\ntitle = 'T'\nmax_new_tokens = 1\n", "task = 1: it should be a table"),
         ("[task]\ndata = 'd.jsonl'\n", "title must be given; max_new_tokens must be given"),
-        (
-            f"{MINE}eval_split = 'test'\n",
-            "task.eval_split divides the problems of a run, and a suite",
-        ),
+        (f"{MINE}eval_split = 'test'\n", "task.eval_split divides the problems of a run"),
         (MINE + "eval_problems = 3\n", "task.eval_problems divides the problems of a run"),
         ("title = 'T'\nsuites = []\n", "suites = (): it should not be empty"),
         ("title = 'T'\nsuites = ['gsm8k']\nsamples = 3\n", "samples; choose among title, suites"),
@@ -142,11 +126,7 @@ def test_flags_replace_a_suites_own_values_and_nothing_else():
     sources = {name: why for name, why in before["conventions"].items() if name not in expected}
     assert after == {**before, **expected, "conventions": sources} and changed.name == "math500"
     assert before["conventions"].keys() - sources.keys() == {"samples", "temperature", "top_p"}
-
-
-def test_flags_have_the_bounds_of_the_file(file):
-    [suite] = load_suites(file())
-    with pytest.raises(UsageError, match=r"^suite mine: samples = 0: input should be greater than"):
+    with pytest.raises(UsageError, match=r"^suite math500: samples = 0: input should be greater"):
         suite.over({"samples": 0})
 
 
@@ -161,17 +141,26 @@ def problems(name: str, file: str) -> list[Problem]:
     return make_task(with_data(suite(name), file).options.task).every_problem()
 
 
-def test_a_problem_of_gsm8k_as_the_model_reads_it(jsonl):
-    file = jsonl({"question": "3 cats and 2 dogs?", "answer": "3+2=<<3+2=5>>5\n#### 5"})
-    [problem] = problems("gsm8k", file)
-    assert (problem.prompt, problem.reference) == ("3 cats and 2 dogs?" + BOXED, "5")
-
-
-def test_a_problem_of_math500_as_the_model_reads_it(jsonl):
-    file = jsonl({"problem": "Find $x$ in {1}.", "answer": r"\frac{1}{2}", "unique_id": "a/1.json"})
-    columns = {"answer": r"\frac{1}{2}", "unique_id": "a/1.json"}
-    expected = Problem("a/1.json", "Find $x$ in {1}." + BOXED, r"\frac{1}{2}", columns)
-    assert problems("math500", file) == [expected]
+@table(
+    ("name", "row", "expected"),
+    [
+        (
+            "gsm8k",
+            {"question": "3 cats and 2 dogs?", "answer": "3+2=<<3+2=5>>5\n#### 5"},
+            ("3 cats and 2 dogs?" + BOXED, "5"),
+        ),
+        (
+            "math500",
+            {"problem": "Find $x$ in {1}.", "answer": r"\frac{1}{2}", "unique_id": "a/1.json"},
+            ("Find $x$ in {1}." + BOXED, r"\frac{1}{2}"),
+        ),
+    ],
+)
+def test_a_problem_as_the_model_reads_it(jsonl, name, row, expected):
+    [problem] = problems(name, jsonl(row))
+    assert (problem.prompt, problem.reference) == expected
+    if name == "math500":
+        assert (problem.id, problem.columns) == ("a/1.json", {k: row[k] for k in list(row)[1:]})
 
 
 @table(
@@ -203,18 +192,15 @@ def test_the_file_takes_the_place_of_data_set_subset_split_and_revision(jsonl):
     assert {"data", "revision"} <= gone and "prompt_template" not in gone
 
 
-def test_every_problem_is_in_the_order_of_the_data_and_none_is_held_out(jsonl):
-    file = jsonl(*({**row(f"{n}+1=", str(n + 1)), "id": f"p{n}"} for n in range(40)))
-    data_set = task(file, id_column="id")
-    assert [p.id for p in data_set.every_problem()] == [f"p{n}" for n in range(40)]
-    [single] = task(jsonl(row("1"), name="one.jsonl")).every_problem()
-    assert single.prompt == "1"  # where a split would leave nothing to train on
-
-
-def test_a_limit_keeps_the_lowest_hashes_in_the_order_of_the_data(jsonl):
+def test_problems_or_those_with_the_lowest_hashes_are_in_the_order_of_the_data(jsonl):
     prompts = [f"{n}+1=" for n in range(20)]
     data_set = task(jsonl(*map(row, prompts)))
     seven = sorted(prompts, key=stable_hash)[:7]
     assert [p.prompt for p in data_set.every_problem(7)] == [p for p in prompts if p in seven]
     assert {p.id for p in data_set.every_problem(3)} <= {p.id for p in data_set.every_problem(7)}
     assert data_set.every_problem(99) == data_set.every_problem()
+    file = jsonl(*({**row(f"{n}+1=", str(n + 1)), "id": f"p{n}"} for n in range(40)))
+    data_set = task(file, id_column="id")
+    assert [p.id for p in data_set.every_problem()] == [f"p{n}" for n in range(40)]
+    [single] = task(jsonl(row("1"), name="one.jsonl")).every_problem()
+    assert single.prompt == "1"  # where a split would leave nothing to train on

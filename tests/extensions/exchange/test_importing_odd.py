@@ -111,7 +111,9 @@ def test_what_cannot_be_used_is_named_and_nothing_is_written(take: Any, tmp_path
     assert not (tmp_path / "run").exists()
 
 
-def test_groups_are_cut_and_repeated_ones_left_out(take: Any, tmp_path: Path):
+def test_groups_are_cut_repeated_ones_left_out_and_those_of_no_batch_told(
+    take: Any, tmp_path: Path
+):
     rows = [*table(**GIVEN), table(**GIVEN)[0] | {"response": "5", "logprobs": [-0.5] * 6}]
     ended = checked(take(rows, "--group-size", 2))
     assert len(imported(tmp_path / "run")) == 4 and "1 rows are left out" in ended.out
@@ -122,9 +124,7 @@ def test_groups_are_cut_and_repeated_ones_left_out(take: Any, tmp_path: Path):
     ids = {problem for problem, _ in imported(tmp_path / "run")}
     assert len(imported(tmp_path / "run")) == 8 and "4 rows are left out" in ended.out
     assert sorted(identity.partition("#")[2] for identity in ids) == ["", "", "1", "1"]
-
-
-def test_groups_that_do_not_fill_a_batch_are_told_of(take: Any, tmp_path: Path):
+    (tmp_path / "run").rename(tmp_path / "left out")
     rows = [*table(**GIVEN), *(row | {"prompt": "1+1="} for row in table(**GIVEN)[:2])]
     ended = checked(take(rows, "--schedule.problems_per_update", 2))
     assert "3 groups of 2 rollouts, for 1 batches\n1 of the groups do not fill a batch" in ended.out

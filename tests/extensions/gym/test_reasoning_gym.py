@@ -60,7 +60,7 @@ def scores(of: ReasoningGym, log: Path, *said: str) -> list[Score]:
         of.close()
 
 
-def test_problems_are_distinct_and_split_by_a_hash():
+def test_problems_are_distinct_split_by_a_hash_and_independent_of_the_order_of_a_set():
     first = task()
     train, held = first.train_problems(), first.eval_problems()
     assert train == task().train_problems()
@@ -70,6 +70,8 @@ def test_problems_are_distinct_and_split_by_a_hash():
     terms = [int(term) for term in str(train[0].prompt).split("+")]
     assert int(train[0].reference) == sum(terms)
     assert train[0].columns["entry"]["metadata"]["terms"] == terms
+    first, second = (generated_with_hashes("shuffled", seed) for seed in (1, 2))
+    assert first == second and first.count("word") == 2 * 3 * (8 + 2)
 
 
 PROMPTS = """
@@ -88,11 +90,6 @@ def generated_with_hashes(data: str, seed: int) -> str:
     environment = {**os.environ, "PYTHONHASHSEED": str(seed)}
     command = [sys.executable, "-c", PROMPTS.format(data=data)]
     return subprocess.check_output(command, env=environment, text=True)
-
-
-def test_problems_do_not_depend_on_the_order_of_a_set():
-    first, second = (generated_with_hashes("shuffled", seed) for seed in (1, 2))
-    assert first == second and first.count("word") == 2 * 3 * (8 + 2)
 
 
 @table(
@@ -114,7 +111,7 @@ def gym_config(data: str, **options: Any) -> dict[str, Any]:
     return {"task": {"name": "reasoning-gym", "data": data, **few, **options}}
 
 
-def test_check_pays_answers_in_the_form_that_is_judged():
+def test_check_pays_answers_in_the_form_that_is_judged_and_says_if_there_are_none():
     """Of `sums`, a number that is not the sum gets 0.25, and what is no number has no verdict."""
     said = tried(gym_config("sums"))
     assert said[0] == "paid        1 on average for the right answer to 8 problems"
@@ -123,6 +120,9 @@ def test_check_pays_answers_in_the_form_that_is_judged():
         "paid        0 on average for the question itself to 8 problems",
     ]
     assert [line.split()[:3] for line in said[3:]] == 2 * [["warning:", "paid", "0.25"]]
+    said = tried(gym_config("open"))
+    assert "nothing is known of the right answer: the data name none" in said[0]
+    assert [line.split()[1] for line in said[1:]] == ["0.01", "0.01", "0.01"]
 
 
 @table("answer", ["tags", "all"])
@@ -131,26 +131,17 @@ def test_a_data_set_that_pays_for_any_text_is_refused(answer):
         tried(gym_config("loose", answer=answer))
 
 
-def test_a_data_set_without_answers_is_said_to_have_none():
-    said = tried(gym_config("open"))
-    assert "nothing is known of the right answer: the data name none" in said[0]
-    assert [line.split()[1] for line in said[1:]] == ["0.01", "0.01", "0.01"]
-
-
 @pytest.mark.parametrize("data", some(1, ["countdown", "n_queens", "puzzle24", "number_sorting"]))
 def test_data_sets_of_the_real_package_that_run_responses_are_refused(gym, data):
     with pytest.raises(UsageError, match=f"the scores of {data} run a response as Python"):
         task(data=data).train_problems()
 
 
-def test_a_data_set_of_the_real_package_that_pays_for_nothing_is_refused(gym):
+def test_of_the_real_package_what_pays_for_nothing_is_refused_and_what_names_none_told(gym):
     """game_of_life_halting compares bool(answer)."""
+    assert "the data name none" in tried(gym_config("rubiks_cube"))[0]
     with pytest.raises(UsageError, match="pay as much for the question itself"):
         tried(gym_config("game_of_life_halting"))
-
-
-def test_the_real_packages_answers_that_are_none_are_said_to_be(gym):
-    assert "the data name none" in tried(gym_config("rubiks_cube"))[0]
 
 
 def test_prompts_get_template_and_system_message():

@@ -68,7 +68,8 @@ def untimed(text: str) -> list[str]:
     return [line.rpartition(" | ")[0] for line in text.splitlines()]
 
 
-def test_every_method_has_the_runs_own_files_of_rollouts_and_scores(compared: Path):
+def test_every_method_has_the_runs_own_rollouts_and_scores_and_differs_by_its_updates(compared):
+    """The first update is on-policy, where no ratio is clipped or vetoed; grpo clips the third."""
     for name in ("mu-grpo", "grpo"):
         arm = home(compared) / name
         for kind in ("rollouts", "scores"):
@@ -76,10 +77,6 @@ def test_every_method_has_the_runs_own_files_of_rollouts_and_scores(compared: Pa
                 assert (arm / "stages/000" / kind / file.name).samefile(file)
         assert not any(path.is_symlink() for path in arm.rglob("*"))
     assert untimed((home(compared) / "table.md").read_text())[0].startswith("| method ")
-
-
-def test_methods_differ_only_through_their_updates(compared: Path):
-    """The first update is on-policy, where no ratio is clipped or vetoed; grpo clips the third."""
     own, other = (updates(home(compared) / name) for name in ("mu-grpo", "grpo"))
     assert [line["update"] for line in own] == [1, 2, 3]
     assert own[0]["grad_norm"] == other[0]["grad_norm"]

@@ -2,7 +2,6 @@
 
 import os
 import random
-import sys
 import time
 
 import numpy as np
@@ -63,7 +62,7 @@ class Misbehaving:
             return self.do(answer)
         return None
 
-    def do(self, what: str) -> str:  # noqa: C901
+    def do(self, what: str) -> str:
         """Do something.
 
         Args:
@@ -73,16 +72,8 @@ class Misbehaving:
         self.done.append(word)
         if word == "hang":
             time.sleep(1000)
-        if word == "spin":
-            while True:
-                pass
         if word == "die":
             os.kill(os.getpid(), 9)
-        if word == "die_once" and not os.path.exists(rest):
-            open(rest, "w").close()
-            os._exit(7)
-        if word == "exit":
-            sys.exit("enough")
         if word == "raise":
             raise ValueError(rest)
         if word == "memory":
@@ -98,9 +89,8 @@ class Misbehaving:
         return ",".join(self.done)
 
     def get_reward(self):
-        return {"text": "one", "nan": float("nan"), "none": None, "true": True}.get(
-            (self.done or ["?"])[-1], len(self.done)
-        )
+        odd = {"text": "one", "nan": float("nan")}
+        return odd.get((self.done or ["?"])[-1], len(self.done))
 
 
 class Resetless:

@@ -133,11 +133,11 @@ def conversation(policy: Policy, r: Rollout, turns: Sequence[Any]) -> list[dict[
 
 @table("late", [1, 2])
 def test_the_bits_do_not_depend_on_when_environments_reply(policy, late):
-    """Replies at once, or one at a time, in another order, after a while."""
+    """Replies at once, or one at a time, in another order, after a while.
+
+    An engine that does not stream samples the same tokens.
+    """
     assert_same(sampled(policy, late=late), sampled(policy))
-
-
-def test_an_engine_that_does_not_stream_samples_the_same_tokens(policy):
     plain = HFEngine(policy, HFOptions(slots=64))
     assert_same(sampled(policy, engine=plain, late=3), sampled(policy), tokens_only=True)
 

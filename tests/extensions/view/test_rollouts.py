@@ -116,17 +116,16 @@ def shard(run: Path, kind: str, number: int = 0, stage: int = 0) -> Path:
     return RunDir(run).shards(stage, kind) / f"shard-{number:05d}.parquet"
 
 
-def test_a_missing_shard_is_one_sentence_and_the_rest_is_listed(tmp_path: Path):
+def test_a_missing_shard_or_an_unreadable_file_is_one_sentence_and_the_rest_is_listed(
+    tmp_path: Path,
+):
     run = rolled_run(tmp_path / "run")
     shard(run, "rollouts").unlink()
     rollouts = Rollouts(run)
     assert len(rollouts.rows) == 10 - 4
     (note,) = rollouts.notes
     assert note.startswith(f"{shard(run, 'rollouts')} is missing; run `mugrpo repair`")
-
-
-def test_an_unreadable_entry_or_sample_file_is_one_sentence(tmp_path: Path):
-    run = rolled_run(tmp_path / "run")
+    run = rolled_run(tmp_path / "other")
     (RunDir(run).shards(1, "rollouts") / "shard-00000.json").write_text("{")
     RunDir(run).samples(4).write_text('{"update": 4, "samples": [1]}')
     rollouts = Rollouts(run)
@@ -134,14 +133,7 @@ def test_an_unreadable_entry_or_sample_file_is_one_sentence(tmp_path: Path):
     assert rollouts.open(1)[2] is None
 
 
-def test_scores_of_other_rollouts_are_not_shown(tmp_path: Path):
-    run = rolled_run(tmp_path / "run")
-    written = ShardSet(RunDir(run).shards(1, "rollouts"), "rollouts")
-    write_rollouts(written, 0, [rollout("3+2=", 0, "5"), rollout("3+2=", 1, "6")])
-    assert [Rollouts(run).rows[n].status for n in (5, 6)] == ["not_scored"] * 2
-
-
-def test_without_a_tokenizer_ids_are_shown_and_that_is_said(tmp_path: Path):
+def test_without_a_tokenizer_ids_are_shown_and_scores_of_other_rollouts_never(tmp_path: Path):
     run = rolled_run(tmp_path / "run")
     config = (run / "config.json").read_text()
     (run / "config.json").write_text(config.replace('{"path": "chain"}', '{"path": "/nowhere"}'))
@@ -149,3 +141,7 @@ def test_without_a_tokenizer_ids_are_shown_and_that_is_said(tmp_path: Path):
     rollouts = Rollouts(run)
     assert "token ids are shown, as there is no tokenizer to read" in rollouts.notes[0]
     assert rollouts.open(0)[1][0].text.strip("⟨⟩").isdigit()
+    run = rolled_run(tmp_path / "run")
+    written = ShardSet(RunDir(run).shards(1, "rollouts"), "rollouts")
+    write_rollouts(written, 0, [rollout("3+2=", 0, "5"), rollout("3+2=", 1, "6")])
+    assert [Rollouts(run).rows[n].status for n in (5, 6)] == ["not_scored"] * 2

@@ -236,16 +236,11 @@ def test_an_impossible_answer_stops_the_run(
     assert server.url in str(stopped.value) and str(stopped.value).isprintable()
 
 
-def test_the_run_starts_nothing_and_shares_no_gpu_with_it():
-    config = load_config(None, ["--engine.name=vllm_server"])
-    assert config.engine.max_model_len is None
-    assert not config.engine_in_process and not config.shares_gpus
-    assert reserved_gpus(config) == []
-
-
-def test_every_server_is_an_engine(embedded_policy: Policy):
+def test_every_server_is_an_engine_that_the_run_neither_starts_nor_gives_a_gpu(embedded_policy):
     urls = ("http://one:8000", "http://two:8000")
     config = load_config(None, ["--engine.name=vllm_server", f"--engine.urls={[*urls]}"])
+    assert config.engine.max_model_len is None and reserved_gpus(config) == []
+    assert not config.engine_in_process and not config.shares_gpus
     engines = make_engines(
         config,
         vocabulary=embedded_policy.vocabulary,

@@ -10,7 +10,7 @@ from typing import Any
 
 from mugrpo.config.engines import SILENCE
 from mugrpo.disk.errors import UsageError
-from mugrpo.engines.process import Host
+from mugrpo.engines.process import EngineHost
 from mugrpo.processes.peer import TICK, Peer, PeerLost
 
 
@@ -20,7 +20,7 @@ class Relay:
     `hear` reports a process that is lost or cannot be started.
     """
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: EngineHost) -> None:
         self._host = host
         self._peer: Peer | None = None
         self._fault: dict[str, str] | None = None
@@ -54,7 +54,7 @@ class ActorPeer:
     Its silence counts from the actor's first answer, because placing the actor may take any time.
     """
 
-    def __init__(self, ray: Any, host: Host, gpus: int) -> None:
+    def __init__(self, ray: Any, host: EngineHost, gpus: int) -> None:
         self._ray = ray
         self._actor = ray.remote(Relay).options(num_cpus=1, num_gpus=gpus).remote(host)
         self._answered: float | None = None  # when the actor last answered

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mugrpo.disk.errors import UsageError
-from mugrpo.engines.process import Host
+from mugrpo.engines.process import EngineHost
 from mugrpo.extensions.ray import RayBackend
 from mugrpo.extensions.ray.actor import ActorPeer
 from mugrpo.extensions.ray.ranks import RayJob
@@ -46,7 +46,7 @@ class RayCluster:
         resources = connected(self._address).cluster_resources()
         return bool(cpus <= resources.get("CPU", 0) and gpus <= resources.get("GPU", 0))
 
-    def start_engine(self, host: Host) -> ActorPeer:
+    def start_engine(self, host: EngineHost) -> ActorPeer:
         """Start an engine's process."""
         return ActorPeer(
             connected(self._address), host, host.gpus if has_gpus(self._address) else 0

@@ -17,15 +17,14 @@ from mugrpo.rollouts.student import holm
 from tests.cases import table
 
 
-def test_an_estimate_by_hand():
+def test_an_estimate_and_a_geometric_mean_by_hand():
     """1, 2, 6: mean 3, standard deviation sqrt((4 + 1 + 9) / 2) = sqrt 7, t(2) = 4.303."""
     found = estimate([1.0, None, 2.0, 6.0])
     assert found is not None and (found.mean, found.count) == (3.0, 3)
     assert found.half_width == pytest.approx(4.303 * math.sqrt(7 / 3), rel=1e-3)
-
-
-def test_a_geometric_mean_by_hand():
-    """1 and 100: the logarithms have mean log 10 and standard deviation sqrt 2 log 10."""
+    assert estimate([None, 0.5]) == Estimate(0.5, None, 1)  # one value has no interval
+    assert estimate([None]) is None and estimate([]) is None
+    # 1 and 100: the logarithms have mean log 10 and standard deviation sqrt 2 log 10.
     found = geometric([1.0, None, 100.0, 0.0])
     assert found is not None
     factor = 10**12.7062
@@ -34,11 +33,6 @@ def test_a_geometric_mean_by_hand():
     assert geometric([None, 0.0]) is None
     huge = geometric([1e300, 1e-300])
     assert huge is not None and math.isfinite(huge[2])
-
-
-def test_one_value_has_no_interval_and_none_no_estimate():
-    assert estimate([None, 0.5]) == Estimate(0.5, None, 1)
-    assert estimate([None]) is None and estimate([]) is None
 
 
 def test_equivalence_by_hand():

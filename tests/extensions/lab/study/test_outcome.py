@@ -8,13 +8,7 @@ from mugrpo.extensions.lab.study.outcome import Results, outcome, quantity
 from mugrpo.extensions.lab.study.page import RESULTS, folder_of
 from mugrpo.extensions.lab.study.spec import load_study
 from mugrpo.report.read import RunData
-from tests.extensions.lab.study.builders import (
-    STUDY,
-    evaluation,
-    refresh,
-    run_data,
-    update,
-)
+from tests.extensions.lab.study.builders import STUDY, evaluation, refresh, run_data, update
 
 
 @pytest.fixture
@@ -33,7 +27,7 @@ def run() -> RunData:
     )
 
 
-def test_a_runs_numbers_by_hand(run):
+def test_a_runs_numbers_and_what_it_took_to_reach_a_level_by_hand(run):
     row = outcome(run)
     assert (row["accuracy"], row["best"], row["mean"]) == (0.5, 0.8, 0.5)
     assert row["worst_fall"] == pytest.approx(0.3)
@@ -44,9 +38,13 @@ def test_a_runs_numbers_by_hand(run):
     assert (row["updates"], row["stages"], row["rollouts"], row["skipped"]) == (4, 2, 64, 0)
     assert row["vetoed_fraction"] == pytest.approx(0.025)
     assert row["kl_behavior"] == pytest.approx(0.4) and row["ratio/negative/max"] == 50.0
+    assert quantity(row, "updates_to_0.8") == 2 and quantity(row, "seconds_to_0.8") == 10.0
+    assert quantity(row, "updates_to_0.1") == 0
+    assert quantity(row, "updates_to_0.81") is None and quantity(row, "seconds_to_1") is None
+    assert quantity(row, "best") == 0.8 and quantity(row, "no_such") is None
 
 
-def test_a_point_of_a_curve_covers_the_updates_since_the_last_evaluation(run):
+def test_a_point_of_a_curve_covers_the_updates_since_the_last_evaluation_if_any(run):
     points = outcome(run)["curve"]
     assert [p["update"] for p in points] == [0, 2, 4]
     assert [p["accuracy"] for p in points] == [0.2, 0.8, 0.5]
@@ -54,17 +52,6 @@ def test_a_point_of_a_curve_covers_the_updates_since_the_last_evaluation(run):
     assert [p["seconds"] for p in points] == [0.0, 10.0, 20.0]
     assert [p["vetoed_fraction"] for p in points] == [None, *map(pytest.approx, (0.015, 0.035))]
     assert [p["ratio/negative/max"] for p in points] == [None, 50.0, 3.0]
-
-
-def test_what_it_took_to_reach_a_level(run):
-    row = outcome(run)
-    assert quantity(row, "updates_to_0.8") == 2 and quantity(row, "seconds_to_0.8") == 10.0
-    assert quantity(row, "updates_to_0.1") == 0
-    assert quantity(row, "updates_to_0.81") is None and quantity(row, "seconds_to_1") is None
-    assert quantity(row, "best") == 0.8 and quantity(row, "no_such") is None
-
-
-def test_a_run_without_evaluations_has_no_accuracy():
     row = outcome(run_data(refreshes=[refresh(0)], updates=[update(1)]))
     assert row["accuracy"] is row["best"] is row["worst_fall"] is None
     assert row["curve"] == []

@@ -50,9 +50,13 @@ def test_a_table_by_hand(study, finished):
     assert plain == ["plain", "3", "0.600 ± 0.248", "10 ± 0", ""]
     # 20 and 5: standard deviation 15 / sqrt 2, times 12.706 / sqrt 2
     assert other == ["other", "2", "0.900 ± 0.000", f"12.5 ± {12.7062 * 7.5:.1f}", "4 ± 0"]
+    some = rows({"plain": [0.9, 0.6]}, {"plain": [1.0, 1.0]})
+    assert "4 (1 of 2)" in table(study, some)  # a level that some seeds reach
 
 
-def test_a_comparison_goes_seed_by_seed_and_times_are_ratios(study, finished):
+def test_a_comparison_goes_seed_by_seed_times_are_ratios_and_equivalence_has_a_p_value(
+    study, finished
+):
     """Differences .4 and .3, ratios 2 and 1/2, whose logarithms have mean 0."""
     *_, line = compared(study, finished).splitlines()
     cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -62,10 +66,7 @@ def test_a_comparison_goes_seed_by_seed_and_times_are_ratios(study, finished):
     p = 1 - 2 * math.atan(7) / math.pi
     assert cells[3:] == [f"x 1 (1.5{TIMES}10⁻⁴ to {2**12.7062:,.0f})", "", f"{p:.3f}"]
     assert pytest.approx(1.5e-4, rel=0.01) == 2**-12.706
-
-
-def test_equivalence_has_a_column_of_p_values(study, finished):
-    """Differences .4 and .3: t = (.5 - .35) / .05 = 3 with one degree, p = 1/2 - atan(3) / pi."""
+    # Differences .4 and .3: t = (.5 - .35) / .05 = 3 with one degree, p = 1/2 - atan(3) / pi.
     tested = study.model_copy(update={"equivalence": 0.5})
     *_, head, _, line = compared(tested, finished).splitlines()
     assert head.endswith("| accuracy within ±0.5, p |")
@@ -104,12 +105,7 @@ def test_a_column_of_ratios_has_a_geometric_mean(file):
     assert "| x 4 |" in compared(study, some)
 
 
-def test_a_level_that_some_seeds_reach_says_how_many(study):
-    some = rows({"plain": [0.9, 0.6]}, {"plain": [1.0, 1.0]})
-    assert "4 (1 of 2)" in table(study, some)
-
-
-def test_the_page_has_question_table_pictures_and_findings(file, finished):
+def test_the_page_has_question_table_pictures_and_findings_if_there_is_any(file, finished):
     study, cells = load_study(file)
     page = write_page(study, file, finished, len(cells))
     text = page.read_text()
@@ -124,6 +120,8 @@ def test_the_page_has_question_table_pictures_and_findings(file, finished):
     before = {file.name: file.read_bytes() for file in page.parent.glob("*.svg")}
     write_page(study, file, finished, len(cells))
     assert before == {file.name: file.read_bytes() for file in page.parent.glob("*.svg")}
+    with pytest.raises(UsageError, match=r"no cell of .* is finished; `mugrpo study run"):
+        show_study(file)
 
 
 def rows_in(chart: Any, name: str) -> list[Any]:
@@ -159,20 +157,12 @@ def test_a_picture_against_seconds_has_the_means_at_mean_seconds(study, finished
     assert {row["label"] for row in lines} == {"plain"}
 
 
-def test_a_picture_may_have_panels(study, finished):
+def test_a_picture_is_light_and_dark_and_may_have_panels(study, finished):
+    drawn = svg_file(draw(study, study.figures[1], finished))
+    assert "@media screen and (prefers-color-scheme: dark)" in drawn
+    assert "var(--run-0)" in drawn and " id=" not in drawn
     curves = study.figures[0].model_copy(update={"lines": None, "panels": "method"})
     texts = ET.fromstring(svg_file(draw(study, curves, finished))).iter(
         "{http://www.w3.org/2000/svg}text"
     )
     assert {"method: plain", "method: other"} <= {text.text for text in texts}
-
-
-def test_a_picture_is_light_and_dark(study, finished):
-    drawn = draw(study, study.figures[1], finished)
-    assert "@media screen and (prefers-color-scheme: dark)" in svg_file(drawn)
-    assert "var(--run-0)" in svg_file(drawn) and " id=" not in svg_file(drawn)
-
-
-def test_nothing_to_show_says_what_to_do(file):
-    with pytest.raises(UsageError, match=r"no cell of .* is finished; `mugrpo study run"):
-        show_study(file)

@@ -66,18 +66,9 @@ def test_a_cell_is_the_base_then_set_then_the_values_then_the_seed(file):
     ]
     assert {c.config.schedule.stages for c in cells} == {2}
     assert [c.config.veto.knobs.get("threshold") for c in cells[:4]] == [None, None, 0.5, 0.5]
-
-
-def test_the_command_line_makes_the_same_config_from_the_base(file):
-    study, cells = load_study(file)
-    for cell in cells:
+    for cell in cells:  # the command line makes the same config from the base
         assert load_config(Path(study.base), cell.overrides) == cell.config
-
-
-def test_folders_are_named_after_the_values_and_differ(file):
-    _, cells = load_study(file)
-    assert cells[0].name == "grpo/low/seed-4"
-    assert len({c.name for c in cells}) == 8
+    assert cells[0].name == "grpo/low/seed-4" and len({c.name for c in cells}) == 8
 
 
 @table(
@@ -88,11 +79,7 @@ def test_folders_are_named_after_the_values_and_differ(file):
         ('title = "T"', "", r"title must be given"),
         ('question = "Q"', 'question = "Q"\nsede = 1', r"no option sede; choose among title"),
         ("optimizer.lr = 1.0", "optimizer.lr = -1.0", r"high: optimizer\.lr = -1"),
-        (
-            "veto.threshold = 0.5",
-            "vetto.threshold = 0.5",
-            r"veto, low: .*did you mean veto.threshold",
-        ),
+        ("veto.threshold = 0.5", "vetto.threshold = 0.5", r"veto, low: .* mean veto.threshold"),
         ('"GRPO!"', '"Veto?"', r"axes\.method has a value 'Veto\?' .* rename it"),
         ('"GRPO!"', '"!"', r"axes\.method has a value '!' .* rename it"),
         ('question = "Q"', 'question = "Q"\nbaseline = {method = "x"}', r"baseline\.method = 'x'"),
