@@ -2,11 +2,14 @@
 
 import os
 import re
+import shutil
 import signal
+import socket
 import threading
 import time
 from contextlib import nullcontext
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -33,10 +36,12 @@ from tests.runs import (
     Started,
     checkpoints,
     differences,
+    final_weights,
     finished,
     mugrpo,
     read_metrics,
     shards,
+    start,
     start_train,
     train,
     write_config,
@@ -355,3 +360,45 @@ def test_a_checkpoint_counts_as_published_when_its_thread_has_freed_the_snapshot
     del snapshot
     assert writing.published(wait=True)
     assert freed.is_set()
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def launched(rank: int, port: int) -> None:
+    """Set what torchrun sets for one of two ranks."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
+@pytest.mark.long
+@pytest.mark.promise("launcher")
+def test_ranks_that_a_launcher_starts_give_the_bits_of_those_that_a_run_starts(
+    tmp_path: Path, together: Path, generated: Path
+):
+    """Both get SIGTERM in the middle, as from a scheduler, and go on from a checkpoint."""
+    run_dir = Path(shutil.copytree(generated, tmp_path / "run"))
+    for turn, port in enumerate((free_port(), free_port())):
+        both = [
+            start("optimize", run_dir, "--stage", 0, first=partial(launched, rank, port))
+            for rank in range(2)
+        ]
+        if turn == 0:
+            until(lambda: len([x for x in read_metrics(run_dir) if x["kind"] == "update"]) >= 5)
+            for one in both:
+                os.kill(one.pid, signal.SIGTERM)
+        assert [one.end().status for one in both] == ([3, 3] if turn == 0 else [0, 0])
+    assert final_weights(run_dir, LAST) == final_weights(together, LAST)
+
+
+@pytest.fixture(scope="module")
+def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose one stage is generated and scored. Tests copy it."""
+    run_dir = tmp_path_factory.mktemp("generated") / "run"
+    config = write_config(run_dir.parent / "config")
+    for phase in ("generate", "score"):
+        assert mugrpo(phase, config, "--run-dir", run_dir, *LONG).status == 0
+    return run_dir
