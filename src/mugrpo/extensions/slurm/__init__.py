@@ -1,0 +1,5 @@
+"""Runs as jobs of Slurm: `mugrpo submit`."""
+
+from mugrpo.config.base import Extension
+
+extension = Extension(commands=("mugrpo.extensions.slurm.command:add_submit",))
