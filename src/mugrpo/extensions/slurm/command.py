@@ -13,10 +13,10 @@ from typing import Any
 
 from mugrpo.arguments import BEGIN, Commands, add_target
 from mugrpo.config.load import changes, with_newer_options
-from mugrpo.disk.errors import UsageError
+from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.publishing import publish_file, publish_json
 from mugrpo.extensions.slurm.chain import Chain, Work
-from mugrpo.extensions.slurm.queue import Task, cancel, has_slurm, queued, submit
+from mugrpo.extensions.slurm.queue import Queued, Task, cancel, has_slurm, queued, submit
 from mugrpo.extensions.slurm.scripts import PHASES, script, task_name, tries
 from mugrpo.extensions.slurm.settings import SlurmOptions, read_settings
 from mugrpo.run.target import Target, read_target
@@ -38,8 +38,10 @@ def add_submit(commands: Commands) -> None:
         parents=[commands.opening],
     )
     add_target(command)
-    file = "the options of the jobs (TOML; default: those of the last time)"
-    command.add_argument("--slurm", type=Path, metavar="FILE", help=file)
+    file = "the options of the jobs (default: slurm.toml)"
+    command.add_argument(
+        "--slurm", type=Path, default=Path("slurm.toml"), metavar="FILE", help=file
+    )
     beside = "begin a stage's updates beside its generation"
     command.add_argument("--beside", action="store_true", help=beside)
     dry = "print the scripts and what would be submitted"
@@ -56,7 +58,7 @@ def run_submit(options: argparse.Namespace) -> None:
     words = {"overrides": options.overrides, "run_dir": options.run_dir, "trust": options.trust}
     target = read_target(options.target, **words)
     run = target.folder.root.resolve()
-    settings = read_settings(options.slurm or run / "slurm" / "slurm.toml")
+    settings = read_settings(options.slurm)
     if options.dry_run:
         _say_dry(options, target, run, settings)
         return
@@ -89,7 +91,9 @@ def _say_dry(
         said.append(f"{name}=$(sbatch --parsable {' '.join(quoted)})")
         return f"${name}"
 
-    queue = queued(run) if has_slurm() else {}
+    queue: dict[Task, Queued] = {}
+    with suppress(RunStopped):  # without Slurm, all that the run lacks is shown
+        queue = queued(run) if has_slurm() else {}
     chain = Chain(
         run,
         settings,
@@ -151,18 +155,17 @@ class _Jobs:
                 f"first: scancel {ids}"
             )
 
-    def write_scripts(self, toml: Path | None, *, beside: bool) -> None:
-        """Write the scripts and, for the next time, the options that they were made of."""
+    def write_scripts(self, toml: Path, *, beside: bool) -> None:
+        """Write the scripts, made of the options in the file `toml`."""
         folder = self._run / "slurm"
         for place in (folder / "tries", self._run / "logs" / "slurm"):
             place.mkdir(parents=True, exist_ok=True)
         files = _files(self._run, self._settings, beside=beside)
-        if toml is not None:
-            files["slurm.toml"] = toml.read_text(encoding="utf-8")
         for name, text in files.items():
             with publish_file(folder / name) as file:
                 file.write(text.encode())
-        self._all |= {"parts": self._settings.parts, "beside": beside}
+        words = ["--slurm", str(toml.resolve()), *(["--beside"] if beside else [])]
+        self._all |= {"parts": self._settings.parts, "words": words}
 
     def submit(self, tasks: list[Task], words: list[str]) -> str:
         """Submit a job and note it. Its tasks may fail as often as if they were new."""
@@ -187,7 +190,7 @@ def read_jobs(run: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(file.read_bytes()))
     except FileNotFoundError:
-        return {"parts": None, "beside": False, "jobs": []}
+        return {"parts": None, "words": [], "jobs": []}
     except ValueError as error:
         raise UsageError(
             f"{file} is damaged ({error}); remove it: jobs that are queued are found without it"

@@ -29,7 +29,7 @@ def lines(folder: RunDir) -> Sequence[str]:
     found = [_line(task, one) for task, one in queue.items()]
     failed = list(_failed(run, jobs["jobs"], queue))
     if failed:
-        words = ["mugrpo", "submit", str(folder.root), *(["--beside"] if jobs["beside"] else [])]
+        words = ["mugrpo", "submit", str(folder.root), *jobs["words"]]
         failed.append(f"when that is fixed, type: {shlex.join(words)}")
     return [*found, *failed]
 
