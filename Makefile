@@ -14,13 +14,13 @@ GENERATION := bench-generation_smollm2 bench-generation_chain
 WHOLE_RUN := bench-whole_run_schedule bench-whole_run_accuracy
 # A worker a core, and no threads beside it: the models of tests are tiny.
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest --numprocesses auto --dist worksteal
-NEED_NOTHING := not vllm and not verifiers and not ray and not wheel
+NEED_NOTHING := not vllm and not verifiers and not ray and not slurm and not wheel
 BENCH_OPTIONS ?=
 CHAOS_OPTIONS ?= --kills 1000
 
 .PHONY: demo help test lint types unit chaos smollm2 addition picture \
   chain-model letters-model carry-model example-pictures golden wheel release notebooks site clean benchmarks \
-  benchmark-picture bench-gpu vllm-env verifiers-env test-vllm test-verifiers test-ray \
+  benchmark-picture bench-gpu vllm-env verifiers-env test-vllm test-verifiers test-ray test-slurm \
   test-wheel test-all test-trl $(ROWS) $(GENERATION) $(WHOLE_RUN)
 
 demo: .venv/installed  ## the default method on the embedded task, from start to finish
@@ -70,6 +70,11 @@ test-verifiers: .venv/installed-test verifiers-env  ## tests with the real verif
 
 test-ray: .venv/installed-ray  ## tests on Ray, on this machine (about ten minutes)
 	$(BIN)/pytest -m ray tests/targets
+
+test-slurm: .venv/installed-test  ## tests on a Slurm cluster on this machine (about twenty minutes; as root)
+	@PATH="$$PATH:/usr/sbin" && command -v slurmctld > /dev/null && command -v munged > /dev/null || \
+	  echo "These tests are skipped: slurmctld or munged is missing (apt-get install slurm-wlm munge)"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 0 -m slurm tests/targets
 
 test-wheel: .venv/installed-test  ## the wheel alone, in an environment of its own (minutes; WHEEL=FILE takes that one)
 	WHEEL=$(WHEEL) $(BIN)/pytest -m wheel tests/targets

@@ -13,11 +13,12 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
+
+from tests.waiting import until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
 _CPUS = 8  # that a node says it has; parts of several runs then fit beside each other
@@ -103,7 +104,7 @@ class Cluster:
             self.start_controller()
             for node in self.nodes:
                 self.start_node(node)
-            until(lambda: self.states() == dict.fromkeys(self.nodes, "idle"), 60, self.states)
+            until(lambda: self.states() == dict.fromkeys(self.nodes, "idle"), 60)
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -150,16 +151,20 @@ class Cluster:
         lines = self.run("squeue", "-rh", "-o", "%i %j %T", check=False).splitlines()
         return [(job, name, state) for job, name, state in map(str.split, lines)]
 
-    def kill_node(self, node: str) -> None:
-        """Kill a node: its daemon, and everything that runs on it."""
+    def kill_node(self, node: str, *, jobs: bool = True) -> None:
+        """Kill a node: its daemon and, unless only that is lost, the `jobs` that run on it."""
         daemon = self._daemons.pop(node)
-        for pid in (daemon.pid, *_on(node, self.conf)):
+        for pid in (daemon.pid, *(_on(node, self.conf) if jobs else ())):
             _kill(pid)
         daemon.wait()
 
     def start_node(self, node: str) -> None:
         """Start a node's daemon, with a clean table of jobs if the node was killed."""
         self._start(node, "slurmd", "-D", "-N", node, "-f", self.conf)
+
+    def up(self) -> bool:
+        """Return whether the controller answers."""
+        return "UP" in self.run("scontrol", "ping", check=False)
 
     def stop_controller(self) -> None:
         """End the controller."""
@@ -168,7 +173,7 @@ class Cluster:
     def start_controller(self) -> None:
         """Start the controller, which reads what an earlier one saved."""
         self._start("controller", "slurmctld", "-D", "-f", self.conf)
-        until(lambda: "UP" in self.run("scontrol", "ping", check=False), 30)
+        until(self.up, 30)
 
     def _start_munge(self) -> None:
         folder = self.folder / "munge"
@@ -206,12 +211,9 @@ def cluster(nodes: int = 2) -> Iterator[Cluster]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def until(true: Callable[[], object], seconds: float, shown: Callable[[], object] = str) -> None:
-    """Wait until `true()`. After `seconds` fail, with what `shown` returns."""
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, f"not after {seconds:g} s: {shown()}"
-        time.sleep(0.2)
+def lead_to(conf: str) -> None:
+    """Lead programs that this process starts to the cluster of a slurm.conf."""
+    os.environ["SLURM_CONF"] = conf
 
 
 def _found(program: str) -> str | None:

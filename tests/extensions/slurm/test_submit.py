@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from mugrpo.disk.run_dir import RunDir
+from mugrpo.disk.shards import ShardSet
 from mugrpo.extensions.slurm.chain import ranges
 from mugrpo.extensions.slurm.scripts import tries
 from mugrpo.extensions.slurm.settings import SlurmOptions
@@ -164,8 +165,7 @@ def test_only_what_a_run_lacks_is_submitted(
     """Stage 0 is generated and scored, but shard 1 has lost its scores: part 1 of two."""
     run_dir = Path(tmp_path / "run")
     shutil.copytree(scored_run, run_dir)
-    scores = ShardSet(run_dir / "stages" / "000" / "scores", "scores")
-    scores.drop([1])
+    ShardSet(run_dir / "stages" / "000" / "scores", "scores").forget(1)
     ended = command("submit", run_dir, "--slurm", "slurm.toml")
     assert ended.status == 0, ended.err
     assert slurm.asked()[:3] == [
