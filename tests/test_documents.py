@@ -24,6 +24,7 @@ from mugrpo.config.load import build_config, load_config
 from mugrpo.config.run import RunConfig
 from mugrpo.extensions.evals.options import load_suites
 from mugrpo.extensions.lab.study.spec import load_study
+from mugrpo.extensions.slurm.settings import read_settings
 from tests.blocks import ELSEWHERE, PAGES, Block, blocks, commands
 from tests.runs import ENVIRONMENT, ROOT, read_metrics
 
@@ -162,6 +163,8 @@ def test_every_config_of_a_page_loads(tmp_path: Path, monkeypatch: pytest.Monkey
             load_study(Path("block.toml"))
         elif "title" in raw:
             load_suites("block.toml")
+        elif "parts" in raw:
+            read_settings(Path("block.toml"))
         else:
             if raw.get("task", {}).get("name", "dataset") == "dataset" and "task" in raw:
                 raw["task"] = {"name": "dataset", "data": "problems.jsonl", **raw["task"]}

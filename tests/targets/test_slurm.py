@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -137,13 +138,17 @@ class Jobs:
     def finish(self) -> None:
         """Wait until no job is left. Slurm would begin what it requeues only after two minutes."""
 
+        seen: Counter[str] = Counter()
+
         def over() -> bool:
             said = self.cluster.run("squeue", "-rh", "-o", "%i %r", check=False).splitlines()
             for job, reason in (line.split(maxsplit=1) for line in said):
-                if reason == "BeginTime":
+                seen[job] += reason == "BeginTime"
+                if seen[job] == 8:  # sooner, its first try may not be quite over
                     self.cluster.run(
                         "scontrol", "update", f"JobId={job}", "StartTime=now", check=False
                     )
+                    seen[job] = 0
             time.sleep(0.5)
             return not said and self.cluster.up()
 

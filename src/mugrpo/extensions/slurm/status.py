@@ -1,9 +1,8 @@
 """What `mugrpo status` says of a run's jobs."""
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.run_dir import RunDir
@@ -26,38 +25,38 @@ def lines(folder: RunDir) -> Sequence[str]:
         queue = queued(run)
     except RunStopped as error:
         return [f"Slurm: {error}"]
-    found = [_line(task, one) for task, one in queue.items()]
-    failed = list(_failed(run, jobs["jobs"], queue))
+    last = {}  # a task's newest job
+    for job in jobs["jobs"]:
+        for part in job["parts"]:
+            last[Task(job["phase"], job["stage"], part)] = job["job"]
+    over = {task: job for task, job in last.items() if task not in queue}
+    tries = {task: run / "slurm" / "tries" / task_name(run, *task) for task in over}
+    begun = [task for task in over if tries[task].exists()]
+    failed = [text for task in begun if (text := _failure(run, task, over[task], tries[task]))]
+    if never := len(over) - len(begun):
+        failed.append(f"{never} jobs were cancelled before they began")
     if failed:
         words = ["mugrpo", "submit", str(folder.root), *jobs["words"]]
-        failed.append(f"when that is fixed, type: {shlex.join(words)}")
-    return [*found, *failed]
+        failed.append(f"when that is mended, type: {shlex.join(words)}")
+    return [*(_line(task, job) for task, job in queue.items()), *failed]
 
 
 def _line(task: Task, job: Queued) -> str:
     why = "" if job.reason in ("None", "") else f" ({job.reason})"
-    part = "" if task.part is None else f"_{task.part}"
-    return f"job {job.job}{part}  {task}: {job.state.lower()}{why} since {job.since}"
+    return f"{_name(task, job.job)}: {job.state.lower()}{why} since {job.since}"
 
 
-def _failed(run: Path, jobs: Sequence[dict[str, Any]], queue: dict[Task, Queued]) -> Iterator[str]:
-    """Yield a line for each task that is over without success. Those that never began have none."""
-    last = {}  # a task's newest job
-    for job in jobs:
-        for part in job["parts"]:
-            last[Task(job["phase"], job["stage"], part)] = job["job"]
-    for task, job in last.items():
-        name = task_name(run, *task)
-        file = run / "slurm" / "tries" / name
-        if task in queue or not file.exists():
-            continue
-        ends = file.read_text().splitlines()
-        if ends[-1:] == ["done"]:
-            continue
-        log = run / "logs" / "slurm" / f"{name}.log"
-        part = "" if task.part is None else f"_{task.part}"
-        end = ends[-1] if ends else "ended by Slurm"
-        yield f"job {job}{part}  {task}: {end}: {_said(log)} ({log})"
+def _name(task: Task, job: str) -> str:
+    return f"job {job}  {task}" if task.part is None else f"job {job}_{task.part}  {task}"
+
+
+def _failure(run: Path, task: Task, job: str, tries: Path) -> str | None:
+    """Return how a job that is over has ended, or None if it has succeeded."""
+    ends = tries.read_text().splitlines() or ["ended by Slurm"]
+    if ends[-1] == "done":
+        return None
+    log = run / "logs" / "slurm" / f"{task_name(run, *task)}.log"
+    return f"{_name(task, job)}: {ends[-1]}: {_said(log)} ({log})"
 
 
 def _said(log: Path) -> str:
