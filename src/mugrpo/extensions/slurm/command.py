@@ -165,7 +165,10 @@ class _Jobs:
             with publish_file(folder / name) as file:
                 file.write(text.encode())
         words = ["--slurm", str(toml.resolve()), *(["--beside"] if beside else [])]
-        self._all |= {"parts": self._settings.parts, "words": words}
+        live = {queued.job for queued in self.queue.values()}
+        jobs = [job for job in self._all["jobs"] if job["job"] in live]  # the others are history
+        self._all = {"parts": self._settings.parts, "words": words, "jobs": jobs}
+        publish_json(self._file, self._all)
 
     def submit(self, tasks: list[Task], words: list[str]) -> str:
         """Submit a job and note it. Its tasks may fail as often as if they were new."""

@@ -10,7 +10,7 @@ from mugrpo.extensions.slurm.command import read_jobs
 from mugrpo.extensions.slurm.queue import Queued, Task, has_slurm, queued
 from mugrpo.extensions.slurm.scripts import task_name
 
-_SAYS = ("mugrpo: ", "slurmstepd", "srun: error: ")  # lines that say why a job ended, best first
+_MUGRPO, _SLURM = "mugrpo: ", "slurmstepd"  # lines of a log that say why its job ended
 
 
 def lines(folder: RunDir) -> Sequence[str]:
@@ -52,21 +52,19 @@ def _name(task: Task, job: str) -> str:
 
 def _failure(run: Path, task: Task, job: str, tries: Path) -> str | None:
     """Return how a job that is over has ended, or None if it has succeeded."""
-    ends = tries.read_text().splitlines() or ["ended by Slurm"]
-    if ends[-1] == "done":
+    ends = tries.read_text().splitlines()
+    if ends[-1:] == ["done"]:
         return None
     log = run / "logs" / "slurm" / f"{task_name(run, *task)}.log"
-    return f"{_name(task, job)}: {ends[-1]}: {_said(log)} ({log})"
+    end, begin = (ends[-1], _MUGRPO) if ends else ("ended by Slurm", _SLURM)
+    return f"{_name(task, job)}: {end}: {_said(log, begin)} ({log})"
 
 
-def _said(log: Path) -> str:
-    """Return the last sentence in a log that says why its job ended."""
+def _said(log: Path, begin: str) -> str:
+    """Return the last sentence in a log that begins so, or its last line."""
     try:
         said = log.read_text(errors="replace").splitlines()
     except OSError:
         return "it has no log"
-    for begin in _SAYS:
-        for line in reversed(said):
-            if line.startswith(begin):
-                return line.removeprefix("mugrpo: ")
-    return said[-1] if said else "it has said nothing"
+    found = [line for line in said if line.startswith(begin)] or said or ["it has said nothing"]
+    return found[-1].removeprefix(_MUGRPO).partition(". Nothing published is lost")[0]
