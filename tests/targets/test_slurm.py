@@ -321,8 +321,8 @@ FAULTS = {
     "a stopped part comes back": Fault(*PART, stop_and_take_over),
     "the controller restarts beside a part": Fault(*PART, restart_controller),
     "the controller restarts beside updates": Fault(*UPDATES, restart_controller),
-    "the disk is full for a part": Fault(*PART, fill, "make room"),
-    "the disk is full for updates": Fault(*UPDATES, fill, "make room"),
+    "the disk is full for a part": Fault(*PART, fill),
+    "the disk is full for updates": Fault(*UPDATES, fill),
     "the time limit of a part": Fault(*PART, wait_for_the_time_limit, toml=LIMIT),
     "the time limit of updates": Fault(*UPDATES, wait_for_the_time_limit, toml=LIMIT),
     "a part is killed once": Fault(*PART, nothing, act="SIGKILL once"),
@@ -389,6 +389,20 @@ def test_two_at_once_submit_once(jobs: Jobs, begun: tuple[Path, Path]):
 
 
 def test_updates_beside_generation(jobs: Jobs, begun: tuple[Path, Path]):
+    """Their stage's refresh is logged when all is scored, which may be after some of them."""
     assert jobs.submit("--beside").status == 0
     jobs.finish()
-    assert_same_at_end(jobs.run, begun[1])
+    found = differences(jobs.run, begun[1], checkpoints(begun[1])[-1])
+    assert [text for text in found if not text.startswith("metrics line")] == []
+    ours, theirs = (sorted(map(str, read_metrics(run))) for run in (jobs.run, begun[1]))
+    assert ours == theirs
+
+
+def test_ranks_of_srun_on_two_nodes(jobs: Jobs, begun: tuple[Path, Path], tmp_path: Path):
+    alone = Path(shutil.copytree(begun[0], tmp_path / "alone"))
+    ended = mugrpo("train", alone, "--distributed.processes", 2)
+    assert ended.status == 0, ended
+    jobs.write_toml("parts = 2\n[optimize]\nnodes = 2\nntasks-per-node = 1")
+    jobs.submit()
+    jobs.finish()
+    assert_same_at_end(jobs.run, alone)

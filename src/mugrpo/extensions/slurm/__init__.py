@@ -2,4 +2,7 @@
 
 from mugrpo.config.base import Extension
 
-extension = Extension(commands=("mugrpo.extensions.slurm.command:add_submit",))
+extension = Extension(
+    commands=("mugrpo.extensions.slurm.command:add_submit",),
+    status=("mugrpo.extensions.slurm.status:lines",),
+)
