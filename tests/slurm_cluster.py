@@ -85,8 +85,6 @@ class Cluster:
         (folder / "state").mkdir()
         for node in self.nodes:
             (folder / f"spool-{node}").mkdir()
-        names = f"127.0.0.1 {' '.join(self.nodes)}\n"
-        (folder / "hosts").write_text(Path("/etc/hosts").read_text() + names)
         self.conf = folder / "slurm.conf"
         self.conf.write_text(
             _CONF.format(
@@ -161,10 +159,8 @@ class Cluster:
         daemon.wait()
 
     def start_node(self, node: str) -> None:
-        """Start a node's daemon. On the node, the names of all nodes are those of this machine."""
-        hosts = f"mount --bind {self.folder}/hosts /etc/hosts && exec {_found('slurmd')} -D"
-        words = ("--mount", "--propagation", "slave", "sh", "-c", f"{hosts} -N {node}")
-        self._start(node, "unshare", *words)
+        """Start a node's daemon, with a clean table of jobs if the node was killed."""
+        self._start(node, "slurmd", "-D", "-N", node, "-f", self.conf)
 
     def up(self) -> bool:
         """Return whether the controller answers."""

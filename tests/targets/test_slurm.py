@@ -42,8 +42,15 @@ pytestmark = [
 # `mugrpo` in jobs: a file that is named like the job, such as generate-1-0, says what it does at
 # which place (tests.kill_at), once or always.
 PROGRAM = f"""#!{sys.executable}
+import ctypes
+import subprocess
 import sys
 from pathlib import Path
+hosts = Path(__file__).with_name("hosts")
+if hosts.exists():  # in which the nodes have names; only this process sees it
+    ctypes.CDLL(None).unshare(0x20000)  # CLONE_NEWNS
+    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+    subprocess.run(["mount", "--bind", hosts, "/etc/hosts"], check=True)
 sys.path.insert(0, {str(ROOT)!r})
 from tests.kill_at import arm, settle_checkpoints
 from mugrpo.__main__ import main
@@ -403,6 +410,7 @@ def test_ranks_of_srun_on_two_nodes(jobs: Jobs, begun: tuple[Path, Path], tmp_pa
     ended = mugrpo("train", alone, "--distributed.processes", 2)
     assert ended.status == 0, ended
     jobs.write_toml("parts = 2\n[optimize]\nnodes = 2\nntasks-per-node = 1")
+    (jobs.folder / "hosts").write_text(f"127.0.0.1 localhost {' '.join(jobs.cluster.nodes)}\n")
     jobs.submit()
     jobs.finish()
     assert_same_at_end(jobs.run, alone)
