@@ -18,7 +18,12 @@ _answers: dict[str, tuple[float, bool]] = {}
 
 
 def job_id() -> str:
-    """Return the scheduler's id of the job that this process is part of, or ""."""
+    """Return the scheduler's id of the job that this process is part of, or "".
+
+    A task of an array is named by the array: the job id of its last task is that of them all.
+    """
+    if array := os.environ.get("SLURM_ARRAY_JOB_ID"):
+        return f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}"
     return os.environ.get("SLURM_JOB_ID", "")
 
 

@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +15,8 @@ from mugrpo.extensions.slurm.chain import ranges
 from mugrpo.extensions.slurm.scripts import tries
 from mugrpo.extensions.slurm.settings import SlurmOptions
 from mugrpo.extensions.slurm.status import lines
+from mugrpo.processes.claims import Claims
+from tests.faults.harm import refused
 from tests.runs import CONFIG, Command, write_config
 
 # Jobs go to the file `queue` in squeue's format: with a dependency they wait, else they run.
@@ -219,29 +220,17 @@ def test_queued_jobs_keep_the_number_of_parts(slurm: Slurm, command: Command):
     assert "scancel 1 2 3" in ended.err and slurm.asked() == []
 
 
-def dead_process() -> int:
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    return ended.pid
-
-
-@pytest.mark.parametrize("holder", ["alive", "dead", "elsewhere", "old"])
-def test_two_at_once_do_not_submit_twice(slurm: Slurm, command: Command, holder: str):
+def test_two_at_once_do_not_submit_twice(slurm: Slurm, command: Command):
     command("submit", "tiny.toml", "--schedule.stages=1")
     (slurm.folder / "queue").unlink()
     slurm.asked()
-    file = Path("runs/tiny/slurm/submitting")
-    host = "elsewhere" if holder in ("elsewhere", "old") else os.uname().nodename
-    file.write_text(f"pid {dead_process() if holder == 'dead' else os.getpid()} on host {host}")
-    if holder == "old":
-        long_ago = time.time() - 3600
-        os.utime(file, (long_ago, long_ago))
+    other = Claims(Path("runs/tiny/slurm"))
+    assert other.take("submitting")
     ended = command("submit", "runs/tiny")
-    taken = holder in ("dead", "old")
-    assert (ended.status, len(slurm.asked()), file.exists()) == (
-        (0, 3, False) if taken else (2, 0, True)
-    )
-    assert taken or "another `mugrpo submit` is at work" in ended.err
+    refused(ended, "another `mugrpo submit` is at work", f"(pid {os.getpid()})")
+    assert slurm.asked() == []
+    other.close()
+    assert (command("submit", "runs/tiny").status, len(slurm.asked())) == (0, 3)
 
 
 # How tries end, in order; then the times that the job is asked for again, and its last status.

@@ -2,10 +2,7 @@
 
 import argparse
 import json
-import os
 import shlex
-import socket
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,9 +16,9 @@ from mugrpo.extensions.slurm.chain import Chain, Work
 from mugrpo.extensions.slurm.queue import Queued, Task, cancel, has_slurm, queued, submit
 from mugrpo.extensions.slurm.scripts import PHASES, script, task_name, tries
 from mugrpo.extensions.slurm.settings import SlurmOptions, read_settings
+from mugrpo.processes.claims import Claims, claims_in
 from mugrpo.run.target import Target, read_target
 
-_OLD = 600  # seconds after which nobody is submitting any more
 _DECIDED = ("model.precision", "prompt.date", "prompt.chat_template")  # when a run begins
 
 
@@ -202,42 +199,14 @@ def read_jobs(run: Path) -> dict[str, Any]:
 
 @contextmanager
 def _alone(run: Path) -> Iterator[None]:
-    """Let only one process at a time submit a run's jobs: the one that a file names.
-
-    Raises UsageError if another one does, unless it is dead or began long ago.
-    """
-    file = run / "slurm" / "submitting"
-    file.parent.mkdir(exist_ok=True)
-    mine = f"pid {os.getpid()} on host {socket.gethostname()}"
-    theirs = ""
-    with suppress(FileNotFoundError):
-        theirs = file.read_text()
-        if not _alive(theirs) or time.time() - file.stat().st_mtime > _OLD:
-            aside = file.with_name(f"{file.name}-{os.getpid()}")
-            os.rename(file, aside)  # of several processes, one can
-            if aside.read_text() != theirs:  # another one was faster, and has begun
-                os.rename(aside, file)
-            aside.unlink(missing_ok=True)
-    try:
-        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    except FileExistsError:
+    """Let only one process at a time submit a run's jobs. Raises UsageError if another one does."""
+    claims = Claims(run / "slurm")
+    if not claims.take("submitting"):
+        holder = next((claim.holder() for claim in claims_in(run / "slurm")), "it has just ended")
         raise UsageError(
-            f"another `mugrpo submit` is at work on {run} ({theirs}); wait until it ends"
-        ) from None
-    with open(descriptor, "w") as opened:
-        opened.write(mine)
+            f"another `mugrpo submit` is at work on {run} ({holder}); wait until it ends"
+        )
     try:
         yield
     finally:
-        file.unlink(missing_ok=True)
-
-
-def _alive(holder: str) -> bool:
-    """Return whether "pid N on host H" may be alive. On another host, it may."""
-    words = holder.split()
-    if len(words) == 5 and words[4] == socket.gethostname():
-        try:
-            os.kill(int(words[1]), 0)
-        except ProcessLookupError:
-            return False
-    return True
+        claims.close()
