@@ -1,5 +1,6 @@
 """Slurm's programs: what is queued, and what is submitted and cancelled."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -77,7 +78,11 @@ def cancel(job: str) -> None:
 def _said(program: str, *words: str) -> str:
     """Return what a program of Slurm's prints. Raises RunStopped if it fails."""
     ended = subprocess.run(
-        [program, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True
+        [program, *words],
+        env=os.environ,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
     )
     if ended.returncode:
         why = ended.stderr.strip().splitlines() or [f"status {ended.returncode}"]
