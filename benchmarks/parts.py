@@ -93,7 +93,7 @@ def stage_in(folder: Path, shards: int) -> Stage:
 def make(folder: Path, shards: int, parts: int) -> Counter[str]:
     """Let all parts generate and score, one after the other. Return the operations."""
     whole = stage_in(folder, shards)
-    run = SimpleNamespace(folder=SimpleNamespace(joined=True), check=lambda: None)
+    run = SimpleNamespace(folder=SimpleNamespace(apart=True), check=lambda: None)
     table = pa.table({"seed": [1, 2]})
     with counting() as found:
         for kind in ("rollouts", "scores"):

@@ -8,10 +8,9 @@ def main() -> int:
     if sys.platform == "win32":  # it has no fcntl, on which locks rest
         print("mugrpo runs on Linux and macOS; on Windows, use it in WSL", file=sys.stderr)
         return 2
-    from mugrpo.processes.lifetime import end_with_driver, let_segments_grow
+    from mugrpo.processes.lifetime import end_with_driver
 
     end_with_driver()
-    let_segments_grow()
     from mugrpo import cli
 
     return cli.main()

@@ -14,13 +14,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mugrpo.arguments import DEMO, GREETING, pages, parser, resume_command
+from mugrpo.arguments import DEMO, GREETING, PHASE_COMMANDS, pages, parser, resume_command
 from mugrpo.config.base import imported
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.records import WHOLE, Part
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.processes.launcher import launched_ranks
-from mugrpo.processes.lifetime import follows, stop_on_signals
+from mugrpo.processes.launcher import forget_launcher, launched_ranks
+from mugrpo.processes.lifetime import DRIVER, follows, let_segments_grow, stop_on_signals
 from mugrpo.processes.messages import visible
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if overrides and not options.takes_overrides:
             raise UsageError(f"{options.command} takes no option {overrides[0]}")
         options.overrides = overrides
+        _join_launcher(options.command)
         with stop_on_signals(patient=follows()) as stop:
             options.stop, options.say = stop, _say
             return imported(options.run)(options) or 0
@@ -68,6 +69,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left to write is tried at the end
         return 3
+
+
+def _join_launcher(command: str) -> None:
+    """Let torchrun and srun start ranks of `optimize`, and parts of the other phases.
+
+    Raises UsageError for other commands, which would be in each other's way.
+    """
+    if command == "optimize" or DRIVER in os.environ or not launched_ranks():
+        return
+    if command not in PHASE_COMMANDS:
+        raise UsageError(
+            f"{command} is one process; torchrun and srun start the ranks of `mugrpo optimize`, "
+            "and parts (--part)"
+        )
+    forget_launcher()
 
 
 def _say(text: object) -> None:
@@ -127,7 +143,7 @@ def run_phase(options: argparse.Namespace) -> None:
     part = Part.of(text) if text else WHOLE
     if text and (options.force or getattr(options, "again", False)):
         raise UsageError("--part goes without --force and --again, which change the whole stage")
-    with opened(options, joins=bool(text)) as run:
+    with opened(options, apart=bool(text)) as run:
         if run.ranks.follows:
             from mugrpo.hosts.follow import follow
 
@@ -146,7 +162,7 @@ def run_phase(options: argparse.Namespace) -> None:
             pipeline.score(run, stage, part, again=options.again)
         else:
             pipeline.optimize(run, stage, until=options.until, wait=60 * options.wait)
-    if run.folder.joined:
+    if run.folder.apart:
         run.folder.leave()
 
 
@@ -236,7 +252,7 @@ def run_doctor(_options: argparse.Namespace) -> None:
 
 
 @contextmanager
-def opened(options: argparse.Namespace, *, joins: bool = False) -> Iterator[OpenRun]:
+def opened(options: argparse.Namespace, *, apart: bool = False) -> Iterator[OpenRun]:
     """Open the run that the arguments name, as a rank if this process is one; see `open_run`."""
     from mugrpo.run.progress import Progress
     from mugrpo.run.target import read_target
@@ -248,12 +264,11 @@ def opened(options: argparse.Namespace, *, joins: bool = False) -> Iterator[Open
     }
     target = options.target
     if not follows():  # a rank's driver asks and reads
-        if launched := launched_ranks():
-            wanted["overrides"] += [f"--distributed.processes={launched['WORLD_SIZE']}"]
         target, wanted = read_target(target, **wanted), {}
         options.written = target.config  # before this machine chooses a precision
         name = "demo" if options.target == DEMO else options.target
         _say(f"{name}: loading PyTorch, then the tokenizer")
+    let_segments_grow()
     from mugrpo.processes.ranks import joined
     from mugrpo.run.opening import open_run
 
@@ -266,8 +281,9 @@ def opened(options: argparse.Namespace, *, joins: bool = False) -> Iterator[Open
             progress=Progress(shown=ranks.first),
             stop=options.stop,
             ranks=ranks,
-            joins=joins,
+            apart=apart,
         ) as run,
     ):
         options.stop.check()
-        yield run
+        launched = None if ranks.follows else launched_ranks()
+        yield run.with_ranks(int(launched["WORLD_SIZE"])) if launched else run

@@ -27,7 +27,6 @@ from mugrpo.stages.ahead import Others, generating
 from mugrpo.stages.evaluate import evaluate as evaluate_policy
 from mugrpo.stages.evaluate import evaluate_if_due
 from mugrpo.stages.generate import generate as generate_stage
-from mugrpo.stages.generate import pin_policy
 from mugrpo.stages.optimize import optimize as optimize_stage
 from mugrpo.stages.score import log_refresh, score_again
 from mugrpo.stages.score import score as score_stage
@@ -78,6 +77,8 @@ def _remake(run: OpenRun, stage: Stage, host: Host) -> None:
     The run's result does not depend on it. So if no checkpoint holds the stage's policy any more,
     only say so.
     """
+    if stage.is_there() and run.journal.has("refresh", stage.first_update):
+        return
     if stage.lacking() and stage.first_update not in (0, *stage.folder.checkpoint_updates()):
         run.progress.say(
             f"stage {stage.number} lacks shards, and the policy that generated them is gone; the "
@@ -97,11 +98,8 @@ def generate(run: OpenRun, number: int, part: Part = WHOLE) -> None:
     if that checkpoint is gone, damaged or another one than other parts had, or if an engine cannot
     go on.
     """
-    stage = Stage.of(run, number)
-    if stage.lacking(part):
-        pin_policy(run, stage)
-        with host_of(run) as host:
-            generate_stage(run, stage, host, part)
+    with host_of(run) as host:
+        generate_stage(run, Stage.of(run, number), host, part)
 
 
 def score(run: OpenRun, number: int, part: Part = WHOLE, *, again: bool = False) -> None:
@@ -118,7 +116,7 @@ def score(run: OpenRun, number: int, part: Part = WHOLE, *, again: bool = False)
         score_again(run, stage)
     else:
         score_stage(run, stage, part)
-    if not run.folder.joined:
+    if not run.folder.apart:
         log_refresh(run, stage)
 
 

@@ -56,6 +56,8 @@ def test_the_claim_of_a_killed_process_is_taken_over_at_once(tmp_path: Path):
     assert mine.take("a") and not Claims(tmp_path).take("a")
     assert names(tmp_path) == ["a.claim-0", "a.claim-1"]
     mine.give_back("a")
+    assert names(tmp_path) == ["a.claim-0"]  # whose holder might come back
+    forget_claims(tmp_path)
     assert names(tmp_path) == []
 
 
@@ -67,10 +69,11 @@ STATES = [
     ({**HERE, "pid": 2**22 + 1}, 0, True),  # above what a kernel gives
     ({**AWAY, "job": "7", "restarts": 0}, 0, True),  # this job, before it was requeued
     ({**AWAY, "job": "7", "restarts": 1}, 0, False),  # another task of this job
-    ({**AWAY, "job": "8"}, 0, True),  # squeue does not know it
-    ({**AWAY, "job": "9"}, 0, True),  # it waits to be started again
-    ({**AWAY, "job": "10"}, 0, False),  # it runs
-    ({**AWAY, "job": "11"}, 0, False),  # the scheduler does not answer
+    ({**AWAY, "job": "8"}, 60, True),  # squeue does not know it
+    ({**AWAY, "job": "8"}, 30, False),  # but it gives signs of life: another cluster's
+    ({**AWAY, "job": "9"}, 60, True),  # it waits to be started again
+    ({**AWAY, "job": "10"}, 60, False),  # it runs
+    ({**AWAY, "job": "11"}, 60, False),  # the scheduler does not answer
 ]
 SQUEUE = """#!/bin/sh
 case "$3" in
@@ -100,7 +103,7 @@ def test_a_claim_is_lost_with_its_process_its_job_or_its_sign_of_life(
     mine = Claims(folder)
     assert mine.take("a") == lost
     mine.close()
-    assert names(folder) == ([] if lost else ["a.claim-0"])
+    assert names(folder) == ["a.claim-0"]  # its own alone is removed
 
 
 def test_one_of_many_takes_over_and_the_lost_one_may_come_back(tmp_path: Path):
@@ -109,10 +112,14 @@ def test_one_of_many_takes_over_and_the_lost_one_may_come_back(tmp_path: Path):
     with ThreadPoolExecutor(16) as pool:
         taken = list(pool.map(lambda one: one.take("a"), many))
     assert sum(taken) == 1
+    one = many[taken.index(True)]
     (tmp_path / "a.claim-0").unlink()  # as the lost one does when it is done
-    assert names(tmp_path) == ["a.claim-1"]
-    many[taken.index(True)].close()
-    assert names(tmp_path) == []
+    assert names(tmp_path) == ["a.claim-1"] and not Claims(tmp_path).take("a")
+    assert names(tmp_path) == ["a.claim-1"] and one.holds("a")
+    claimed(tmp_path).rename(tmp_path / "a.claim-2")
+    assert not one.holds("a")  # it has been taken for lost
+    one.close()
+    assert names(tmp_path) == ["a.claim-2"]
 
 
 def test_a_holder_shows_that_it_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -54,6 +54,7 @@ def test_status_names_parts_claims_and_what_comes_next(tmp_path: Path, command: 
     assert command("report", run, "--out", tmp_path / "page.html").status == 0
     assert "part 0/2  1 shards  500 tokens/s  n1" in (tmp_path / "page.html").read_text()
     (folder / "shard-00002.claim-0").unlink()
+    claim(folder, 0, "0/2", 5)  # of a shard that is there: a killed process has left it
     last = command("status", run).out.splitlines()[-1]
     assert last == f"next: mugrpo generate {run} --stage 0"
 

@@ -44,7 +44,7 @@ def all_end(started: list[Started]) -> None:
 
 
 def left(run_dir: Path) -> list[str]:
-    """Return the names of claims, and of what processes have had apart."""
+    """Return the names of claims, and of folders of parts that have not ended well."""
     return [path.name for place in ("*.claim-*", "parts") for path in run_dir.rglob(place)]
 
 
@@ -72,6 +72,8 @@ def test_a_killed_part_is_replaced_by_the_next_one(config: Path, tmp_path: Path)
     assert left(tmp_path / "run")[:1] == ["shard-00002.claim-0"]
     all_end([part("generate", config, 0, share) for share in ("0/2", "1/2")])
     assert state(tmp_path / "run").rollouts == (3, 0)
+    assert [path.name for path in tmp_path.rglob("*.claim-*")] == ["shard-00002.claim-0"]
+    assert mugrpo("score", config, "--run-dir", tmp_path / "run").status == 0
     assert not [*tmp_path.rglob("*.claim-*")]
 
 
@@ -129,6 +131,33 @@ def test_a_part_changes_no_config_and_needs_its_own_shards_alone(
     refused(command("optimize", config, *run), "stage 0 has 1 of 3 shards of rollouts; run")
     assert (tmp_path / "run/config.json").read_bytes() == stored
     assert state(tmp_path / "run").last_line == ""  # metrics are the business of the lock's holder
+
+
+def test_a_part_leaves_ranks_and_the_launcher_to_the_lock_s_holder(config: Path, tmp_path: Path):
+    """It would remove the orders of others. Under srun it is a part all the same."""
+    run = tmp_path / "run"
+    options = ("--engine.processes", 1, "--distributed.processes", 2)
+    words = ("generate", config, "--run-dir", run, *options, "--stage", 0, "--part", "1/3")
+    ended = mugrpo(*words, first=_second_of_two)
+    assert (ended.status, ended.err) == (0, ""), ended
+    assert state(run).rollouts == (1, 0) and not (run / "ranks").exists()
+    refused(mugrpo("train", run, first=_second_of_two), "train is one process; torchrun and srun")
+
+
+def _second_of_two() -> None:
+    os.environ |= {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+
+
+def test_a_part_that_only_waits_starts_no_engine(config: Path, tmp_path: Path):
+    gate = tmp_path / "gate"
+    how = {"at": "half a rollout shard", "act": f"hold {gate}"}
+    first = part("generate", config, 0, "0/3", **how)
+    until(gate.with_suffix(".held").exists)
+    second = part("generate", config, 0, "0/3", at="canary")  # is killed if it starts an engine
+    until(lambda: "waiting for rollouts of" in (second.folder / "out").read_text())
+    gate.with_suffix(".go").touch()
+    assert [one.end().status for one in (first, second)] == [0, 0]
 
 
 @table("share", ["3/3", "3", "a/b", "1/0", "1/-3"])

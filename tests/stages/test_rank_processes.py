@@ -1,5 +1,6 @@
 """Runs with two ranks: a dead rank, signals, another number of ranks, and waiting for a folder."""
 
+import json
 import os
 import re
 import shutil
@@ -391,6 +392,14 @@ def test_ranks_that_a_launcher_starts_give_the_bits_of_those_that_a_run_starts(
             for one in both:
                 os.kill(one.pid, signal.SIGTERM)
         assert [one.end().status for one in both] == ([3, 3] if turn == 0 else [0, 0])
+    options = json.loads((run_dir / "config.json").read_text())["config"]
+    assert options["distributed"]["processes"] == 1  # the launcher's number is not the run's
+    port = free_port()  # all is done: both end all the same
+    both = [
+        start("optimize", run_dir, "--stage", 0, first=partial(launched, rank, port))
+        for rank in range(2)
+    ]
+    assert [one.end().status for one in both] == [0, 0]
     assert final_weights(run_dir, LAST) == final_weights(together, LAST)
 
 

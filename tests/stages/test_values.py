@@ -82,6 +82,15 @@ def test_what_other_processes_publish_is_seen(tmp_path: Path):
     assert (stage.lacking(), stage.unscored()) == ([0, 2], [0, 2])
 
 
+def test_scores_that_replace_others_are_seen(tmp_path: Path):
+    """An optimizer may have looked at a shard that another process scores again."""
+    stage, other = stage_of(tmp_path), stage_of(tmp_path)
+    write_shard(other, 1, [MIXED, MIXED], judge="another")
+    assert not stage.scored(1)
+    write_shard(other, 1, [MIXED, MIXED])
+    assert stage.scored(1)
+
+
 def test_missing_shards_are_reported_with_the_command_that_makes_them(tmp_path: Path):
     stage = stage_of(tmp_path)
     write_shard(stage, 0, [MIXED, MIXED])

@@ -98,7 +98,8 @@ def remove_unfinished(root: Path) -> list[Path]:
         found = _UNFINISHED.search(path.name)
         if not (found and path.exists()):  # not inside a folder just removed
             continue
-        if path.relative_to(root).parts[0] == "stages" and _goes_on(path, *found.groups()):
+        shared = path.relative_to(root).parts[0] in ("stages", "parts")
+        if shared and _goes_on(path, *found.groups()):
             continue
         remove(path)
         removed.append(path)
@@ -109,7 +110,22 @@ def _goes_on(path: Path, pid: str, where: str) -> bool:
     """Return whether the process that began to write `path` may still do so."""
     if where == machine():
         return int(pid) != os.getpid() and alive(int(pid))
-    return time.time() - path.stat().st_mtime < LOST_AFTER
+    with suppress(FileNotFoundError):  # it has published it
+        return time_of(path.parent) - path.stat().st_mtime < LOST_AFTER
+    return True
+
+
+def time_of(folder: Path) -> float:
+    """Return the time of a folder's file system, which stamps its files. Hosts' clocks differ."""
+    probe = unfinished(folder / "now")
+    try:
+        probe.touch()
+        return probe.stat().st_mtime
+    except OSError:  # it can only be read
+        return time.time()
+    finally:
+        with suppress(OSError):
+            probe.unlink(missing_ok=True)
 
 
 def set_aside(path: Path, *, copy: bool = False) -> None:
@@ -256,9 +272,13 @@ def publish_once(path: Path, value: Any) -> None:
             json.dump(value, file, indent=1)
             file.flush()
             os.fsync(file.fileno())
-        with suppress(FileExistsError):
+        try:
             os.link(mine, path)
-        mine.unlink()
+        except FileExistsError:
+            pass
+        except OSError:  # the disk has no hard links
+            os.replace(mine, path)
+        mine.unlink(missing_ok=True)
         fsync(path.parent)
 
 

@@ -20,7 +20,7 @@
       logs/ranks/                         output of the ranks
       ranks/order.json, done.json         what the ranks are to do, and what they have done
       ranks/models/update-000064/         weights for engines, from the ranks
-      parts/HOST-PID/                     logs and engines' weights of a part of a stage
+      parts/HOST-PID-MACHINE/              logs and engines' weights of a part of a stage
       bakeoff/stage-000/METHOD/           runs that train other methods on the stage's rollouts
 
 A path that exists is complete (see `publishing`). A shard without its entry does not exist.
@@ -45,6 +45,7 @@ from mugrpo.disk.publishing import (
     full_disk_explained,
     read_checked,
     remove_unfinished,
+    writer,
 )
 
 FORMAT = 4
@@ -223,7 +224,8 @@ class RunDir:
         """Return whether the run has no results yet. Its config may change until it has some."""
         names = ("stages", "checkpoints", "evaluations", "benchmarks")
         folders = (self.root / name for name in names)
-        return not any(path.is_file() for folder in folders for path in folder.rglob("*"))
+        found = any(path.is_file() for folder in folders for path in folder.rglob("*"))
+        return not found and not (self.root / "parts").exists()
 
     def evaluation_folders(self) -> list[Path]:
         folders = (self.root / "evaluations").glob("update-*")
@@ -244,13 +246,14 @@ class RunDir:
         """Return which process has the lock, as it says itself, or ""."""
         return self._lock.read_text(errors="replace").strip() if self.held() else ""
 
-    def join(self) -> None:
+    def go_apart(self) -> None:
         """Keep what is this process's alone apart, as processes on other machines work here, too.
 
         Raises UsageError if the file system cannot be shared in this way.
         """
         require_atomic(self.root)
-        self.own = self.root / "parts" / f"{socket.gethostname()}-{os.getpid()}"
+        self.own = self.root / "parts" / f"{socket.gethostname()}-{writer()}"
+        self.own.mkdir(parents=True, exist_ok=True)
 
     def leave(self) -> None:
         """Remove what this process has kept apart. After an error it stays, to be looked at."""
@@ -259,8 +262,8 @@ class RunDir:
             self.own.parent.rmdir()
 
     @property
-    def joined(self) -> bool:
-        """Whether this process works on a run that others change."""
+    def apart(self) -> bool:
+        """Whether this process does a part of a stage, while others may change the run."""
         return self.own != self.root
 
     @contextmanager

@@ -16,6 +16,7 @@ import os
 import re
 from bisect import bisect
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -87,12 +88,17 @@ class ShardSet:
 
     def numbers(self) -> list[int]:
         """Return the numbers of the published shards, in ascending order."""
-        names = os.listdir(self.folder) if self.folder.is_dir() else []
+        names: list[str] = []
+        with suppress(FileNotFoundError):
+            names = os.listdir(self.folder)
         return sorted(int(found[1]) for found in map(_ENTRY.fullmatch, names) if found)
 
-    def entry(self, shard: int) -> dict[str, Any]:
-        """Return the entry of `shard`: rows, bytes, sha256, and the writer's notes."""
-        if shard not in self._entries:
+    def entry(self, shard: int, *, fresh: bool = False) -> dict[str, Any]:
+        """Return the entry of `shard`: rows, bytes, sha256, and the writer's notes.
+
+        With `fresh`, read it again: another process may have made the shard again.
+        """
+        if fresh or shard not in self._entries:
             self._entries[shard] = self._read(self.entry_path(shard))
         return self._entries[shard]
 
@@ -125,12 +131,9 @@ class ShardSet:
                 column_encoding={f"{name}.list.element": "BYTE_STREAM_SPLIT" for name in numbers},
                 write_page_checksum=True,
             )
-        entry = {
-            "rows": table.num_rows,
-            "bytes": path.stat().st_size,
-            "sha256": sha256_of(path),
-            **notes,
-        }
+            file.flush()  # of what is written here, whoever else may publish the shard
+            known = {"bytes": file.tell(), "sha256": sha256_of(Path(file.name))}
+        entry = {"rows": table.num_rows, **known, **notes}
         publish_json(self.entry_path(shard), with_checksum({"kind": self.kind, "shard": entry}))
         self._entries[shard] = entry
 

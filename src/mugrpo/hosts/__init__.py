@@ -7,6 +7,7 @@ from mugrpo.disk.errors import Interrupted
 from mugrpo.hosts.host import Host
 from mugrpo.hosts.local import LocalHost
 from mugrpo.hosts.ranks import RankHost
+from mugrpo.processes.launcher import launched_ranks
 from mugrpo.run.opening import OpenRun
 
 
@@ -17,9 +18,13 @@ def host_of(run: OpenRun) -> Iterator[Host]:
     If a signal interrupts the block, save a checkpoint of all updates so far.
     """
     config = run.config
+    # ranks are the business of the process that has the lock
     several = config.distributed.processes > 1 or config.backend.clustered
+    several &= not run.folder.apart
     host: Host = RankHost(run) if several else LocalHost(run)
     try:
+        if launched_ranks():  # the others wait for the first rank, also if nothing is left to do
+            host.load()
         yield host
     except Interrupted:
         host.save(temporary=True)

@@ -207,7 +207,9 @@ def fingerprint(folder: RunDir, config: RunConfig, update: int) -> str:
     """Return a hash of the weights after `update` updates. See `weights_at` for what it raises."""
     if update == 0:
         return model_fingerprint(config.model)
-    sums = json.loads((Path(weights_at(folder, config.model, update)) / SUMS).read_text())
+    if update not in folder.checkpoint_updates():
+        weights_at(folder, config.model, update)  # waits for it, or raises
+    sums = json.loads((folder.checkpoint(update) / SUMS).read_text())
     model = [f"{name} {sums[name]}" for name in sorted(sums) if not name.startswith(_NOT_THE_MODEL)]
     return hashlib.sha256("\n".join(model).encode()).hexdigest()
 

@@ -5,10 +5,8 @@ A claim is a file that its holder makes with O_EXCL, and touches now and then:
     rollouts/shard-00003.claim-0     {"host": "n1", "pid": 812, "job": "4711", ...}
 
 One whose holder is lost is taken over by making the next file, `shard-00003.claim-1`. Only one
-process can make that, and nobody removes or replaces what another one may still hold.
-
-A claim only saves work. All that publish a shard publish the same bytes, so a process that was
-stopped for an hour, and whose claim is another's by then, may go on and do no harm.
+process can make that, and each removes its own alone. Who finds a later one has lost the shard, and
+drops what he has made: an engine that is not exact would have made other bytes.
 """
 
 import json
@@ -23,7 +21,14 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-from mugrpo.disk.publishing import LOST_AFTER, alive, machine, remove, unfinished
+from mugrpo.disk.publishing import (
+    LOST_AFTER,
+    alive,
+    full_disk_explained,
+    machine,
+    remove,
+    time_of,
+)
 from mugrpo.processes.launcher import job_id, job_is_gone, restarts
 
 _BEATS = 6  # in LOST_AFTER
@@ -46,10 +51,12 @@ class Claim:
             return True
         if self.said.get("machine") == machine():
             return not alive(self.said["pid"]) or self._another_process()
-        if not (job := self.said.get("job")):
-            return False
-        if job == job_id():  # ours, before it was requeued
+        if self.said.get("job") and self.said["job"] == job_id():  # before it was requeued
             return bool(self.said["restarts"] < restarts())
+        # A scheduler may not know the jobs of another one, so who gives signs of life is not asked
+        # for; nor is it asked about each of a thousand claims.
+        if not (job := self.said.get("job")) or self.age < 2 * LOST_AFTER / _BEATS:
+            return False
         return job_is_gone(job)
 
     def holder(self) -> str:
@@ -58,7 +65,8 @@ class Claim:
         return f"{self.said.get('host', 'a process')} (pid {self.said.get('pid', '?')}{job})"
 
     def _another_process(self) -> bool:
-        return bool(self.said["started"] != _started(self.said["pid"]))
+        known = (self.said["started"], _started(self.said["pid"]))
+        return all(known) and known[0] != known[1]
 
 
 class Claims:
@@ -75,22 +83,33 @@ class Claims:
     def take(self, name: str) -> bool:
         """Claim `name`. Return False if another process has it and goes on."""
         attempt = 0
-        while not self._made(name, attempt):
-            found = claim(self._folder / f"{name}.claim-{attempt}", now(self._folder))
-            newer = (self._folder / f"{name}.claim-{attempt + 1}").exists()
-            if found and not newer and not found.lost():
-                return False
-            attempt = attempt + 1 if found else 0  # it was given back just now
+        while True:
+            made, following = self._made(name, attempt), self._path(name, attempt + 1).exists()
+            if made and not following:
+                break
+            if made:  # the claim before it was given back by one that came back
+                remove(self._path(name, attempt))
+            elif not following:
+                found = claim(self._path(name, attempt), time_of(self._folder))
+                if found and not found.lost():
+                    return False
+                if found is None:  # it was given back just now
+                    attempt = -1
+            attempt += 1
         self._held[name] = attempt
         if self._thread is None:
             self._thread = Thread(target=self._beat, daemon=True)
             self._thread.start()
         return True
 
+    def holds(self, name: str) -> bool:
+        """Return whether `name` is claimed by this process still, and not taken over."""
+        attempt = self._held[name]
+        return not self._path(name, attempt + 1).exists() and self._path(name, attempt).exists()
+
     def give_back(self, name: str) -> None:
-        """Remove the claim on `name`, and those that it was taken over from."""
-        for attempt in range(self._held.pop(name) + 1):
-            remove(self._folder / f"{name}.claim-{attempt}")
+        """Remove the claim on `name`. Those that were lost stay, as their holders may come back."""
+        remove(self._path(name, self._held.pop(name)))
 
     def close(self) -> None:
         """Give back all claims."""
@@ -99,7 +118,7 @@ class Claims:
             self.give_back(name)
 
     def _made(self, name: str, attempt: int) -> bool:
-        path = self._folder / f"{name}.claim-{attempt}"
+        path = self._path(name, attempt)
         said = {
             "host": socket.gethostname(),
             "machine": machine(),
@@ -110,27 +129,36 @@ class Claims:
             "since": time.strftime("%Y-%m-%d %H:%M:%S"),
             **self._about,
         }
-        try:
-            with open(path, "x") as file:
-                json.dump(said, file)
-        except FileExistsError:
-            return False
+        with full_disk_explained(path):
+            try:
+                file = open(path, "x")  # noqa: SIM115
+            except FileExistsError:
+                return False
+            try:
+                with file:
+                    json.dump(said, file)
+            except OSError:
+                remove(path)
+                raise
         return True
+
+    def _path(self, name: str, attempt: int) -> Path:
+        return self._folder / f"{name}.claim-{attempt}"
 
     def _beat(self) -> None:
         while not self._ending.wait(LOST_AFTER / _BEATS):
             for name, attempt in list(self._held.items()):
                 with suppress(OSError):  # the disk may be away for a while
-                    os.utime(self._folder / f"{name}.claim-{attempt}")
+                    os.utime(self._path(name, attempt))
 
 
 def claims_in(folder: Path) -> Iterator[Claim]:
     """Yield the newest claim on each name in `folder`."""
+    time_there = time_of(folder)  # first: it makes the client look at the folder anew
     newest: dict[str, int] = {}
     for found in map(_NAME.fullmatch, os.listdir(folder) if folder.is_dir() else ()):
         if found:
             newest[found[1]] = max(int(found[2]), newest.get(found[1], 0))
-    time_there = now(folder) if newest else 0.0
     for name, attempt in sorted(newest.items()):
         if found_claim := claim(folder / f"{name}.claim-{attempt}", time_there):
             yield found_claim
@@ -143,7 +171,7 @@ def forget_claims(folder: Path) -> None:
 
 
 def claim(path: Path, time_there: float) -> Claim | None:
-    """Return the claim in a file, None if it is gone. `time_there` is the folder's `now`."""
+    """Return the claim in a file, None if it is gone. `time_there` is `time_of` its folder."""
     try:
         age, text = time_there - path.stat().st_mtime, path.read_text()
     except FileNotFoundError:
@@ -154,19 +182,6 @@ def claim(path: Path, time_there: float) -> Claim | None:
     found = _NAME.fullmatch(path.name)
     assert found
     return Claim(found[1], int(found[2]), path, age, said if isinstance(said, dict) else {})
-
-
-def now(folder: Path) -> float:
-    """Return the time of the file system, whose clock stamps all claims. Hosts' clocks differ."""
-    probe = unfinished(folder / "now")
-    try:
-        probe.touch()
-        return probe.stat().st_mtime
-    except OSError:  # it can only be read
-        return time.time()
-    finally:
-        with suppress(OSError):
-            probe.unlink(missing_ok=True)
 
 
 def _started(pid: int) -> str:

@@ -54,6 +54,12 @@ def _asked(job: str) -> bool:
     return set(said.stdout.split()) <= {"PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"}
 
 
+def forget_launcher() -> None:
+    """Let this process, and all that it starts, be no rank of a launcher's."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_STEP_NUM_TASKS"):
+        os.environ.pop(name, None)
+
+
 def launched_ranks(environment: Mapping[str, str] = os.environ) -> dict[str, str] | None:
     """Return torch's variables of this rank, if torchrun or srun has launched several, else None.
 

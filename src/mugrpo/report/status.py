@@ -17,6 +17,7 @@ from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.shards import ShardSet
 from mugrpo.processes.claims import Claim, claims_in
 from mugrpo.report.readable import plain, rounded
+from mugrpo.rollouts.score import scored
 
 _KINDS = {"rollouts": "generate", "scores": "score"}
 
@@ -74,11 +75,14 @@ def stage_lines(run_dir: RunDir, config: RunConfig, number: int) -> list[str]:
     """Return what is there of a stage, and who is at work on it."""
     total, after = len(config.shards_of(number)), config.schedule.first_update(number + 1)
     lines = [f"stage {number} (last: {config.schedule.stages - 1}), up to update {after:,}"]
-    following = "optimize"
+    following, rollouts = "optimize", ShardSet(run_dir.shards(number, "rollouts"), "rollouts")
     for kind, phase in _KINDS.items():
         shards = ShardSet(run_dir.shards(number, kind), kind)
         there = [shard for shard in shards.numbers() if shard < total]
-        shares = _shares(shards, there, list(claims_in(shards.folder)))
+        if kind == "scores":  # of the rollouts that are there now
+            there = [shard for shard in there if scored(rollouts, shards, shard)]
+        claims = [c for c in claims_in(shards.folder) if int(c.name[6:]) not in there]
+        shares = _shares(shards, there, claims)
         words = f"  {kind}  {len(there):,} of {total:,} shards"
         if left := _time_left(shares, there, total):
             words += f", about {left} left"

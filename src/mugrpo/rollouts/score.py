@@ -57,11 +57,19 @@ class Scorer:
         self.state = state
         self.check = check
 
-    def make_shard(self, rollouts: ShardSet, scores: ShardSet, shard: int, **notes: Any) -> None:
+    def make_shard(
+        self,
+        rollouts: ShardSet,
+        scores: ShardSet,
+        shard: int,
+        wanted: Callable[[int], bool] = lambda _: True,
+        **notes: Any,
+    ) -> None:
         """Score one shard and publish the scores, with counts and `notes` in their entry.
 
-        Raises UsageError if a rollout's problem is unknown, and RunStopped as soon as more
-        responses have failed than `failure_limit` allows. In both cases nothing is published.
+        Drop them if the shard is not `wanted` any more. Raises UsageError if a rollout's problem is
+        unknown, and RunStopped as soon as more responses have failed than `failure_limit` allows.
+        In both cases nothing is published.
         """
         began = time.monotonic()
         responses = list(read_rollouts(rollouts, shard))
@@ -82,6 +90,8 @@ class Scorer:
                 self._stop_at_limit(reasons, len(responses))
         asked = {r.problem_id: self.problems[r.problem_id] for r in responses}
         undecided = [id_ for id_, problem in asked.items() if not self.task.decides(problem)]
+        if not wanted(shard):
+            return
         publish_scores(
             scores,
             rollouts,
@@ -271,6 +281,9 @@ def scored(rollouts: ShardSet, scores: ShardSet, shard: int, judge: str | None =
     """
     if shard not in rollouts or shard not in scores:
         return False
-    entry = scores.entry(shard)
-    same = entry.get("rollouts_sha256") == rollouts.entry(shard)["sha256"]
-    return bool(same and judge in (None, entry.get("judge", judge)))
+    for fresh in (False, True):  # another process may have scored it again
+        entry = scores.entry(shard, fresh=fresh)
+        of_these = entry.get("rollouts_sha256") == rollouts.entry(shard, fresh=fresh)["sha256"]
+        if of_these and judge in (None, entry.get("judge", judge)):
+            return True
+    return False

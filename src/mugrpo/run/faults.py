@@ -19,7 +19,7 @@ from mugrpo.disk.shards import ShardSet
 from mugrpo.rollouts.evaluation import evaluated
 
 _ROUNDING = 1e-9
-_LOOSE = ("samples/*.json", "nonfinite/*.json")
+_LOOSE = ("samples/*.json", "nonfinite/*.json", "stages/*/policy.json")
 _REMEDIES = {  # what `repair` does
     "checkpoint": "sets it aside, and another one is used",
     "config": "restores it from a checkpoint",

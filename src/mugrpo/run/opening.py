@@ -3,12 +3,13 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from mugrpo.config.base import imported
+from mugrpo.config.load import build_config
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import Interrupted, Locked, RunStopped, UsageError
 from mugrpo.disk.publishing import publish_json, set_aside, with_checksum
@@ -98,6 +99,14 @@ class OpenRun:
             check=self.stop.check,
         )
 
+    def with_ranks(self, count: int) -> "OpenRun":
+        """Return the run with `count` ranks, for this process alone: its stored config stays.
+
+        Raises UsageError if the config does not go with so many.
+        """
+        options = self.config.model_dump(mode="json") | {"distributed": {"processes": count}}
+        return replace(self, config=build_config(options, f"a launcher's {count} ranks"))
+
     def dialogue(self, number: int) -> Dialogue | None:
         """Return what lets responses of the engine `number` have turns, None if they have none.
 
@@ -132,14 +141,14 @@ def open_run(
     progress: Progress | None = None,
     stop: StopFlag | None = None,
     ranks: Ranks = ALONE,
-    joins: bool = False,
+    apart: bool = False,
 ) -> Iterator[OpenRun]:
     """Open the run that `target` is or names: a config file, or the directory of a run.
 
     A config file starts a new run in `run_dir`, by default runs/NAME for NAME.toml, or goes on with
     the one there. The directory is locked while the block lasts, and a checkpoint is complete when
-    it ends. `overrides` are words of a command line. Ranks do not lock it, and a process that
-    `joins` others does only to begin a run: it changes no config.
+    it ends. `overrides` are words of a command line. Ranks do not lock it, and a process
+    `apart`, which does a part of a stage, does so only to begin a run: it changes no config.
 
     Raises UsageError if the folder is not a run, is locked, or was started with another config,
     data, model or code (unless `force`), if a run's directory names code and was not begun here
@@ -159,7 +168,7 @@ def open_run(
     newest = _common_update(folder, config.schedule.total_updates, ranks)
     schedule_of(config, problems)  # raises if there are too few
     with ExitStack() as stack:
-        if joins:
+        if apart:
             _join(folder, config, provenance_of(config, problems, eval_problems), progress)
         elif not ranks.follows:
             for notice in stack.enter_context(folder.locked()):
@@ -226,8 +235,8 @@ def _join(
             if time.monotonic() > until:
                 raise
             time.sleep(0.2)
-    folder.join()
-    checked_config(folder, config, provenance, False, progress, joins=True)
+    folder.go_apart()
+    checked_config(folder, config, provenance, False, progress, apart=True)
     remember(folder.read_config() or {}, config)
 
 

@@ -48,18 +48,18 @@ def checked_config(
     force: bool,
     progress: Progress,
     *,
-    joins: bool = False,
+    apart: bool = False,
 ) -> tuple[dict[str, Any] | None, bool]:
     """Compare a resumed run's config with the one that it was started with.
 
     Returns the config.json to store (None if it is stored already), and whether `force` accepted a
-    change of something that decides the run's numbers. A process that `joins` others changes
-    nothing, even before there are results. Raises UsageError if a change is refused.
+    change of something that decides the run's numbers. A process `apart` changes nothing,
+    even before there are results. Raises UsageError if a change is refused.
     """
     resolved = json.loads(config.model_dump_json())
     stored = folder.read_config()
     document = config_document(resolved, provenance, stored)
-    if stored is None or (not joins and folder.is_untouched()):
+    if stored is None or (not apart and folder.is_untouched()):
         return document, False
     differences = changes(with_newer_options(stored["config"]), resolved)
     texts = {name: f"{name}: {a!r} -> {b!r}" for name, a, b in differences}

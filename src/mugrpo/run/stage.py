@@ -81,6 +81,11 @@ class Stage:
         """Return whether a shard of "rollouts" is published, or its "scores" are, see `scored`."""
         return shard in self.shards(kind) if kind == "rollouts" else self.scored(shard)
 
+    def is_there(self) -> bool:
+        """Return whether all its shards are published, whatever they hold."""
+        kinds = (self.shards("rollouts"), self.shards("scores"))
+        return all(shard in shards for shards in kinds for shard in self.numbers())
+
     def numbers(self, part: Part = WHOLE) -> range:
         """Return the numbers of the shards of a part."""
         return range(part.number, len(self.drawn), part.count)

@@ -7,7 +7,7 @@ policy as otherwise, so the weights are bit-identical.
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from itertools import chain
@@ -135,7 +135,9 @@ def generating(run: OpenRun, stage: Stage, host: Host) -> Iterator[Background | 
     rollouts, scores = stage.shards("rollouts"), stage.shards("scores")
 
     def work(check: Check) -> None:
-        arriving = publish_shards(run, stage, refreshed, lambda _: check()) if refreshed else ()
+        arriving: Iterable[int] = ()
+        if refreshed:
+            arriving = publish_shards(run, stage, lambda: refreshed, lambda _: check())
         scorer = run.scorer(run.problems, stage.number)
         waiting = [shard for shard in stage.unscored() if shard in rollouts]
         for shard in chain(waiting, arriving):

@@ -1,6 +1,8 @@
 """The phase that publishes a stage's missing rollouts."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
+from functools import partial
 from typing import Any
 
 from mugrpo.disk.errors import RunStopped
@@ -26,13 +28,15 @@ def generate(run: OpenRun, stage: Stage, host: Host, part: Part = WHOLE) -> None
     """
     failpoint("stage")
     if lacking := stage.lacking(part):
-        refreshed = refreshed_for(run, stage, host)
+        if run.folder.apart or run.folder.policy(stage.number).exists():
+            pin_policy(run, stage)
         size = run.config.schedule.group_size
         total = sum(map(len, stage.drawn[part.number :: part.count])) * size
         missing = sum(len(stage.drawn[shard]) for shard in lacking) * size
         run.progress.begin(stage.heading("generate"), "rollouts", total, total - missing)
         count = counted(run)
-        for _ in publish_shards(run, stage, refreshed, count, part):
+        refresh = partial(refreshed_for, run, stage, host)
+        for _ in publish_shards(run, stage, refresh, count, part, idle=host.sleep):
             pass
         run.progress.end()
 
@@ -63,31 +67,39 @@ def refreshed_for(run: OpenRun, stage: Stage, host: Host) -> Refreshed:
 def publish_shards(
     run: OpenRun,
     stage: Stage,
-    refreshed: Refreshed,
+    refresh: Callable[[], Refreshed],
     on_decoded: Callable[[Decoded], None],
     part: Part = WHOLE,
+    *,
+    idle: Callable[[], None] = lambda: None,
 ) -> Iterator[int]:
     """Generate a part's missing shards. Yield the number of each one after publishing it.
 
-    At the end all of them are published: what other processes are at work on is waited for.
+    At the end all of them are published: what other processes are at work on is waited for. The
+    engines of `refresh` are asked for when a shard is claimed, and `idle` is called before waiting.
     """
     config, rollouts, drawn = run.config, stage.shards("rollouts"), stage.drawn
-    notes: dict[str, Any] = refreshed.notes
     step, of = stage.first_update, (sum(map(len, drawn)), len(drawn[0]))
     with working(run, stage, "rollouts", part) as work:
-        for free in work.rounds():
+        for free in work.rounds(idle):
+            refreshed = refresh()
+            notes: dict[str, Any] = refreshed.notes
             missing = ((number, drawn[number]) for number in free)
             how = (str(stage.number), config.schedule.group_size, step, missing, on_decoded)
-            for number, shard in sampled(run, refreshed, *how, of=of):
-                # No shard may be older than its policy. An engine in this process has it from
-                # memory; others have read it from a folder that is published.
-                if config.engine_in_process:
-                    run.folder.settle()
-                if number not in rollouts:  # else a process that was taken for lost has come back
-                    shard.publish(rollouts, number, **notes, **work.about, policy_step=step)
-                notes = {"canary_gap": refreshed.canary_gap}  # the first has the refresh's seconds
-                work.done(number)
-                yield number
+            with closing(sampled(run, refreshed, *how, of=of)) as arriving:
+                for number, shard in arriving:
+                    # No shard may be older than its policy. An engine in this process has it from
+                    # memory; others have read it from a folder that is published.
+                    if config.engine_in_process:
+                        run.folder.settle()
+                    if run.folder.apart:
+                        pin_policy(run, stage)  # which may have changed meanwhile
+                    if work.holds(number):
+                        shard.publish(rollouts, number, **notes, **work.about, policy_step=step)
+                    # the first one has the refresh's seconds
+                    notes = {"canary_gap": refreshed.canary_gap}
+                    work.done(number)
+                    yield number
 
 
 def sampled(
@@ -102,7 +114,7 @@ def sampled(
     of: tuple[int, int],
     temperature: float | None = None,
     top_p: float = 1.0,
-) -> Iterator[tuple[int, SampledShard]]:
+) -> Generator[tuple[int, SampledShard], None, None]:
     """Yield (number, sampled shard) for each of the `missing` shards, as soon as it is sampled.
 
     They have `size` responses to each problem, seeded as those of `stage`, from engines with the

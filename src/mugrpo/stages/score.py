@@ -18,7 +18,7 @@ def score(run: OpenRun, stage: Stage, part: Part = WHOLE) -> None:
     with working(run, stage, "scores", part) as work:
         for free in work.rounds():
             for shard in free:
-                scorer.make_shard(rollouts, scores, shard, **work.about)
+                scorer.make_shard(rollouts, scores, shard, work.holds, **work.about)
                 work.done(shard)
                 run.progress.advance(1)
     run.progress.end()

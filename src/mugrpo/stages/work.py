@@ -2,7 +2,7 @@
 
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any
@@ -23,13 +23,13 @@ class Work:
         self._numbers = stage.numbers(part)
         # of a part, what its entries have to tell who made them
         about = {"part": str(part), "host": socket.gethostname()}
-        self.about: dict[str, Any] = about if run.folder.joined else {}
+        self.about: dict[str, Any] = about if run.folder.apart else {}
         self._claims = Claims(stage.shards(kind).folder, **self.about)
 
-    def rounds(self) -> Iterator[Iterator[int]]:
+    def rounds(self, idle: Callable[[], None] = lambda: None) -> Iterator[Iterator[int]]:
         """Yield what nobody works on, claimed as it is asked for, until nothing is lacking.
 
-        After a round that finds nothing free, wait for those at work.
+        If nothing is free, call `idle` and wait for those at work.
         """
         told = ""
         while lacking := [n for n in self._numbers if not self._stage.has(self._kind, n)]:
@@ -38,10 +38,15 @@ class Work:
                 yield chain([first], free)
                 continue
             if (others := self._others()) and others != told:
+                idle()
                 self._run.progress.say(others)
-            told = others
+                told = others
             self._run.check()
             time.sleep(_TICK)
+
+    def holds(self, shard: int) -> bool:
+        """Return whether no other process has taken the shard over."""
+        return self._claims.holds(_name(shard))
 
     def done(self, shard: int) -> None:
         """Give back the claim on a shard, which is published."""
