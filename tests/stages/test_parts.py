@@ -12,6 +12,7 @@ import pytest
 from mugrpo.disk.publishing import with_checksum
 from mugrpo.disk.run_dir import require_atomic
 from mugrpo.processes import claims
+from mugrpo.stages import ahead
 from tests.cases import refusal, table
 from tests.faults.harm import refused, stopped
 from tests.runs import (
@@ -167,8 +168,9 @@ def test_a_part_that_cannot_be_is_refused(config: Path, command: Command, share:
 
 
 def test_updates_stop_if_nobody_makes_what_they_wait_for(
-    config: Path, tmp_path: Path, command: Command
+    config: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setattr(ahead, "_SELDOM", 0.1)
     run = ("--run-dir", tmp_path / "run", "--stage", 0)
     assert command("generate", config, *run, "--part", "0/3").status == 0
     assert command("score", config, *run, "--part", "0/3").status == 0
