@@ -19,6 +19,7 @@ from mugrpo.disk.records import WHOLE, Part
 from mugrpo.hosts import host_of
 from mugrpo.hosts.host import Host
 from mugrpo.hosts.weights import weights_at
+from mugrpo.processes.claims import forget_claims
 from mugrpo.run.journal import OnMetrics
 from mugrpo.run.opening import OpenRun
 from mugrpo.run.preflight import preflight, prepare
@@ -136,13 +137,10 @@ def optimize(run: OpenRun, number: int, *, until: int | None = None, wait: float
     with host_of(run) as host:
         if run.config.evaluation.every:
             prepare(run)
-        # as `train` does, before the stage's first line
-        evaluate_if_due(run, host, max(run.folder.newest_update(), stage.first_update))
-        if others is None:
-            log_refresh(run, stage)
         optimize_stage(run, stage, host, until=until, generation=others)
-        if others and not stage.unscored():
-            log_refresh(run, stage)
+        if not stage.unscored():  # what killed parts have claimed is made by others
+            for kind in ("rollouts", "scores"):
+                forget_claims(run.folder.shards(number, kind))
         host.save()  # the next command needs it
     run.folder.settle()
 

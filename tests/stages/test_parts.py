@@ -74,7 +74,8 @@ def test_a_killed_part_is_replaced_by_the_next_one(config: Path, tmp_path: Path)
     all_end([part("generate", config, 0, share) for share in ("0/2", "1/2")])
     assert state(tmp_path / "run").rollouts == (3, 0)
     assert [path.name for path in tmp_path.rglob("*.claim-*")] == ["shard-00002.claim-0"]
-    assert mugrpo("score", config, "--run-dir", tmp_path / "run").status == 0
+    for phase in ("score", "optimize"):
+        assert mugrpo(phase, config, "--run-dir", tmp_path / "run").status == 0
     assert not [*tmp_path.rglob("*.claim-*")]
 
 

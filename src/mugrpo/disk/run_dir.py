@@ -107,7 +107,7 @@ class RunDir:
         return self.root / "stages" / f"{stage:03d}"
 
     def policy(self, stage: int) -> Path:
-        """Return the file that names the weights a stage is generated with, see `Stage`."""
+        """Return the file that names the weights a stage is generated with in parts."""
         return self.stage(stage) / "policy.json"
 
     def shards(self, stage: int, kind: str) -> Path:

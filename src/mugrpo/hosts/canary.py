@@ -15,6 +15,7 @@ from mugrpo.engines.base import Engine
 from mugrpo.hosts.engines import Engines, at_once, samplers_of
 from mugrpo.hosts.host import Refreshed
 from mugrpo.hosts.reader import LogprobsAt
+from mugrpo.hosts.weights import pin_policy
 from mugrpo.model.hardware import Precision, precision_of
 from mugrpo.model.memory import out_of_memory_explained
 from mugrpo.rollouts.sampler import Sampler
@@ -64,8 +65,10 @@ def checked_refresh(
 ) -> Refreshed:
     """Give the engines the weights after `update` updates, and compare with the trainer's logprobs.
 
-    Raises RunStopped if the engines' logprobs are others.
+    Raises RunStopped if the engines' logprobs are others, and as `pin_policy` does.
     """
+    if stage.isdecimal():
+        pin_policy(run.folder, run.config, update, int(stage))
     refreshed = engines.refresh(update)
     began = time.monotonic()
     rollouts = canary_rollouts(run, refreshed, update, groups, stage)

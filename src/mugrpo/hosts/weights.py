@@ -13,7 +13,15 @@ from numpy.typing import NDArray
 
 from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.disk.errors import RunStopped, UsageError
-from mugrpo.disk.publishing import SUMS, publish_folder, sealed_folder_fault, without_fsync
+from mugrpo.disk.publishing import (
+    SUMS,
+    publish_folder,
+    publish_once,
+    read_checked,
+    sealed_folder_fault,
+    with_checksum,
+    without_fsync,
+)
 from mugrpo.disk.records import Rollout
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.model.hardware import precision_of
@@ -203,7 +211,27 @@ def hand_over(folder: RunDir, config: RunConfig, policy: Policy | None, update: 
     return str(target.absolute())
 
 
-def fingerprint(folder: RunDir, config: RunConfig, update: int) -> str:
+def pin_policy(folder: RunDir, config: RunConfig, update: int, stage: int) -> None:
+    """Compare the weights that a stage is generated with to those that its first part has named.
+
+    The first part names them. Without parts nobody does: to know them, the run would have to wait
+    until its checkpoint is written. Raises RunStopped if they are others, or if the checkpoint is
+    gone.
+    """
+    record = folder.policy(stage)
+    if not folder.apart and not record.exists():
+        return
+    found = {"update": update, "sha256_of_weights": _fingerprint(folder, config, update)}
+    publish_once(record, with_checksum(found))
+    if read_checked(record) != found:
+        raise RunStopped(
+            f"{record} names other weights after update {update} than this run has now, and parts "
+            f"of the stage were generated with those; restore that checkpoint, or move "
+            f"{record.parent} away to generate the stage again"
+        )
+
+
+def _fingerprint(folder: RunDir, config: RunConfig, update: int) -> str:
     """Return a hash of the weights after `update` updates. See `weights_at` for what it raises."""
     if update == 0:
         return model_fingerprint(config.model)

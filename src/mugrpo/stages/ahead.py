@@ -19,7 +19,7 @@ from mugrpo.processes.claims import claims_in
 from mugrpo.run.opening import OpenRun
 from mugrpo.run.stage import Stage
 from mugrpo.stages.generate import generate, publish_shards, refreshed_for
-from mugrpo.stages.score import log_refresh, score
+from mugrpo.stages.score import score
 
 _TICK = 0.2  # seconds between checks for a signal
 _SELDOM = 5.0  # seconds between looks at who is at work
@@ -121,7 +121,6 @@ def generating(run: OpenRun, stage: Stage, host: Host) -> Iterator[Background | 
     if not run.config.overlap:
         generate(run, stage, host)
         score(run, stage)
-        log_refresh(run, stage)
         yield None
         return
     # now: the canary needs the trainer, and so do the updates
@@ -142,6 +141,8 @@ def generating(run: OpenRun, stage: Stage, host: Host) -> Iterator[Background | 
         waiting = [shard for shard in stage.unscored() if shard in rollouts]
         for shard in chain(waiting, arriving):
             scorer.make_shard(rollouts, scores, shard)
+        for shard in stage.unscored():  # which others have generated
+            scorer.make_shard(rollouts, scores, shard)
 
     background = Background(work, run.stop.check)
     try:
@@ -149,5 +150,3 @@ def generating(run: OpenRun, stage: Stage, host: Host) -> Iterator[Background | 
         background.wait()
     finally:
         background.close()
-    score(run, stage)  # what others have generated
-    log_refresh(run, stage)

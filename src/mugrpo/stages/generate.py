@@ -5,13 +5,11 @@ from contextlib import closing
 from functools import partial
 from typing import Any
 
-from mugrpo.disk.errors import RunStopped
-from mugrpo.disk.publishing import failpoint, publish_once, read_checked, with_checksum
+from mugrpo.disk.publishing import failpoint
 from mugrpo.disk.records import WHOLE, Part
 from mugrpo.engines.base import Decoded
 from mugrpo.hosts.engines import samplers_of
 from mugrpo.hosts.host import Host, Refreshed
-from mugrpo.hosts.weights import fingerprint
 from mugrpo.model.memory import out_of_memory_explained
 from mugrpo.rollouts.sampler import SampledShard
 from mugrpo.rollouts.schedule import Draw
@@ -28,8 +26,6 @@ def generate(run: OpenRun, stage: Stage, host: Host, part: Part = WHOLE) -> None
     """
     failpoint("stage")
     if lacking := stage.lacking(part):
-        if run.folder.apart or run.folder.policy(stage.number).exists():
-            pin_policy(run, stage)
         size = run.config.schedule.group_size
         total = sum(map(len, stage.drawn[part.number :: part.count])) * size
         missing = sum(len(stage.drawn[shard]) for shard in lacking) * size
@@ -39,23 +35,6 @@ def generate(run: OpenRun, stage: Stage, host: Host, part: Part = WHOLE) -> None
         for _ in publish_shards(run, stage, refresh, count, part, idle=host.sleep):
             pass
         run.progress.end()
-
-
-def pin_policy(run: OpenRun, stage: Stage) -> None:
-    """Name the weights that the stage is generated with in its own record, before its first part.
-
-    Raises RunStopped if the record names others, or if the checkpoint is gone or damaged.
-    """
-    record, update = run.folder.policy(stage.number), stage.first_update
-    found = {"update": update, "sha256_of_weights": fingerprint(run.folder, run.config, update)}
-    publish_once(record, with_checksum(found))
-    stored = read_checked(record)
-    if stored != found:
-        raise RunStopped(
-            f"{record} names other weights after update {update} than this run has now, and parts "
-            f"of the stage were generated with those; restore that checkpoint, or move "
-            f"{record.parent} away to generate the stage again"
-        )
 
 
 def refreshed_for(run: OpenRun, stage: Stage, host: Host) -> Refreshed:
@@ -92,8 +71,6 @@ def publish_shards(
                     # memory; others have read it from a folder that is published.
                     if config.engine_in_process:
                         run.folder.settle()
-                    if run.folder.apart:
-                        pin_policy(run, stage)  # which may have changed meanwhile
                     if work.holds(number):
                         shard.publish(rollouts, number, **notes, **work.about, policy_step=step)
                     # the first one has the refresh's seconds

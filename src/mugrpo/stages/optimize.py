@@ -6,6 +6,7 @@ from mugrpo.run.opening import OpenRun
 from mugrpo.run.stage import Stage
 from mugrpo.run.suites import measuring_due
 from mugrpo.stages.evaluate import evaluate_if_due
+from mugrpo.stages.score import log_refresh
 
 
 def optimize(
@@ -33,6 +34,7 @@ def optimize(
     if not needs_engines(generation):
         host.sleep()
     if generation is None:
+        log_refresh(run, stage)
         publish_logprobs(stage, host.logprobs, run.progress)
     for stop in range(start + 1, end + 1):
         if stop < end and not measuring_due(run.config, stop):
@@ -41,3 +43,5 @@ def optimize(
         if generation and generation.uses_engines:
             generation.wait()
         evaluate_if_due(run, host, stop)
+    if generation and not stage.unscored():
+        log_refresh(run, stage)

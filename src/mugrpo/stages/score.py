@@ -1,7 +1,6 @@
 """The phase that publishes a stage's missing scores."""
 
 from mugrpo.disk.records import WHOLE, Part
-from mugrpo.processes.claims import forget_claims
 from mugrpo.rollouts.statistics import refresh_metrics, refresh_text
 from mugrpo.run.opening import OpenRun
 from mugrpo.run.stage import Stage, surplus_text
@@ -36,12 +35,7 @@ def score_again(run: OpenRun, stage: Stage) -> None:
 
 
 def log_refresh(run: OpenRun, stage: Stage) -> None:
-    """Write the metrics line of a scored stage, if it has none or another one.
-
-    Then no part is left to make, so claims that killed processes have left go.
-    """
-    for kind in ("rollouts", "scores"):
-        forget_claims(run.folder.shards(stage.number, kind))
+    """Write the metrics line of a scored stage, if it has none or another one."""
     rollouts, scores = stage.shards("rollouts"), stage.shards("scores")
     refresh = {"stage": stage.number, **refresh_metrics(rollouts, scores)}
     if run.journal.put("refresh", stage.first_update, **refresh):

@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any
 
 from mugrpo.disk.records import Part
-from mugrpo.processes.claims import Claims, claims_in
+from mugrpo.processes.claims import Claims, claims_in, forget_claims
 from mugrpo.run.opening import OpenRun
 from mugrpo.run.stage import Stage
 
@@ -53,7 +53,11 @@ class Work:
         self._claims.give_back(_name(shard))
 
     def close(self) -> None:
+        """Give back all claims. With the lock and nothing left to make, remove those of others."""
         self._claims.close()
+        whole = not self._run.folder.apart and self._numbers == self._stage.numbers()
+        if whole and all(self._stage.has(self._kind, shard) for shard in self._numbers):
+            forget_claims(self._stage.shards(self._kind).folder)
 
     def _claimed(self, shards: list[int]) -> Iterator[int]:
         for shard in shards:
