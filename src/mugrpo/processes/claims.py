@@ -5,8 +5,8 @@ A claim is a file that its holder makes with O_EXCL, and touches now and then:
     rollouts/shard-00003.claim-0     {"host": "n1", "pid": 812, "job": "4711", ...}
 
 One whose holder is lost is taken over by making the next file, `shard-00003.claim-1`. Only one
-process can make that, and each removes its own alone. Who finds a later one has lost the shard, and
-drops what he has made: an engine that is not exact would have made other bytes.
+process can make that, and each removes only its own. A process that finds a later claim than its
+own has lost the shard and drops its work: with an engine that is not exact the bytes would differ.
 """
 
 import json
