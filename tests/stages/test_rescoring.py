@@ -1,5 +1,6 @@
 """Scores are made again by `mugrpo score --again` or for another judge. No rollout is touched."""
 
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -18,7 +19,7 @@ Files = dict[str, tuple[int, bytes]]
 def files(run_dir: Path, kind: str, stage: int = 0) -> Files:
     """Return the modification time and the bytes of each of a stage's files of `kind`."""
     found = sorted((run_dir / "stages" / f"{stage:03d}" / kind).iterdir())
-    found = [path for path in found if ".tmp." not in path.name]
+    found = [path for path in found if not re.search(r"\.(tmp\.|claim-)", path.name)]
     return {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in found}
 
 
