@@ -78,6 +78,17 @@ def test_a_collapse_stops_a_run_that_asks_for_it_once_and_its_report_says_so(tmp
     assert state(run_dir).last_line == "evaluation 6"
 
 
+def test_optimize_measures_what_a_kill_after_the_last_update_has_left_out(
+    reference: Path, tmp_path: Path
+):
+    run_dir = tmp_path / "run"
+    killed(run_dir, "evaluation without metrics line", 3)
+    assert (state(run_dir).checkpoints[-1], state(run_dir).last_line) == (6, "update 6")
+    ended = mugrpo("optimize", run_dir, "--stage", 1)
+    assert (ended.status, ended.err) == (0, ""), ended
+    assert_same(run_dir, reference)
+
+
 def written(run_dir: Path) -> tuple[int, int]:
     """Return which file the first shard of stage 1 is, and when it was written."""
     found = shard_path(run_dir, 1, 0).stat()

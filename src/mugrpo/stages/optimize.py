@@ -26,6 +26,10 @@ def optimize(
     end = stage.end if until is None else min(stage.end, until)
     if start >= stage.end:
         run.progress.say(f"stage {stage.number}: all updates are made")
+        if not stage.unscored():
+            log_refresh(run, stage)
+        if start == stage.end:  # a kill may have come before it was measured
+            evaluate_if_due(run, host, start)
         return
     evaluate_if_due(run, host, start)
     if generation and run.config.needs and run.config.distributed.processes > 1:
