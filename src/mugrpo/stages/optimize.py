@@ -25,11 +25,7 @@ def optimize(
     start = max(run.folder.newest_update(), stage.first_update)
     end = stage.end if until is None else min(stage.end, until)
     if start >= stage.end:
-        run.progress.say(f"stage {stage.number}: all updates are made")
-        if not stage.unscored():
-            log_refresh(run, stage)
-        if start == stage.end:  # a kill may have come before it was measured
-            evaluate_if_due(run, host, start)
+        _measure_finished(run, stage, host, start)
         return
     evaluate_if_due(run, host, start)
     if generation and run.config.needs and run.config.distributed.processes > 1:
@@ -49,3 +45,12 @@ def optimize(
         evaluate_if_due(run, host, stop)
     if generation and not stage.unscored():
         log_refresh(run, stage)
+
+
+def _measure_finished(run: OpenRun, stage: Stage, host: Host, update: int) -> None:
+    """Measure what a kill after the last update of a stage may have left out."""
+    run.progress.say(f"stage {stage.number}: all updates are made")
+    if not stage.unscored():
+        log_refresh(run, stage)
+    if update == stage.end:
+        evaluate_if_due(run, host, update)
