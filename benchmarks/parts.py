@@ -26,6 +26,7 @@ from mugrpo.config.run import RunConfig
 from mugrpo.disk.publishing import publish_json, with_checksum
 from mugrpo.disk.records import Part, Problem
 from mugrpo.disk.run_dir import FORMAT, RunDir
+from mugrpo.disk.shards import ShardSet
 from mugrpo.processes.claims import Claims
 from mugrpo.report.status import status
 from mugrpo.rollouts.schedule import schedule_of
@@ -113,8 +114,10 @@ def make(folder: Path, shards: int, parts: int) -> Counter[str]:
 
 
 def status_seconds(folder: Path, parts: int) -> float:
-    """Return the seconds of `status` with a live claim of each part."""
+    """Return the seconds of `status` while each part makes a shard again."""
     run = RunDir(folder)
+    for number in range(parts):
+        ShardSet(run.shards(0, "rollouts"), "rollouts").forget(number)
     claims = [Claims(run.shards(0, "rollouts"), part=f"{n}/{parts}") for n in range(parts)]
     for number, one in enumerate(claims):
         one.take(f"shard-{number:05d}")
