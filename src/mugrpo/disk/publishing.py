@@ -349,7 +349,7 @@ def full_disk_explained(path: Path) -> Iterator[None]:
 
 
 def unfinished(path: Path, by: str | None = None) -> Path:
-    """Return where this process, or the one that `writer` names `by`, writes `path` at first."""
+    """Return the temporary path of `path` for the process `by`, by default this one."""
     return path.with_name(f"{path.name}.tmp.{by or writer()}")
 
 

@@ -73,7 +73,7 @@ _CACHED = 4  # row groups of a reader
 class ShardSet:
     """The shards in a folder, all of one kind: "rollouts", "scores", or logprobs.
 
-    Shards that others publish meanwhile are found when they are asked for. Methods raise RunStopped
+    It looks for shards on disk, so it sees those of other processes, too. Methods raise RunStopped
     if an entry is unreadable, UsageError if it is of another kind.
     """
 
@@ -111,7 +111,7 @@ class ShardSet:
         return self.folder / f"shard-{shard:05d}.parquet"
 
     def entry_path(self, shard: int) -> Path:
-        """Return where the entry of `shard` is, or would be."""
+        """Return the path of the entry of `shard`, which may not exist."""
         return self.folder / f"shard-{shard:05d}.json"
 
     def write(self, shard: int, table: pa.Table, **notes: Any) -> None:

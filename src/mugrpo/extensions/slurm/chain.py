@@ -72,7 +72,7 @@ class Chain:
         self._last = _all_of(self._placed({Task("optimize", stage): before}))
 
     def _placed(self, wanted: Mapping[Task, _After]) -> dict[Task, _Place]:
-        """Return where the tasks of one phase are, after submitting those that are not queued."""
+        """Submit the tasks of a phase that are not queued. Return the job of each task."""
         places: dict[Task, _Place] = {}
         behind: dict[str, list[Task]] = {}  # an array for each dependency
         for task, after in wanted.items():

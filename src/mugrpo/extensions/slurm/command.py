@@ -107,7 +107,7 @@ def _say_dry(
 
 
 def lacking(target: Target) -> Iterator[Work]:
-    """Yield what each stage lacks whose updates are not all made, without locking the run."""
+    """Yield the missing work of each unfinished stage, without locking the run."""
     from mugrpo.rollouts.schedule import schedule_of
     from mugrpo.run.opening import prompt_encoder
     from mugrpo.run.provenance import judge_fingerprint
@@ -153,7 +153,7 @@ class _Jobs:
             )
 
     def write_scripts(self, toml: Path, *, beside: bool) -> None:
-        """Write the scripts, made of the options in the file `toml`."""
+        """Write the scripts. `toml` is the file that their options come from."""
         folder = self._run / "slurm"
         for place in (folder / "tries", self._run / "logs" / "slurm"):
             place.mkdir(parents=True, exist_ok=True)
