@@ -5,6 +5,7 @@ import time
 
 import torch
 
+from mugrpo.config.engines import slots_for
 from mugrpo.config.run import RunConfig
 from mugrpo.model.hardware import device, precision_of
 from mugrpo.run.memory import parameters
@@ -30,7 +31,8 @@ def longest_seconds(config: RunConfig, prompt: float, held_out: int, *, h100s: i
     rate, launch = _H100 * (_FP32 if precision == "fp32" else 1), "cuda"
     if not h100s:
         rate, launch = _rate(precision), device()
-    tokens, slots = config.rollouts.max_new_tokens, getattr(config.engine, "slots", 512)
+    tokens = config.rollouts.max_new_tokens
+    slots = getattr(config.engine, "slots", 0) or slots_for(tokens)
 
     def generating(responses: int, prompts: float) -> float:
         responses, prompts = math.ceil(responses / (h100s or 1)), prompts / (h100s or 1)
