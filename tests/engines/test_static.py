@@ -129,18 +129,10 @@ def test_the_host_looks_every_few_steps():
     assert [d.slots for d in looks] == [1 + EVERY, EVERY, 3]
 
 
-@table(
-    ("active", "slots", "bucket"),
-    [
-        (1, 99, 1),
-        (3, 99, 4),
-        (33, 99, 64),
-        (65, 512, 128),
-        (65, 99, 99),
-        (129, 512, 192),
-        (7, 7, 7),
-    ],
-)
+WIDTHS = [(1, 99, 1), (3, 99, 4), (33, 99, 64), (65, 512, 96), (97, 99, 99), (129, 512, 192)]
+
+
+@table(("active", "slots", "bucket"), [*WIDTHS, (193, 512, 256), (7, 7, 7)])
 def test_buckets(active, slots, bucket):
     assert bucket_of(active, slots) == bucket
 

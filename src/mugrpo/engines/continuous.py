@@ -64,8 +64,10 @@ class ContinuousEngine(Engine):
             reordered(model, min(slots, batch.unfinished) or slots),
         ):
             while batch.unfinished or arrivals.open:
-                if arrivals.open and batch.unfinished < slots:
-                    batch.add(arrivals.take())
+                while arrivals.open and batch.unfinished < slots:
+                    batch.add(arrived := arrivals.take())
+                    if not (arrived and self._static):  # a report of static steps is of several
+                        break
                 yield batch.advance() if batch.unfinished else Decoded((), 0)
 
     def sleep(self) -> None:

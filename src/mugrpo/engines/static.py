@@ -15,6 +15,7 @@ T response tokens, V vocabulary.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -31,16 +32,17 @@ from mugrpo.model.policy import Policy
 ATTENTION = "mugrpo_static"  # transformers knows `attention` by this name
 EVERY = 8  # steps between the host's looks; what has ended is fed on until then
 _ROOM = 256  # tokens by which room grows, as every growth captures the graphs again
-_FINEST = 64  # slots between large buckets
 
 
 def bucket_of(active: int, slots: int) -> int:
     """Return how many of the `slots` the graph decodes that is used for the first `active`.
 
-    There are graphs for 1, 2, 4, ... 64, 128, 192, ... and for all slots.
+    There are graphs for 1, 2, 4, ... 64, 96, 128, 192, ... and for all slots. Capturing one takes
+    as long as some 30 steps, so finer ones would not pay while the last responses end.
     """
     power = 1 << (active - 1).bit_length()
-    return min(slots, power if power <= _FINEST else -(-active // _FINEST) * _FINEST)
+    between = power * 3 // 4
+    return min(slots, between if power > 64 and active <= between else power)
 
 
 class StaticSlots:
@@ -69,11 +71,13 @@ class StaticSlots:
         self.keys = self.values = zeros(0, S, 0, 0, 0)  # [N, S, R, H, D]
         self._stop = torch.tensor(policy.stop_ids, device=device)
         self._rows = torch.arange(S, device=device)
-        self._starts = torch.arange(S + 1, dtype=torch.int32, device=device)
+        self._starts_q = torch.arange(S + 1, dtype=torch.int32, device=device)
+        self._starts_k = self._starts_q * 0  # where each slot begins in its cache
         self._captures = device.type == "cuda"
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.logits: torch.Tensor | None = None  # [S, V], to be written if it is made
         # of the step at hand
-        self._used_A = self._starts
+        self._used_A = self._starts_q
         self._biases: dict[int | None, torch.Tensor] = {}
 
     def serves(self, policy: Policy, slots: int, limit: int, temperature: float) -> bool:
@@ -88,6 +92,7 @@ class StaticSlots:
             return
         self._graphs.clear()  # they know the old addresses
         self.room = -(-tokens // _ROOM) * _ROOM
+        self._starts_k = self._starts_q * self.room
         self.keys = self._enlarged(self.keys, [keys for keys, _ in prompt[0]])
         self.values = self._enlarged(self.values, [values for _, values in prompt[0]])
 
@@ -123,36 +128,36 @@ class StaticSlots:
         self.live_S[rows] = self._goes_on(token_B, 0, state[1])
 
     @torch.inference_mode()
-    def step(self, slots: int) -> torch.Tensor:
-        """Decode a token in the live ones of the first `slots`, which are a bucket.
-
-        Return the logits [A, V]. They are overwritten by the next step.
-        """
+    def step(self, slots: int) -> None:
+        """Decode a token in the live ones of the first `slots`, which are a bucket."""
         if not self._captures:
-            return self._step(slots)
+            self._step(slots)
+            return
         if slots not in self._graphs:
             self._graphs[slots] = self._captured(slots)
-        graph, logits_AV = self._graphs[slots]
-        graph.replay()
-        return logits_AV
+        self._graphs[slots].replay()
 
-    def _captured(self, slots: int) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
-        """Return a step's graph and its logits. Libraries get ready in a step without effect."""
+    def _captured(self, slots: int) -> torch.cuda.CUDAGraph:
+        """Return a step's graph. Before, libraries get ready in a step without effect.
+
+        Raises RuntimeError if the model waits for the device, which a graph cannot.
+        """
         live_S = self.live_S.clone()
         self.live_S.zero_()  # what is fed is cached again, nothing else changes
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        with torch.cuda.stream(side), _without_waits():
             self._step(slots)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        pool = next((g.pool() for g, _ in self._graphs.values()), None)  # steps never overlap
-        with torch.cuda.graph(graph, pool=pool):
-            logits_AV = self._step(slots)
+        pool = next((g.pool() for g in self._graphs.values()), None)  # steps never overlap
+        # Other threads may go on, such as one that writes a checkpoint.
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            self._step(slots)
         self.live_S.copy_(live_S)
-        return graph, logits_AV
+        return graph
 
-    def _step(self, A: int) -> torch.Tensor:
+    def _step(self, A: int) -> None:
         """Feed, draw, write and mark what ends. Nothing here waits for the device."""
         token_A, position_A, place_A, live_A = (
             state[:A] for state in (self.token_S, self.position_S, self.place_S, self.live_S)
@@ -166,6 +171,8 @@ class StaticSlots:
                 logits_to_keep=1,
                 static=self,
             ).logits[:, -1]
+        if self.logits is not None:
+            self.logits[:A] = logits_AV
         next_A1 = (place_A + 1)[:, None]
         drawn_A = self.uniforms_ST[:A].gather(1, next_A1)[:, 0]
         new_A, logprob_A = sample(logits_AV, self.temperature, drawn_A)
@@ -177,7 +184,6 @@ class StaticSlots:
         place_A += live_A
         position_A += live_A
         live_A &= self._goes_on(new_A, place_A, self.limit_S[:A])
-        return logits_AV
 
     def _goes_on(
         self, token: torch.Tensor, place: torch.Tensor | int, limit: torch.Tensor
@@ -202,14 +208,13 @@ class StaticSlots:
         self.values[layer].index_put_(at, value_AHD.to(self.values.dtype))
         keys, values = self.keys[layer, :A], self.values[layer, :A]
         if self._has_kernel(query_AQ1D):
-            starts = self._starts[: A + 1]
             window_size = (-1, -1) if window is None else (window - 1, 0)
             return torch.ops.aten._flash_attention_forward(  # type: ignore[no-any-return]
                 query_AQ1D[:, :, 0].contiguous(),
                 keys.flatten(0, 1),
                 values.flatten(0, 1),
-                starts,
-                starts * self.room,
+                self._starts_q[: A + 1],
+                self._starts_k[: A + 1],
                 1,
                 self.room,
                 0.0,
@@ -252,6 +257,17 @@ class StaticSlots:
             tensor[target] = tensor[source]
         for cache in (self.keys, self.values):
             cache[:, target] = cache[:, source]
+
+
+@contextmanager
+def _without_waits() -> Iterator[None]:
+    """Within the block, let waits for the device raise, before a failed capture leaves traces."""
+    mode = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
 
 
 def _addresses(model: Any) -> list[int]:
@@ -408,9 +424,11 @@ def forced(
     for row, prompt in enumerate(prefilled):
         slots.make_room(max(map(len, prompts)) + length + 1, prompt)
         slots.begin(rows[row : row + 1], prompt)
-    slots.position_S[:count] = torch.tensor([len(p) for p in prompts], device=policy.device)
-    yield torch.stack([logits_V for _, logits_V in prefilled])
+    slots.position_S.copy_(torch.tensor([len(p) for p in prompts]))
+    slots.logits = torch.stack([logits_V for _, logits_V in prefilled])
+    yield slots.logits.clone()
     for token_U in ids_UT.T:
-        slots.token_S[:count] = token_U
-        yield slots.step(slots.slots)[:count].clone()
-        slots.position_S[:count] += 1
+        slots.token_S.copy_(token_U)
+        slots.step(count)
+        yield slots.logits.clone()
+        slots.position_S += 1

@@ -260,9 +260,9 @@ def load_policy(
     if ranks.size == 1:  # safetensors may return unaligned memory, and resume must be exact
         for parameter in model.parameters():
             parameter.data = parameter.data.clone()
+    use_short_norms(model)
     if place == "cpu":
         keep_freed_memory()
-        use_short_norms(model)
     else:
         torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for each shape, for 0.4 s
     shares: bool | None = None

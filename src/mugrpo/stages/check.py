@@ -56,7 +56,7 @@ def _try_model(run: OpenRun) -> None:
         run.progress.say(f"loading the model {config.model.path}")
         policy = Weights(run).load()
         if isinstance(config.engine, OwnEngineOptions):
-            make_engine(policy, config.engine)
+            make_engine(policy, config.engine, run.progress.say)
 
 
 def _judge(config: RunConfig, machine: Machine, run: OpenRun, _: bool) -> None:
