@@ -94,7 +94,7 @@ def varlen_kernel() -> Kernel | None:
         return cast(Kernel, varlen_attn)
 
     def grouping(*rows: Any, enable_gqa: bool, **how: Any) -> torch.Tensor:
-        """Call the kernel of torch before 2.13, which groups heads without being told to."""
+        """Call the kernel of torch 2.11, which groups heads without being told to."""
         return cast(torch.Tensor, varlen_attn(*rows, **how))
 
     return grouping
