@@ -8,10 +8,12 @@ block.
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import ArrayLike
 
-from mugrpo.model.rows import plain_hidden, response_places
+from mugrpo.model.rows import plain_hidden, response_places, sent
 from mugrpo.model.shaping import PLAIN, Shaping
 from mugrpo.model.shared_prompts import shared_hidden
 from mugrpo.model.varlen import Kernel
@@ -135,47 +137,53 @@ def chunked_logprobs(
 
 def response_logprobs(
     model: Any,
-    ids_BL: torch.Tensor,
-    prompt_lengths_B: torch.Tensor,
-    mask_BT: torch.Tensor,
-    prompts_B: torch.Tensor | None = None,
+    ids_BL: ArrayLike,
+    prompt_lengths_B: ArrayLike,
+    mask_BT: ArrayLike,
+    prompts_B: ArrayLike | None = None,
     *,
     temperature: float,
     chunk: int,
     kernel: Kernel | None = None,
-    steps_BT: torch.Tensor | None = None,
+    steps_BT: ArrayLike | None = None,
     watch: Callable[[torch.Tensor], None] = lambda hidden_NH: None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return logprob and entropy of each response token under `model`, both [B, T], 0 where masked.
 
-    `ids_BL` holds prompt and response end to end, padded on the right. If `prompts_B`, the number
-    of each row's prompt, is given, each prompt is computed once for all its responses. With a
-    `kernel`, attention needs no mask and no padding is computed. `steps_BT` holds the tokens'
-    indices in their responses, ascending, if they are not all tokens of these. `watch` is called
-    with the hidden states [N, H] that the logprobs come from.
+    Rows are arrays or tensors on the host; the results are where the model is. `ids_BL` holds
+    prompt and response end to end, padded on the right. If `prompts_B`, the number of each row's
+    prompt, is given, each prompt is computed once for all its responses. With a `kernel`, attention
+    needs no mask and no padding is computed. `steps_BT` holds the tokens' indices in their
+    responses, ascending, if they are not all tokens of these. `watch` is called with the hidden
+    states [N, H] that the logprobs come from.
     """
-    assert ids_BL.ndim == 2 and mask_BT.ndim == 2 and prompt_lengths_B.ndim == 1
-    assert steps_BT is None or steps_BT.shape == mask_BT.shape
-    rows = (model, ids_BL, prompt_lengths_B, mask_BT)
+    ids_BL, mask_BT = np.asarray(ids_BL), np.asarray(mask_BT)
+    assert ids_BL.ndim == 2 and mask_BT.ndim == 2 and np.ndim(prompt_lengths_B) == 1
+    assert steps_BT is None or np.shape(steps_BT) == mask_BT.shape
+    rows = (ids_BL, prompt_lengths_B, mask_BT)
     if prompts_B is None and kernel is not None:
-        prompts_B = torch.arange(len(ids_BL), device=ids_BL.device)
+        prompts_B = np.arange(len(ids_BL))
     if prompts_B is None:
-        hidden_NH = plain_hidden(*rows, steps_BT)
+        hidden_NH = plain_hidden(model, *rows, steps_BT)
     else:
-        hidden_NH = shared_hidden(*rows, prompts_B, steps_BT, kernel)
+        hidden_NH = shared_hidden(model, *rows, prompts_B, steps_BT, kernel)
     watch(hidden_NH)
     head = model.get_output_embeddings()
     logprobs_N, entropy_N = chunked_logprobs(
         hidden_NH,
         head.weight,
         head.bias,
-        ids_BL.flatten()[response_places(ids_BL, prompt_lengths_B, mask_BT, steps_BT)],
+        sent(ids_BL.ravel()[response_places(*rows, steps_BT)], model.device),
         temperature=temperature,
         chunk=chunk,
         shaping=Shaping.of(model),
     )
-    zeros_BT = torch.zeros(mask_BT.shape, dtype=logprobs_N.dtype, device=ids_BL.device)
-    return zeros_BT.masked_scatter(mask_BT, logprobs_N), zeros_BT.masked_scatter(mask_BT, entropy_N)
+    chosen_N = sent(np.flatnonzero(mask_BT), model.device)
+
+    def unpacked(values_N: torch.Tensor) -> torch.Tensor:
+        return values_N.new_zeros(mask_BT.shape).put(chosen_N, values_N)
+
+    return unpacked(logprobs_N), unpacked(entropy_N)
 
 
 def full_logits(hidden_NH: torch.Tensor, head: Any, shaping: Shaping) -> torch.Tensor:

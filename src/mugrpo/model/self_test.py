@@ -43,10 +43,10 @@ def row_fault(model: Any, compute: Callable[..., Any], kernel: Kernel | None = N
     """
     length, prompts, responses = _SHORT if kernel is None else _LONG
     tolerance, order = _IN_FP32 if kernel is None else _IN_BF16
-    ids_BL = torch.arange(3 * length, device=model.device).view(3, length) % 7 + 1
+    ids_BL = torch.arange(3 * length).view(3, length) % 7 + 1
     ids_BL[1, : prompts[1]] = ids_BL[0, : prompts[0]]
-    prompt_lengths_B, lengths_B = torch.tensor([prompts, responses], device=model.device)
-    mask_BT = torch.arange(max(responses), device=model.device) < lengths_B[:, None]
+    prompt_lengths_B, lengths_B = torch.tensor([prompts, responses])
+    mask_BT = torch.arange(max(responses)) < lengths_B[:, None]
     factors_BT = torch.linspace(-1, 2, mask_BT.numel(), device=model.device).view(mask_BT.shape)
     before = [(parameter, parameter.grad) for parameter in model.parameters()]
     for parameter, _ in before:
@@ -69,7 +69,7 @@ def row_fault(model: Any, compute: Callable[..., Any], kernel: Kernel | None = N
         gradients = [torch.zeros_like(w) if w.grad is None else w.grad for w in weights]
         return [hidden[0].detach().float(), *(local(gradient).float() for gradient in gradients)]
 
-    plain, shared_B = computed(None, None), torch.tensor([0, 0, 1], device=model.device)
+    plain, shared_B = computed(None, None), torch.tensor([0, 0, 1])
     ways = {"shared prompts": shared_B} | ({} if kernel is None else {"single rows": None})
     fault = None
     try:

@@ -36,7 +36,7 @@ def batch_logprobs(
     return logprobs_function(policy)(
         batch.ids,
         batch.prompt_lengths,
-        batch.mask,
+        batch.chosen,
         batch.prompts,
         temperature=config.rollouts.temperature,
         chunk=LOGPROB_CHUNK,

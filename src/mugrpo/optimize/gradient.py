@@ -61,7 +61,7 @@ def accumulate_gradient(
     places: list[int] = loss.has_gradient(responses).nonzero()[:, 0].tolist()
     batches = micro_batches(policy, responses, places, micro_batch_tokens)
     extras = prepass(policy, batches, loss, config)
-    statistics, total = TokenStatistics(loss.metrics), 0.0
+    statistics, parts = TokenStatistics(loss.metrics), []
     for number, counts in policy.ranks.turns(len(batches)):
         batch = batches[number]
         with computing(batch):
@@ -70,11 +70,12 @@ def accumulate_gradient(
             part = reduced_loss(loss_BT, batch.mask, config.reduction, divisor)
             (part * counts).backward()
         if counts:  # otherwise this rank computes it only to keep in step with the others
-            total += part.item()
+            parts.append(part.detach())
             statistics.add(batch, logprobs_BT, entropy_BT, metrics)
             if recorder is not None:
                 recorder.record(batch, logprobs_BT, entropy_BT, metrics)
-    total = sum(policy.ranks.all(total))
+    total = sum(part.item() for part in statistics.arrive(*parts))
+    total = sum(policy.ranks.all(total), 0.0)
     return Gradient(total, batches, statistics.together(policy.ranks))
 
 
@@ -83,10 +84,10 @@ def micro_batches(
 ) -> list[MicroBatch]:
     """Return the responses at `places` in micro-batches of at most `tokens` tokens each.
 
-    `places` are indices into the R responses. A micro-batch has `ids` [B, L], `mask` [B, T],
-    `behavior_logprobs` [B, T] and `advantages` [B], among others, on the policy's device.
-    Prompts are shared if the model can do so and it is cheaper. A response longer than `tokens`
-    is alone in its micro-batch. Several ranks get equal work, see `rounds_of`.
+    `places` are indices into the R responses. A micro-batch has `ids` [B, L] on the host, and
+    `mask` [B, T], `behavior_logprobs` [B, T] and `advantages` [B], among others, on the policy's
+    device. Prompts are shared if the model can do so and it is cheaper. A response longer than
+    `tokens` is alone in its micro-batch. Several ranks get equal work, see `rounds_of`.
     """
     share = shares_prompts(policy)
     parts = rounds_of(policy, [responses.rollouts[place] for place in places], tokens, share)
