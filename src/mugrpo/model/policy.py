@@ -19,6 +19,7 @@ from mugrpo.model.dtensors import fill, local, moved, tensors_of
 from mugrpo.model.files import ModelPart, read_rows, saved_tensors, weights_in_memory, write_weights
 from mugrpo.model.half import HalfCopy, halve_frozen
 from mugrpo.model.hardware import device, precision_of
+from mugrpo.model.host_memory import HostMemory
 from mugrpo.model.loading import empty_model, load_model, load_tokenizer, processor_files
 from mugrpo.model.memory import keep_freed_memory, out_of_memory_explained
 from mugrpo.model.norms import use_short_norms
@@ -77,6 +78,7 @@ class Policy:
         self.model.train(options.gradient_checkpointing)
         self.waking_remedy = "free GPU memory"  # what to do if it cannot wake
         self.asleep = False  # whether the weights are in host memory, to leave the GPU to engines
+        self.host = HostMemory()  # of weights that sleep or are saved
         self._half: HalfCopy | None = None
         self._changed = False  # since `_half` was made
 
@@ -125,7 +127,8 @@ class Policy:
         if self.files == 1:
             own = 0 if self.ranks.first else None
         tensors = self.adapter.tensors() if self.adapter else saved_tensors(self.model)
-        return weights_in_memory(tensors, self.files, own=own, copied=copied, dtype=dtype)
+        host = self.host if copied else None
+        return weights_in_memory(tensors, self.files, own=own, host=host, dtype=dtype)
 
     def save(
         self, folder: Path, weights: ModelPart | None = None, dtype: torch.dtype | None = None
@@ -202,7 +205,10 @@ class Policy:
         FSDP notices only if the whole module that it splits is moved. If a module below is, such
         as `model`, forward passes go on to gather the weights from before.
         """
-        (self.compute or self.model)._apply(lambda tensor: moved(tensor, device))
+        rooms = None
+        if device.type == "cpu":
+            rooms = self.host.rooms(local(t).nbytes for t in tensors_of(self.model).values())
+        (self.compute or self.model)._apply(lambda tensor: moved(tensor, device, rooms))
         self._half = None
         if torch.cuda.is_available():
             torch.cuda.synchronize()
