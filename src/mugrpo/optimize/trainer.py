@@ -16,7 +16,7 @@ from mugrpo.model.dtensors import full, local, moved
 from mugrpo.model.files import ModelPart
 from mugrpo.model.half import begin_in_bf16
 from mugrpo.model.host_memory import HostMemory
-from mugrpo.model.memory import give_back_if_tight, give_back_memory, out_of_memory_explained
+from mugrpo.model.memory import make_room, out_of_memory_explained
 from mugrpo.model.policy import Policy
 from mugrpo.optimize.batching import cost
 from mugrpo.optimize.budget import TokenBudget
@@ -174,10 +174,7 @@ class Trainer:
             if not self._moments_asleep:
                 self.move_moments(torch.device("cpu"))
                 self._moments_asleep = True
-        if torch.cuda.is_available():  # it takes a quarter of a second
-            give_back_memory()
-        else:
-            give_back_if_tight()
+        make_room()
 
     def wake(self) -> None:
         """Move weights and moments back to the GPU. Raises RunStopped if it is full."""
