@@ -11,9 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -23,6 +26,9 @@ from counts import Group
 from gpu_work import TINY_FORM, random_experience
 from mugrpo.config.load import build_config
 from mugrpo.config.run import RunConfig
+from mugrpo.engines.base import Request
+from mugrpo.engines.continuous import EagerSequences
+from mugrpo.engines.static import StaticSlots
 from mugrpo.model.loading import load_tokenizer
 from mugrpo.model.policy import Policy
 from mugrpo.optimize.experience import Experience
@@ -278,14 +284,80 @@ def count(layers: int, config: RunConfig, attention: Callable[..., Any] | None) 
     return Update(tokens, counted.operations, +counted.waits, counted.moved)
 
 
+@torch.inference_mode()
+def eager_step(form: str, layers: int) -> Counted:
+    """Count a decoding step of `form` that the host starts operation by operation."""
+    policy = _meta_policy(form, layers, "cpu")
+    batch = EagerSequences(policy, 8, 1.0, 32, 1.0)
+    batch.cache.split = False  # as on a GPU
+    prompt = np.arange(2, 11, dtype=np.int32)
+    batch.add({i: Request(prompt, i) for i in range(8)})
+    batch.advance()
+    caches = [layer.prompts + layer.responses for layer in batch.cache.layers]
+    state = [batch.uniforms_ST, batch.ids_ST, batch.logprobs_ST, batch.stop_ids]
+    counted = Counted([*policy.model.parameters(), *policy.model.buffers()])
+    counted.mark([caches, state, batch.cache._groups])
+    with counted:
+        batch.advance()
+    return counted
+
+
+@torch.inference_mode()
+def static_step(form: str, layers: int) -> Counted:
+    """Count a decoding step of static shapes. Its tensors are on the meta device.
+
+    So the kernel of a GPU is counted, and a wait raises NotImplementedError.
+    """
+    policy = _meta_policy(form, layers, "meta")
+    slots = StaticSlots(policy, 8, 32, 1.0)
+    text = policy.model.config
+    keys = torch.empty(text.num_key_value_heads, 9, text.head_dim, device="meta").bfloat16()
+    slots.make_room(41, ([(keys, keys)] * layers, keys))
+    slots.has_kernel = True
+    present = [value for value in vars(slots).values() if isinstance(value, torch.Tensor)]
+    counted = Counted([*policy.model.parameters(), *policy.model.buffers(), *present])
+    with policy.evaluating(), counted:
+        slots.step(8)
+    return counted
+
+
+def _meta_policy(form: str, layers: int, device: str) -> Policy:
+    """Return a tiny model of `form` in bf16 on `device`, with the norms of a GPU."""
+    sizes = {**TINY_FORM, "head_dim": 16, "num_hidden_layers": layers}
+    torch.manual_seed(0)
+    with torch.device(device):
+        config = AutoConfig.for_model(form, **sizes)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    for norm in (m for m in model.modules() if type(m).__name__.endswith("RMSNorm")):
+        norm.forward = partial(_norm, norm)
+    options = config_of().model.model_copy(update={"precision": "fp32"})  # it is in bf16 already
+    return Policy(model, load_tokenizer(options), options, None)
+
+
+def _norm(layer: Any, hidden: torch.Tensor) -> torch.Tensor:
+    return F.rms_norm(hidden, layer.weight.shape, layer.weight, layer.variance_epsilon)
+
+
+def decoding_rows() -> Iterator[tuple[str, ...]]:
+    """Yield the table's rows of decoding steps."""
+    for name, step in {"eager": eager_step, "static": static_step}.items():
+        for form in ("qwen2", "llama", "qwen3"):
+            two, three = (step(form, layers) for layers in (2, 3))
+            layer = three.operations.total() - two.operations.total()
+            besides = two.operations.total() - 2 * layer
+            waits = two.waits.total()
+            yield f"{name} decoding step, {form}", *map(str, (layer, besides, waits)), ""
+
+
 def rows() -> Iterator[tuple[str, ...]]:
     """Yield the table's rows."""
-    yield "an update", "operations a layer", "besides", "host waits", "kB a token and layer"
+    yield "", "operations a layer", "besides", "host waits", "kB a token and layer"
     ways = {
         "packed kernel": ({}, kernel),
         "packed kernel, checkpointing": ({"gradient_checkpointing": True}, kernel),
         "masks": ({}, None),
     }
+    yield from decoding_rows()
     for name, (model, attention) in ways.items():
         two, three = (count(layers, config_of(**model), attention) for layers in (2, 3))
         layer = three.operations.total() - two.operations.total()

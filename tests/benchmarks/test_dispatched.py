@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from dispatched import Counted, config_of, count, kernel
+from dispatched import Counted, config_of, count, eager_step, kernel, static_step
 from mugrpo.model.rows import sent
 from tests.cases import table
 
@@ -100,3 +100,13 @@ def test_a_layer_of_an_update_has_few_operations():
     assert one.tokens == two.tokens and one.waits == two.waits
     assert 60 < (two.operations - one.operations).total() <= 140
     assert one.operations.total() - (two.operations - one.operations).total() <= 190
+
+
+@table("form", ["qwen2", "llama", "qwen3"])
+def test_a_static_decoding_step_has_few_operations_and_never_waits(form):
+    """Eager steps wait at each step; both have torch's own norms."""
+    two, three = (static_step(form, layers) for layers in (2, 3))
+    layer = (three.operations - two.operations).total()
+    assert 20 < layer <= 30 and 60 < two.operations.total() - 2 * layer <= 80
+    assert two.waits.total() == 0 < eager_step(form, 2).waits.total()
+    assert two.operations["_flash_attention_forward"] == 2

@@ -51,13 +51,13 @@ class ContinuousEngine(Engine):
         arrivals = Arrivals(requests, more)
         first = arrivals.take()
         slots = self.options.slots or slots_for(max_new_tokens)
-        batch: _Sequences | StaticSequences
+        batch: EagerSequences | StaticSequences
         if self._static and top_p == 1:
             longest = max([0, *(len(request.prompt_ids) for request in first.values())])
             state = self._slots(longest + max_new_tokens, max_new_tokens, temperature)
             slots, batch = state.slots, StaticSequences(self.policy, state)
         else:
-            batch = _Sequences(self.policy, slots, temperature, max_new_tokens, top_p)
+            batch = EagerSequences(self.policy, slots, temperature, max_new_tokens, top_p)
         batch.add(first)
         with (
             self.policy.evaluating() as model,
@@ -133,7 +133,7 @@ def forced(
         yield decode(policy, cache, token_U, np.full(len(prompts), t))
 
 
-class _Sequences:
+class EagerSequences:
     """The requests of one call of `generate` that wait or are active in a slot."""
 
     def __init__(

@@ -54,7 +54,7 @@ class StaticSlots:
     def __init__(self, policy: Policy, slots: int, limit: int, temperature: float) -> None:
         """Make slots for responses of up to `limit` tokens. `make_room` allocates the cache."""
         self.slots, self.limit, self.temperature = slots, limit, temperature
-        self.room = 0
+        self.room, self.has_kernel = 0, False  # FlashAttention, as torch has it
         self._model, device = policy.working(), policy.device
         self._addresses = _addresses(self._model)
 
@@ -95,6 +95,8 @@ class StaticSlots:
         self._starts_k = self._starts_q * self.room
         self.keys = self._enlarged(self.keys, [keys for keys, _ in prompt[0]])
         self.values = self._enlarged(self.values, [values for _, values in prompt[0]])
+        size, half = self.keys.shape[-1], self.keys.dtype == torch.bfloat16
+        self.has_kernel = self.keys.is_cuda and half and size <= 256 and size % 8 == 0
 
     def _enlarged(self, cache: torch.Tensor, like: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return `cache` with the new room, in layers `like` those of a prompt, [H, P, D] each."""
@@ -207,7 +209,7 @@ class StaticSlots:
         self.keys[layer].index_put_(at, key_AHD.to(self.keys.dtype))
         self.values[layer].index_put_(at, value_AHD.to(self.values.dtype))
         keys, values = self.keys[layer, :A], self.values[layer, :A]
-        if self._has_kernel(query_AQ1D):
+        if self.has_kernel:
             window_size = (-1, -1) if window is None else (window - 1, 0)
             return torch.ops.aten._flash_attention_forward(  # type: ignore[no-any-return]
                 query_AQ1D[:, :, 0].contiguous(),
@@ -230,12 +232,6 @@ class StaticSlots:
         scores = torch.einsum("ahqd,arhd->ahqr", query_AHQD, keys.float()) + self._bias(window)
         read_AHQD = torch.einsum("ahqr,arhd->ahqd", scores.softmax(-1), values.float())
         return read_AHQD.reshape(A, 1, -1, values.shape[-1]).to(query_AQ1D.dtype)
-
-    def _has_kernel(self, query: torch.Tensor) -> bool:
-        """Return whether FlashAttention, as torch has it, attends in this type and size."""
-        half = query.dtype in (torch.bfloat16, torch.float16)
-        size = query.shape[-1]
-        return query.is_cuda and half and size <= 256 and size % 8 == 0
 
     def _bias(self, window: int | None) -> torch.Tensor:
         """Return -inf where the step's tokens do not attend, else 0: [A, 1, 1, R]."""
