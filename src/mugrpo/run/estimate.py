@@ -30,7 +30,7 @@ def longest_seconds(config: RunConfig, prompt: float, held_out: int, *, h100s: i
     rate, launch = _H100 * (_FP32 if precision == "fp32" else 1), "cuda"
     if not h100s:
         rate, launch = _rate(precision), device()
-    tokens, slots = config.rollouts.max_new_tokens, getattr(config.engine, "slots", 512)
+    tokens, slots = config.rollouts.max_new_tokens, getattr(config.engine, "slots", None) or 512
 
     def generating(responses: int, prompts: float) -> float:
         responses, prompts = math.ceil(responses / (h100s or 1)), prompts / (h100s or 1)

@@ -62,12 +62,12 @@ def _packages() -> Finding:
 def _gpus() -> Finding:
     import torch
 
+    from mugrpo.model.hardware import unseen_gpu
+
     if count := torch.cuda.device_count():
         gpus = map(torch.cuda.get_device_properties, range(count))
         return ", ".join(f"{gpu.name}, {gpu.total_memory / 2**30:.1f} GiB" for gpu in gpus), ""
-    if shutil.which("nvidia-smi"):
-        return "torch sees none, but nvidia-smi is here", "install a build for your driver"
-    return "none", "use small models, on the CPU"
+    return unseen_gpu() or ("none", "use small models, on the CPU")
 
 
 def _disk() -> Finding:
