@@ -15,7 +15,7 @@ from mugrpo.config.run import ModelOptions
 from mugrpo.config.training import LoRAOptions
 from mugrpo.engines.vllm import vllm_host
 from mugrpo.model import hardware
-from mugrpo.model.hardware import precision_of, unseen_gpu
+from mugrpo.model.hardware import precision_of, unusable_gpu
 from mugrpo.model.vocabulary import Vocabulary
 from tests.cases import table
 
@@ -88,17 +88,21 @@ def test_a_gpu_that_torch_does_not_see_is_found_by_its_device_file(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    found = unseen_gpu()
+    found = unusable_gpu()
     assert (found is not None) == unseen
     if found:
         named = f" (CUDA_VISIBLE_DEVICES={visible})" if visible else ""
         assert found[0] == (
-            f"torch {torch.__version__} does not see this machine's GPU: The NVIDIA driver on your "
+            f"torch {torch.__version__} cannot use this machine's GPU: The NVIDIA driver on your "
             f"system is too old (found version 12020){named}"
         )
         assert found[1].endswith("or set CUDA_VISIBLE_DEVICES= to compute on the CPU")
         monkeypatch.setattr(torch.version, "cuda", None)
-        said = unseen_gpu()
+        said = unusable_gpu()
         assert said and said[0].endswith(f"GPU: it is built without CUDA{named}")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert unseen_gpu() is None
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_90a", "compute_120"])
+    for capability, fault in (((7, 5), ""), ((12, 0), ""), ((7, 0), "compute capability 7.0")):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda now=capability: now)
+        found = unusable_gpu()
+        assert found[0].endswith(f"no kernels for the {fault}") if found else not fault

@@ -91,7 +91,7 @@ def test_a_gpu_that_torch_does_not_see_is_not_passed_over_in_silence(
 ):
     """A CUDA build is refused, unless the model is one of the small embedded ones."""
     monkeypatch.setattr(torch.version, "cuda", build)
-    monkeypatch.setattr(deciding, "unseen_gpu", lambda: ("torch does not see it", "install one"))
+    monkeypatch.setattr(deciding, "unusable_gpu", lambda: ("torch does not see it", "install one"))
     config = build_config({"model": {"path": path}}, "test")
     if refused:
         with pytest.raises(UsageError, match="torch does not see it; install one"):

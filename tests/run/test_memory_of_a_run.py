@@ -146,7 +146,7 @@ def test_the_tokens_of_a_micro_batch_that_a_gpu_has_room_for(form, changed, gib,
     path = str(ROOT / "configs" / "recipes" / "forms" / form)
     model = {"path": path, "precision": "bf16"} | changed.get("model", {})
     config = build_config(changed | {"model": model}, "test")
-    assert fitting_tokens(config, gib * GIB) == tokens
+    assert fitting_tokens(config, gib * GIB, config.distributed.processes) == tokens
 
 
 @pytest.mark.parametrize(

@@ -64,8 +64,9 @@ def test_a_small_machine_can_run_the_demo_and_each_lack_has_a_remedy(tmp_path: P
     for file in ("pyproject.toml", "zebra.toml"):
         (tmp_path / file).touch()
     assert lines()[1]["next"] == "mugrpo check zebra.toml"
-    machine.setattr(hardware, "unseen_gpu", lambda: ("torch does not see it", "install one"))
+    machine.setattr(hardware, "unusable_gpu", lambda: ("torch does not see it", "install one"))
     assert lines()[1]["GPUs"] == "torch does not see it; install one"
+    machine.setattr(hardware, "unusable_gpu", lambda: None)
     gpu = SimpleNamespace(name="Big One", total_memory=80 * 2**30)
     machine.setattr(torch.cuda, "device_count", lambda: 2)
     machine.setattr(torch.cuda, "get_device_properties", lambda _: gpu)

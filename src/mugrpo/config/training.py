@@ -151,8 +151,8 @@ class LoRAOptions(Options):
 
 class CheckpointOptions(Options):
     """When the policy and the optimizer's state are saved. A checkpoint is written while training
-    goes on, from a copy in CPU memory: 12 bytes per parameter. On a GPU's machine this memory is kept,
-    and is twice that if the trainer sleeps before a checkpoint is written."""
+    goes on, from a copy in CPU memory: 12 bytes per parameter. With a GPU this memory is kept, and
+    twice as much if the trainer sleeps before a checkpoint is written."""
 
     every: int = Field(0, ge=0, json_schema_extra=HARMLESS)
     """Save every N updates, and after the last. 0 saves at the end of each stage."""

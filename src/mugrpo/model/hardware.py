@@ -29,31 +29,44 @@ def gpu_memory() -> int:
     return int(min(torch.cuda.get_device_properties(gpu).total_memory for gpu in gpus))
 
 
-def unseen_gpu() -> tuple[str, str] | None:
-    """Return why torch does not see this machine's GPU, and the remedy; None if all is well.
+def unusable_gpu() -> tuple[str, str] | None:
+    """Return why torch cannot use this machine's GPU, and the remedy; None if all is well.
 
-    The sign of a GPU is its device file, if it opens: a container and a job of Slurm get those of
-    their GPUs only, while /proc and nvidia-smi show those of others. WSL has other files. An empty
-    CUDA_VISIBLE_DEVICES, or one that begins with no GPU's name, hides all of them on purpose.
+    The sign of a GPU that torch does not see is its device file, if it opens: a container and a job
+    of Slurm get those of their GPUs only, while /proc and nvidia-smi show those of others. WSL has
+    other files. An empty CUDA_VISIBLE_DEVICES, or one that begins with no GPU's name, hides all of
+    them on purpose.
     """
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     chosen = hidden is not None and not re.match(r"\s*(\d|GPU-|MIG-)", hidden)
-    if chosen or torch.cuda.is_available() or not (any(map(_opens, _DEVICES())) or _WSL.exists()):
+    if torch.cuda.is_available():
+        reason = _lacks_kernels()
+    elif chosen or not (any(map(_opens, _DEVICES())) or _WSL.exists()):
+        reason = ""
+    else:
+        reason = "it is built without CUDA"
+        if torch.version.cuda:
+            try:
+                torch.cuda.init()
+            except (AssertionError, RuntimeError) as error:
+                reason = first_line(error).partition(". ")[0]
+        reason += f" (CUDA_VISIBLE_DEVICES={hidden})" * (hidden is not None)
+    if not reason:
         return None
-    reason = "it is built without CUDA"
-    if torch.version.cuda:
-        try:
-            torch.cuda.init()
-            reason = "no GPU is visible"
-        except (AssertionError, RuntimeError) as error:
-            reason = first_line(error).partition(". ")[0]
-    if hidden is not None:
-        reason += f" (CUDA_VISIBLE_DEVICES={hidden})"
     return (
-        f"torch {torch.__version__} does not see this machine's GPU: {reason}",
-        "install a driver and a torch that fit each other (nvidia-smi shows the driver's CUDA), or "
+        f"torch {torch.__version__} cannot use this machine's GPU: {reason}",
+        "install a torch that fits the GPU and its driver (nvidia-smi shows the driver's CUDA), or "
         "set CUDA_VISIBLE_DEVICES= to compute on the CPU",
     )
+
+
+def _lacks_kernels() -> str:
+    """Return which GPU this build of torch has no kernels for, if any: the first one is older."""
+    built = re.findall(r"sm_(\d+)", " ".join(torch.cuda.get_arch_list()))
+    major, minor = torch.cuda.get_device_capability()
+    if built and 10 * major + minor < min(map(int, built)):
+        return f"it has no kernels for the compute capability {major}.{minor}"
+    return ""
 
 
 def _opens(device: Path) -> bool:

@@ -10,7 +10,8 @@ from mugrpo.config.run import EMBEDDED_MODELS, RunConfig
 from mugrpo.config.training import MICRO_BATCH_TOKENS
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.model.hardware import device, gpu_memory, precision_of, unseen_gpu, with_precision
+from mugrpo.model.hardware import device, gpu_memory, precision_of, unusable_gpu, with_precision
+from mugrpo.processes.launcher import launched_ranks
 from mugrpo.run.memory import fitting_tokens, parameters
 from mugrpo.run.progress import Progress
 
@@ -28,12 +29,13 @@ def for_this_machine(folder: RunDir, config: RunConfig, progress: Progress) -> R
     """Return `config` with what a run decides when it begins.
 
     That is a precision of "auto", a date, the tokens of a micro-batch. Say what was decided, and
-    what makes the run slow here. Raises UsageError if torch does not see the GPU that a model of
-    real size would be trained on.
+    what makes the run slow here. Raises UsageError if torch cannot use this machine's GPU. Without
+    CUDA, or for a model that the CPU trains in minutes, it is a warning.
     """
     clustered = config.backend.clustered
-    if not clustered and (found := unseen_gpu()):
-        if torch.version.cuda and config.model.path not in EMBEDDED_MODELS:
+    if not clustered and (found := unusable_gpu()):
+        small = config.model.path in EMBEDDED_MODELS and not torch.cuda.is_available()
+        if torch.version.cuda and not small:
             raise UsageError("; ".join(found))
         progress.say(f"warning: {'; '.join(found)}")
     gpu = device() == "cuda" and not clustered
@@ -53,8 +55,11 @@ def _decided(config: RunConfig, gpu: bool, progress: Progress) -> RunConfig:
         progress.say("precision: bf16; the GPU computes in it")
     if config.optimizer.micro_batch_tokens is not None:
         return config
-    tokens = fitting_tokens(config, gpu_memory()) if gpu else MICRO_BATCH_TOKENS
+    tokens = MICRO_BATCH_TOKENS
     if gpu:
+        launched = launched_ranks()
+        ranks = int(launched["WORLD_SIZE"]) if launched else config.distributed.processes
+        tokens = fitting_tokens(config, gpu_memory(), ranks)
         progress.say(f"micro-batches: {tokens:,} tokens, for which the GPU has memory")
     optimizer = config.optimizer.model_copy(update={"micro_batch_tokens": tokens})
     return config.model_copy(update={"optimizer": optimizer})
@@ -83,5 +88,5 @@ def _advice(config: RunConfig, *, begins: bool) -> Iterator[str]:
     if (weights := parameters(config.model)[0]) >= _BIG:
         yield (
             f"generation: up to {tokens / 1e6:,.0f} million tokens of {weights / 1e9:.1f} billion "
-            "weights, for which vLLM is faster: --engine.name vllm (`mugrpo vllm-env` installs it)"
+            "weights; vLLM may be faster: --engine.name vllm (`mugrpo vllm-env` installs it)"
         )

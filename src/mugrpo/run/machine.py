@@ -84,7 +84,7 @@ def fitting(config: RunConfig, machine: Machine, prompt: int = 0) -> Iterator[st
             use = f"--distributed.processes {min(others, key=lambda n: abs(n - ranks))}"
         raise UsageError(f"{found}: use {use}")
     yield from require_gpu(config, memory * GIB, prompt)
-    tokens = config.optimizer.micro_batch_tokens or fitting_tokens(config, memory * GIB)
+    tokens = config.optimizer.micro_batch_tokens or fitting_tokens(config, memory * GIB, ranks)
     of = f"{len(reserved)} x {max(reserved)} GPUs" if reserved else "none with a GPU of its own"
     launched = "" if ranks <= gpus or config.backend.clustered else ", by torchrun or srun"
     yield f"ranks       {ranks} on {-(-ranks // gpus)} of {machine}{launched}"

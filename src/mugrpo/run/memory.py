@@ -28,16 +28,10 @@ _SHARE = 0.85
 
 
 @cache
-def parameters(options: ModelOptions) -> tuple[int, int]:
-    """Return the numbers of a model's parameters and layers. No weight is read."""
+def parameters(options: ModelOptions) -> tuple[int, Widths]:
+    """Return the number of a model's parameters, and its widths. No weight is read."""
     model = sketched(options)
-    return sum(p.numel() for p in model.parameters()), int(model.config.num_hidden_layers)
-
-
-@cache
-def widths(options: ModelOptions) -> Widths:
-    """Return the widths of a model."""
-    return widths_of(sketched(options).config)
+    return sum(p.numel() for p in model.parameters()), widths_of(model.config)
 
 
 def itemsize(config: RunConfig) -> int:
@@ -63,27 +57,24 @@ def left_for_updates(config: RunConfig, memory: float) -> float:
     return memory - itemsize(config) * parameters(config.model)[0]  # they never sleep
 
 
-def fitting_tokens(config: RunConfig, memory: float) -> int:
+def fitting_tokens(config: RunConfig, memory: float, ranks: int) -> int:
     """Return the tokens of a micro-batch for which each rank's GPU, with so much memory, has room.
 
     Logprobs of other policies take a second model.
     """
-    model, updates = held(config, parameters(config.model)[0])
-    ranks = config.distributed.processes
+    weights, widths = parameters(config.model)
+    model, updates = held(config, weights)
     other = model if config.needs and ranks == 1 else 0
-    room = _SHARE * left_for_updates(config, memory) - updates / ranks - other
+    room = int(_SHARE * left_for_updates(config, memory) - updates / ranks - other)
     checkpointing = config.model.gradient_checkpointing
-    return tokens_that_fit(
-        int(room), widths(config.model), itemsize(config), checkpointing=checkpointing
-    )
+    return tokens_that_fit(room, widths, itemsize(config), checkpointing=checkpointing)
 
 
 def activations(config: RunConfig, tokens: int) -> int:
     """Return the bytes that a micro-batch of so many tokens takes."""
-    checkpointing, shape = config.model.gradient_checkpointing, widths(config.model)
-    return head_bytes(shape) + tokens * activation_bytes(
-        shape, itemsize(config), checkpointing=checkpointing
-    )
+    checkpointing, widths = config.model.gradient_checkpointing, parameters(config.model)[1]
+    each = activation_bytes(widths, itemsize(config), checkpointing=checkpointing)
+    return head_bytes(widths) + tokens * each
 
 
 def disk(config: RunConfig, folder: RunDir) -> str:
@@ -128,7 +119,7 @@ def require_gpu(config: RunConfig, memory: float, prompt: int = 0) -> Iterator[s
 
     Raises UsageError as `require_room` does.
     """
-    weights, ranks = parameters(config.model)[0], config.distributed.processes
+    (weights, widths), ranks = parameters(config.model), config.distributed.processes
     model, updates = held(config, weights)
     left = left_for_updates(config, memory)
     need = updates // ranks + activations(config, 1024)
@@ -139,8 +130,7 @@ def require_gpu(config: RunConfig, memory: float, prompt: int = 0) -> Iterator[s
         beside = model if config.engine_in_process else itemsize(config) * weights
         if config.engine_in_process and not config.shares_gpus:
             beside = updates - 4 * weights * (not config.lora.rank)  # no gradient
-        shape = widths(config.model)
-        each = slot_bytes(row, cache_bytes(shape, itemsize(config)), shape.vocabulary)
+        each = slot_bytes(row, cache_bytes(widths, itemsize(config)), widths.vocabulary)
         if (need := beside + (options.slots or 1) * each) > memory:
             raise UsageError(
                 f"the engine takes {need / GIB:.1f} GiB of a GPU that has {memory / GIB:.1f}: "

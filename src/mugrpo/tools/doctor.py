@@ -62,12 +62,14 @@ def _packages() -> Finding:
 def _gpus() -> Finding:
     import torch
 
-    from mugrpo.model.hardware import unseen_gpu
+    from mugrpo.model.hardware import unusable_gpu
 
+    if found := unusable_gpu():
+        return found
     if count := torch.cuda.device_count():
         gpus = map(torch.cuda.get_device_properties, range(count))
         return ", ".join(f"{gpu.name}, {gpu.total_memory / 2**30:.1f} GiB" for gpu in gpus), ""
-    return unseen_gpu() or ("none", "use small models, on the CPU")
+    return "none", "use small models, on the CPU"
 
 
 def _disk() -> Finding:
