@@ -1,10 +1,20 @@
 """Bytes worked out by hand for models of known shapes."""
 
 import pytest
+import torch
+import transformers
 
 from mugrpo.config.run import ModelOptions
 from mugrpo.model.loading import model_config
-from mugrpo.model.sizes import Widths, cache_bytes, slots_that_fit, widths_of
+from mugrpo.model.sizes import (
+    Widths,
+    activation_bytes,
+    cache_bytes,
+    head_bytes,
+    slots_that_fit,
+    tokens_that_fit,
+    widths_of,
+)
 from tests.runs import ROOT
 
 FORMS = ROOT / "configs" / "recipes" / "forms"
@@ -36,3 +46,52 @@ def test_the_widths_of_qwens_models():
 )
 def test_slots_that_fit(free, slots):
     assert slots_that_fit(free, 1000, 12_288, 151_936) == slots
+
+
+def test_activations_of_a_token_of_one_and_a_half_billion_weights():
+    """16 x 1,536 + 10 x 1,536 + 5 x 512 + 8 x 8,960 = 114,176 bytes a layer."""
+    shape = widths("r1-distill-qwen-1.5b")
+    assert shape == (28, 1536, 1536, 512, 8960, 151936)
+    assert activation_bytes(shape, 2, checkpointing=False) == 29 * 114_176 == 3_311_104
+    assert activation_bytes(shape, 2, checkpointing=True) == 28 * 3072 + 2 * 114_176
+    assert activation_bytes(shape, 4, checkpointing=False) == 2 * 3_311_104
+    assert head_bytes(shape) == 151_936 * (20_480 + 6144)
+    five = head_bytes(shape) + 5 * 1024 * 3_311_104
+    for room, tokens in ((five, 5120), (five - 1, 4096), (0, 1024), (1 << 40, 16_384)):
+        assert tokens_that_fit(room, shape, 2, checkpointing=False) == tokens
+
+
+@pytest.mark.parametrize(("kind", "exact"), [("Qwen3", 1.0), ("Llama", 0.75), ("Qwen2", 0.75)])
+def test_a_layer_keeps_what_is_counted(kind, exact):
+    """The bytes of all tensors that autograd saves for 256 tokens of one layer, in bf16."""
+    tokens, seen = 256, dict[int, int]()
+    config = getattr(transformers, f"{kind}Config")(
+        hidden_size=128,
+        intermediate_size=1024,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        num_hidden_layers=3,
+        vocab_size=64,
+    )
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).bfloat16()
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor)
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            seen[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    sizes, layers = [], model.model.layers
+    for count in (1, 3):
+        model.model.layers = layers[:count]
+        seen.clear()
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            model.model(input_ids=torch.zeros(1, tokens, dtype=torch.long), use_cache=False)
+        sizes.append(sum(seen.values()))
+    layer = (sizes[1] - sizes[0]) / 2 / tokens
+    counted = activation_bytes(widths_of(config), 2, checkpointing=False) / 4
+    assert exact - 0.01 < layer / counted <= 1.01

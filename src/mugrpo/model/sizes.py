@@ -48,14 +48,55 @@ def cache_bytes(widths: Widths, itemsize: int) -> int:
     return widths.layers * widths.cached * itemsize
 
 
+def slot_bytes(room: int, kv_bytes_a_token: int, vocabulary: int) -> int:
+    """Return the bytes of a sequence of `room` tokens: its cache, and the passes over its logits.
+
+    `kv_bytes_a_token` are those of keys and values in all layers (`cache_bytes`).
+    """
+    return room * kv_bytes_a_token + _LOGITS * vocabulary
+
+
 def slots_that_fit(free_bytes: int, room: int, kv_bytes_a_token: int, vocabulary: int) -> int:
     """Return how many sequences of `room` tokens an engine decodes together in free memory.
 
-    `kv_bytes_a_token` are those of keys and values in all layers (`cache_bytes`). They count twice:
-    a cache that grows is copied, and prompts are computed beside it. The result is from 1 to 2,048:
-    beyond, reading the caches takes longer than reading the weights, and more slots save little.
-    Above 64 it is a multiple of 64.
+    Caches count twice: one that grows is copied, and prompts are computed beside it. The result is
+    from 1 to 2,048: beyond, reading the caches takes longer than reading the weights, and more
+    slots save little. Above 64 it is a multiple of 64.
     """
-    each = 2 * room * kv_bytes_a_token + _LOGITS * vocabulary
+    each = slot_bytes(2 * room, kv_bytes_a_token, vocabulary)
     fitting = max(1, min(_MOST_SLOTS, free_bytes // each))
     return fitting if fitting <= 64 else fitting // 64 * 64
+
+
+def activation_bytes(widths: Widths, itemsize: int, *, checkpointing: bool) -> int:
+    """Return the bytes that a token of a micro-batch keeps for the backward pass.
+
+    A layer of Qwen3 keeps, in bf16, 16 B of each hidden number (twice a norm's input in fp32, its
+    normalized form and its output), 10 of each of the queries and 5 of each cached number (what is
+    projected, normalized and rotated), and 8 of each of the MLP's (two products, the activation of
+    one, and what the last product takes): counted among autograd's saved tensors, for attention
+    that keeps no scores. Layers without norms of queries and keys keep less. One more layer is
+    that of the gradients on their way.
+    """
+    layer = 16 * widths.hidden + 10 * widths.queries + 5 * widths.cached + 8 * widths.inner
+    if checkpointing:  # the input of each layer, and one layer that is computed again
+        return itemsize // 2 * (2 * widths.hidden * widths.layers + 2 * layer)
+    return itemsize // 2 * layer * (widths.layers + 1)
+
+
+def head_bytes(widths: Widths) -> int:
+    """Return the bytes of the passes over the logits of an update, and of their weight's gradient.
+
+    Logits of 1,024 tokens are computed at once: 20 B of each of their numbers.
+    """
+    return widths.vocabulary * (1024 * _LOGITS + 4 * widths.hidden)
+
+
+def tokens_that_fit(room: int, widths: Widths, itemsize: int, *, checkpointing: bool) -> int:
+    """Return the tokens of a micro-batch whose activations have `room` bytes.
+
+    It is a multiple of 1,024, at most 16,384: with more, a GPU has no more to do at once. It is
+    1,024 if even those have no room: what runs out of memory is computed again in smaller parts.
+    """
+    each = activation_bytes(widths, itemsize, checkpointing=checkpointing)
+    return max(1, min(16, (room - head_bytes(widths)) // each // 1024)) * 1024
