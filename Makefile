@@ -133,8 +133,9 @@ $(ROWS): bench-%: .venv/installed-bench smollm2
 $(WHOLE_RUN): bench-whole_run_%: .venv/installed-bench
 	$(BIN)/python benchmarks/whole_run.py $* $(BENCH_OPTIONS)
 
-bench-gpu: .venv/installed-bench  ## one big GPU: updates and generation (ten minutes)
-	$(BIN)/python -u benchmarks/gpu.py $(BENCH_OPTIONS)
+PARTS ?= look right decode update
+bench-gpu: .venv/installed-bench  ## one GPU: is it right, decoding, updates (ten minutes; PARTS="big refresh")
+	$(BIN)/python benchmarks/card/run.py $(PARTS) $(BENCH_OPTIONS)
 
 benchmarks: $(ROWS) $(GENERATION) $(WHOLE_RUN) benchmark-picture  ## every row, one after another (hours)
 

@@ -1,20 +1,15 @@
 """The commands run at a tiny size, and the peers do the same work as we do."""
 
 import json
-from argparse import Namespace
-from dataclasses import replace
 
 import pytest
 import torch
 
 import generation
-import gpu_steps
 import optimization_floor
 import parts
 import whole_run
 from generation import plainly_generated
-from gpu import LARGE, MEDIUM
-from gpu_work import TINY
 from mugrpo.config.load import build_config
 from mugrpo.config.run import ModelOptions, PromptOptions
 from mugrpo.config.tasks import ChainOptions
@@ -73,18 +68,6 @@ def test_an_update_is_trls_update(tmp_path, capsys):
     output = str(tmp_path / "row.json")
     document = update_smollm2.main(["--tiny", "--repetitions", "1", "--output", output])
     assert document["details"]["gradient_difference"] < 1e-4
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("model", [MEDIUM, LARGE])
-def test_all_sides_of_the_gpus_update_have_its_loss_and_gradient(model):
-    options = Namespace(tiny=True, repetitions=2)
-    row = gpu_steps.update(model, replace(TINY, precision="fp32"), options, lambda: True)
-    notes = [[measured.notes for measured in side] for side in row.found.values()]
-    for repetition in zip(*notes, strict=True):
-        for name in ("loss", "grad_norm"):
-            values = [note[name] for note in repetition]
-            assert values == pytest.approx([values[0]] * 4, rel=1e-4)
 
 
 @pytest.mark.long

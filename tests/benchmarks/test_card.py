@@ -1,0 +1,47 @@
+"""The parts that are run on a GPU: they run on a CPU too, and compare what they say they do."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from card import right
+from card.update import LARGE, MEDIUM, WAYS, Updates
+from side_by_side import ROOT
+
+
+def test_responses_are_equal_if_ids_and_reasons_are():
+    ours = {"0": [[1, 2], [-1.0, -2.0], "stop"], "1": [[3], [-1.0], "length"]}
+    theirs = {"0": [[1, 2], [-1.0, -2.5], "stop"], "1": [[3], [-4.0], "stop"]}
+    found = right.compared(ours, theirs)
+    assert found["equal"] == "1 of 2" and found["tokens"] == 3
+    assert found["logprobs differ by"] == 0.5  # only of responses that are equal
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("form", [MEDIUM, LARGE])
+def test_all_ways_to_update_have_one_loss_and_gradient(form):
+    updates = Updates(form, tiny=True, precision="fp32")
+    for repetition in range(2):
+        notes = [updates.turn(repetition, **how) for _, how in WAYS.values()]
+        for name in ("loss", "grad_norm"):
+            values = [note[name] for note in notes]
+            assert values == pytest.approx([values[0]] * len(values), rel=1e-4, abs=1e-7)
+
+
+@pytest.mark.long
+def test_the_parts_run_with_two_trees(tmp_path):
+    """The second tree is this one again, so tokens are equal in bf16, too."""
+    words = ["look", "right", "decode", "update", "refresh", "--tiny", "--old"]
+    command = [sys.executable, "benchmarks/card/run.py", *words, str(ROOT), "--output"]
+    done = subprocess.run([*command, str(tmp_path)], cwd=ROOT, text=True, capture_output=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = {path.stem: json.loads(path.read_text()) for path in Path(tmp_path).glob("*.json")}
+    assert all(row["equal"] == "24 of 24" for row in found["gpu_tokens"]["rows"])
+    assert len(found["gpu_tokens"]["rows"]) == 4
+    for name in ("gpu_decode_qwen2_5_0_5b", "gpu_update_r1_distill_qwen_1_5b"):
+        sides = found[name]["sides"]
+        assert len(sides) == 5 and all(len(side["notes"]) == 2 for side in sides.values())
+    assert (tmp_path / "card.log").read_text().count("status 0") == 6
