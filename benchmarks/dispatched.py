@@ -22,8 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from card.work import TINY, random_experience
 from counts import Group
-from gpu_work import TINY_FORM, random_experience
 from mugrpo.config.load import build_config
 from mugrpo.config.run import RunConfig
 from mugrpo.engines.base import Request
@@ -247,7 +247,7 @@ def config_of(**model: Any) -> RunConfig:
 
 def policy_of(layers: int, config: RunConfig) -> Policy:
     """Return a tiny Qwen2 with random weights."""
-    sizes = {**TINY_FORM, "num_hidden_layers": layers}
+    sizes = {**TINY, "num_hidden_layers": layers}
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen2", **sizes))
     return Policy(model, load_tokenizer(config.model), config.model, None)
@@ -323,7 +323,7 @@ def static_step(form: str, layers: int) -> Counted:
 
 def _meta_policy(form: str, layers: int, device: str) -> Policy:
     """Return a tiny model of `form` in bf16 on `device`, with the norms of a GPU."""
-    sizes = {**TINY_FORM, "head_dim": 16, "num_hidden_layers": layers}
+    sizes = {**TINY, "head_dim": 16, "num_hidden_layers": layers}
     torch.manual_seed(0)
     with torch.device(device):
         config = AutoConfig.for_model(form, **sizes)
