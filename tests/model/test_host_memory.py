@@ -79,6 +79,17 @@ def test_a_larger_copy_gets_a_larger_block_in_place_of_the_one_that_is_free(pinn
     assert pinned == [1024, BYTES]
 
 
+@pytest.mark.parametrize(
+    ("memory", "blocks"), [(8 * BYTES, 2), (8 * BYTES - 1, 1), (4 * BYTES - 1, 0)]
+)
+def test_pinned_memory_is_at_most_a_quarter_of_the_machines(pinned, monkeypatch, memory, blocks):
+    monkeypatch.setattr(host_memory, "host_memory", lambda: memory)
+    host = HostMemory()
+    copies = [copied(host, TENSORS) for _ in range(3)]
+    assert pinned == [BYTES] * blocks
+    assert all(torch.equal(copy[0], TENSORS[0]) for copy in copies)
+
+
 def test_a_model_in_a_block_is_saved_as_it_is(pinned, tmp_path: Path):
     """transformers clones tensors that share a storage, and drops tied ones."""
     model = load_model(model_path(ModelOptions()))
