@@ -35,6 +35,7 @@ class HostMemory:
     def rooms(self, sizes: Iterable[int]) -> "Rooms":
         """Return rooms for tensors of so many bytes, which are to be filled at once."""
         size = sum(map(_aligned, sizes))
+        more = size + size // 64  # what sleeps has buffers that are not saved
         if not (size and torch.cuda.is_available()):
             return Rooms(None)
         free = [block for block in self._blocks if block.free()]
@@ -42,8 +43,8 @@ class HostMemory:
         used = [block for block in self._blocks if block not in free]
         if block is None and len(used) < _MOST:
             taken = sum(len(block.memory) for block in used)
-            if taken + size <= host_memory() / 4:
-                self._blocks = [*used, block := _Block(size)]  # the free ones are too small
+            if taken + more <= host_memory() / 4:
+                self._blocks = [*used, block := _Block(more)]  # the free ones are too small
         return Rooms(block)
 
 
