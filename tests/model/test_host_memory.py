@@ -13,9 +13,13 @@ from safetensors.torch import load_file
 from mugrpo.config.run import ModelOptions
 from mugrpo.model import host_memory
 from mugrpo.model.files import save_model
-from mugrpo.model.host_memory import HostMemory
+from mugrpo.model.host_memory import HostMemory, Rooms
 from mugrpo.model.loading import load_model
+from mugrpo.model.policy import load_policy
 from mugrpo.model.pretrained import model_path
+from mugrpo.optimize.experience import Experience
+from mugrpo.optimize.trainer import Trainer
+from tests.updates import config_of
 
 
 @pytest.fixture
@@ -38,7 +42,7 @@ TENSORS = [
     torch.ones(0, 4),
     torch.full((3,), 7, dtype=torch.bfloat16),
 ]
-BYTES = 1024 + 512 + 0 + 512  # each begins at a multiple of 512
+BYTES = (1024 + 512 + 0 + 512) * 65 // 64  # each begins at a multiple of 512; and a little more
 
 
 def test_copies_share_a_block_without_overlap_and_the_next_copy_has_the_same(pinned):
@@ -76,7 +80,18 @@ def test_a_larger_copy_gets_a_larger_block_in_place_of_the_one_that_is_free(pinn
     copied(host, TENSORS[1:])
     copied(host, TENSORS)
     copied(host, TENSORS[1:])
-    assert pinned == [1024, BYTES]
+    assert pinned == [1024 * 65 // 64, BYTES]
+
+
+@pytest.mark.parametrize(
+    ("memory", "blocks"), [(8 * BYTES, 2), (8 * BYTES - 1, 1), (4 * BYTES - 1, 0)]
+)
+def test_pinned_memory_is_at_most_a_quarter_of_the_machines(pinned, monkeypatch, memory, blocks):
+    monkeypatch.setattr(host_memory, "host_memory", lambda: memory)
+    host = HostMemory()
+    copies = [copied(host, TENSORS) for _ in range(3)]
+    assert pinned == [BYTES] * blocks
+    assert all(torch.equal(copy[0], TENSORS[0]) for copy in copies)
 
 
 def test_a_model_in_a_block_is_saved_as_it_is(pinned, tmp_path: Path):
@@ -93,6 +108,38 @@ def test_a_model_in_a_block_is_saved_as_it_is(pinned, tmp_path: Path):
 def test_without_a_gpu_nothing_is_pinned(monkeypatch):
     monkeypatch.setattr(host_memory, "pin", lambda *_: pytest.fail("pinned"))
     assert torch.equal(copied(HostMemory(), TENSORS)[0], TENSORS[0])
+
+
+@pytest.fixture
+def trainer(experience: Experience) -> Trainer:
+    trainer = Trainer(load_policy(ModelOptions()), config_of())
+    trainer.step(experience)
+    return trainer
+
+
+def test_a_trainer_that_sleeps_and_saves_pins_memory_for_two_copies_at_most(
+    trainer: Trainer, pinned: list[int], monkeypatch: pytest.MonkeyPatch
+):
+    """4 bytes a weight, and 8 of moments; a stand-in moves tensors that are on the CPU already."""
+
+    def moved(tensor: torch.Tensor, _: torch.device, rooms: Rooms) -> torch.Tensor:
+        return rooms(tensor).copy_(tensor)
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr("mugrpo.model.policy.moved", moved)
+    monkeypatch.setattr("mugrpo.optimize.trainer.moved", moved)
+    policy = trainer.policy
+    numbers = sum(parameter.numel() for parameter in policy.model.parameters())
+    before = {name: tensor.clone() for name, tensor in policy.weights(copied=False).tensors.items()}
+    for _ in range(4):
+        policy.move(torch.device("cpu"))
+        trainer.move_moments(torch.device("cpu"))
+        snapshot = trainer.snapshot()
+        assert all(torch.equal(before[n], t) for n, t in snapshot.weights.tensors.items())
+    weights, moments = sorted(pinned)[:2], sorted(pinned)[2:]
+    assert len(moments) == 2
+    assert all(4 * numbers <= size < 1.1 * 4 * numbers for size in weights)
+    assert all(8 * numbers <= size < 1.1 * 8 * numbers for size in moments)
 
 
 @pytest.mark.parametrize("status", [0, 1])

@@ -14,16 +14,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from mugrpo.config.cores import host_memory
+
 _MOST = 2  # blocks: what sleeps, while a checkpoint is still written from where it slept before
 _ALIGNED = 512  # bytes
 _PAGE = 4096
 
 
 class HostMemory:
-    """Blocks of pinned host memory, each for a copy of many tensors; two at most.
+    """Blocks of pinned host memory, each for a copy of many tensors.
 
-    A block is used again when no tensor in it is left, so nothing that a thread still writes to
-    disk is overwritten. If none is free, or without a GPU, a copy gets ordinary memory.
+    They are two at most, and a quarter of the machine's memory. A block is used again when no
+    tensor in it is left, so nothing that a thread still writes to disk is overwritten. If none is
+    free, or without a GPU, a copy gets ordinary memory.
     """
 
     def __init__(self) -> None:
@@ -32,13 +35,16 @@ class HostMemory:
     def rooms(self, sizes: Iterable[int]) -> "Rooms":
         """Return rooms for tensors of so many bytes, which are to be filled at once."""
         size = sum(map(_aligned, sizes))
+        more = size + size // 64  # what sleeps has buffers that are not saved
         if not (size and torch.cuda.is_available()):
             return Rooms(None)
         free = [block for block in self._blocks if block.free()]
         block = next((block for block in free if len(block.memory) >= size), None)
-        if block is None and len(self._blocks) - len(free) < _MOST:
-            self._blocks = [block for block in self._blocks if block not in free]  # are too small
-            self._blocks.append(block := _Block(size))
+        used = [block for block in self._blocks if block not in free]
+        if block is None and len(used) < _MOST:
+            taken = sum(len(block.memory) for block in used)
+            if taken + more <= host_memory() / 4:
+                self._blocks = [*used, block := _Block(more)]  # the free ones are too small
         return Rooms(block)
 
 

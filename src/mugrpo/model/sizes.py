@@ -7,7 +7,7 @@ computes together where an option leaves it to memory.
 from typing import Any, NamedTuple
 
 _MOST_SLOTS = 2048
-_LOGITS = 20  # bytes of an engine's passes over a number of the logits, which are in fp32
+LOGITS = 20  # bytes of an engine's passes over a number of the logits, which are in fp32
 
 
 class Widths(NamedTuple):
@@ -48,22 +48,15 @@ def cache_bytes(widths: Widths, itemsize: int) -> int:
     return widths.layers * widths.cached * itemsize
 
 
-def slot_bytes(room: int, kv_bytes_a_token: int, vocabulary: int) -> int:
-    """Return the bytes of a sequence of `room` tokens: its cache, and the passes over its logits.
-
-    `kv_bytes_a_token` are those of keys and values in all layers (`cache_bytes`).
-    """
-    return room * kv_bytes_a_token + _LOGITS * vocabulary
-
-
 def slots_that_fit(free_bytes: int, room: int, kv_bytes_a_token: int, vocabulary: int) -> int:
     """Return how many sequences of `room` tokens an engine decodes together in free memory.
 
-    Caches count twice: one that grows is copied, and prompts are computed beside it. The result is
-    from 1 to 2,048: beyond, reading the caches takes longer than reading the weights, and more
-    slots save little. Above 64 it is a multiple of 64.
+    `kv_bytes_a_token` are those of keys and values in all layers (`cache_bytes`). They count twice:
+    a cache that grows is copied, and prompts are computed beside it. The result is from 1 to 2,048:
+    beyond, reading the caches takes longer than reading the weights, and more slots save little.
+    Above 64 it is a multiple of 64.
     """
-    each = slot_bytes(2 * room, kv_bytes_a_token, vocabulary)
+    each = 2 * room * kv_bytes_a_token + LOGITS * vocabulary
     fitting = max(1, min(_MOST_SLOTS, free_bytes // each))
     return fitting if fitting <= 64 else fitting // 64 * 64
 
@@ -72,11 +65,10 @@ def activation_bytes(widths: Widths, itemsize: int, *, checkpointing: bool) -> i
     """Return the bytes that a token of a micro-batch keeps for the backward pass.
 
     A layer of Qwen3 keeps, in bf16, 16 B of each hidden number (twice a norm's input in fp32, its
-    normalized form and its output), 10 of each of the queries and 5 of each cached number (what is
-    projected, normalized and rotated), and 8 of each of the MLP's (two products, the activation of
-    one, and what the last product takes): counted among autograd's saved tensors, for attention
-    that keeps no scores. Layers without norms of queries and keys keep less. One more layer is
-    that of the gradients on their way.
+    normalized form and its output), 10 and 5 of each of the queries and the cached ones (projected,
+    normalized, rotated), and 8 of each of the MLP's (two products, an activation, what the last
+    product takes). These are autograd's saved tensors, with attention that keeps no scores. Other
+    models keep less. One more layer is that of the gradients on their way.
     """
     layer = 16 * widths.hidden + 10 * widths.queries + 5 * widths.cached + 8 * widths.inner
     if checkpointing:  # the input of each layer, and one layer that is computed again
@@ -89,14 +81,4 @@ def head_bytes(widths: Widths) -> int:
 
     Logits of 1,024 tokens are computed at once: 20 B of each of their numbers.
     """
-    return widths.vocabulary * (1024 * _LOGITS + 4 * widths.hidden)
-
-
-def tokens_that_fit(room: int, widths: Widths, itemsize: int, *, checkpointing: bool) -> int:
-    """Return the tokens of a micro-batch whose activations have `room` bytes.
-
-    It is a multiple of 1,024, at most 16,384: with more, a GPU has no more to do at once. It is
-    1,024 if even those have no room: what runs out of memory is computed again in smaller parts.
-    """
-    each = activation_bytes(widths, itemsize, checkpointing=checkpointing)
-    return max(1, min(16, (room - head_bytes(widths)) // each // 1024)) * 1024
+    return widths.vocabulary * (1024 * LOGITS + 4 * widths.hidden)

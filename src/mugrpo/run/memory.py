@@ -12,15 +12,7 @@ from mugrpo.disk.run_dir import RunDir
 from mugrpo.engines import reserved_gpus
 from mugrpo.model.hardware import device, gpu_memory, precision_of
 from mugrpo.model.loading import sketched
-from mugrpo.model.sizes import (
-    Widths,
-    activation_bytes,
-    cache_bytes,
-    head_bytes,
-    slot_bytes,
-    tokens_that_fit,
-    widths_of,
-)
+from mugrpo.model.sizes import LOGITS, Widths, activation_bytes, cache_bytes, head_bytes, widths_of
 
 GIB = 1 << 30
 # Of a GPU's memory. CUDA's own, the products' workspaces and gaps between blocks have the rest.
@@ -60,14 +52,14 @@ def left_for_updates(config: RunConfig, memory: float) -> float:
 def fitting_tokens(config: RunConfig, memory: float, ranks: int) -> int:
     """Return the tokens of a micro-batch for which each rank's GPU, with so much memory, has room.
 
-    Logprobs of other policies take a second model.
+    They are a multiple of 1,024 up to 16,384: with more, a GPU has no more to do at once. They are
+    1,024 if even those have no room. Logprobs of other policies take a second model.
     """
-    weights, widths = parameters(config.model)
-    model, updates = held(config, weights)
+    model, updates = held(config, parameters(config.model)[0])
     other = model if config.needs and ranks == 1 else 0
-    room = int(_SHARE * left_for_updates(config, memory) - updates / ranks - other)
-    checkpointing = config.model.gradient_checkpointing
-    return tokens_that_fit(room, widths, itemsize(config), checkpointing=checkpointing)
+    fixed = activations(config, 0)
+    room = _SHARE * left_for_updates(config, memory) - updates / ranks - other - fixed
+    return max(1, min(16, int(room // (activations(config, 1) - fixed) // 1024))) * 1024
 
 
 def activations(config: RunConfig, tokens: int) -> int:
@@ -130,7 +122,7 @@ def require_gpu(config: RunConfig, memory: float, prompt: int = 0) -> Iterator[s
         beside = model if config.engine_in_process else itemsize(config) * weights
         if config.engine_in_process and not config.shares_gpus:
             beside = updates - 4 * weights * (not config.lora.rank)  # no gradient
-        each = slot_bytes(row, cache_bytes(widths, itemsize(config)), widths.vocabulary)
+        each = row * cache_bytes(widths, itemsize(config)) + LOGITS * widths.vocabulary
         if (need := beside + (options.slots or 1) * each) > memory:
             raise UsageError(
                 f"the engine takes {need / GIB:.1f} GiB of a GPU that has {memory / GIB:.1f}: "
