@@ -54,6 +54,7 @@ class Policy:
         self.update = 0
         self.can_share_prompts: bool | None = None  # not tried yet
         self.kernel: Kernel | None = None  # of attention without masks, if the trainer has tried it
+        self.compiled = False  # whether updates run compiled code, if the trainer has tried it
         self.device: torch.device = model.device  # of its forward passes
         self.ranks: Ranks = ALONE  # the ranks that split the weights
         self.compute: nn.Module | None = None  # from ids to logprobs, if ranks split the model

@@ -16,6 +16,7 @@ from mugrpo.config.run import RunConfig
 from mugrpo.model.policy import Policy
 from mugrpo.optimize.batching import MicroBatch, collate
 from mugrpo.optimize.budget import computing
+from mugrpo.optimize.compiling import compiled
 from mugrpo.optimize.diagnostics import TokenStatistics
 from mugrpo.optimize.experience import Responses
 from mugrpo.optimize.forward import batch_logprobs, rounds_of, shares_prompts
@@ -62,18 +63,21 @@ def accumulate_gradient(
     batches = micro_batches(policy, responses, places, micro_batch_tokens)
     extras = prepass(policy, batches, loss, config)
     statistics, parts = TokenStatistics(loss.metrics), []
-    for number, counts in policy.ranks.turns(len(batches)):
-        batch = batches[number]
-        with computing(batch):
-            logprobs_BT, entropy_BT = batch_logprobs(policy, batch, config)
-            loss_BT, metrics = loss(batch, logprobs_BT, extras[number])
-            part = reduced_loss(loss_BT, batch.mask, config.reduction, divisor)
-            (part * counts).backward()
-        if counts:  # otherwise this rank computes it only to keep in step with the others
-            parts.append(part.detach())
-            statistics.add(batch, logprobs_BT, entropy_BT, metrics)
-            if recorder is not None:
-                recorder.record(batch, logprobs_BT, entropy_BT, metrics)
+    with compiled(policy):
+        for number, counts in policy.ranks.turns(len(batches)):
+            batch = batches[number]
+            with computing(batch):
+                logprobs_BT, entropy_BT = batch_logprobs(
+                    policy, batch, config, compiled=policy.compiled
+                )
+                loss_BT, metrics = loss(batch, logprobs_BT, extras[number])
+                part = reduced_loss(loss_BT, batch.mask, config.reduction, divisor)
+                (part * counts).backward()
+            if counts:  # otherwise this rank computes it only to keep in step with the others
+                parts.append(part.detach())
+                statistics.add(batch, logprobs_BT, entropy_BT, metrics)
+                if recorder is not None:
+                    recorder.record(batch, logprobs_BT, entropy_BT, metrics)
     total = sum(part.item() for part in statistics.arrive(*parts))
     total = sum(policy.ranks.all(total), 0.0)
     return Gradient(total, batches, statistics.together(policy.ranks))

@@ -20,6 +20,7 @@ from mugrpo.model.memory import make_room, out_of_memory_explained
 from mugrpo.model.policy import Policy
 from mugrpo.optimize.batching import cost
 from mugrpo.optimize.budget import TokenBudget
+from mugrpo.optimize.compiling import choose_compiled
 from mugrpo.optimize.experience import Experience, Responses, with_advantages
 from mugrpo.optimize.forward import shares_prompts
 from mugrpo.optimize.gradient import Gradient, accumulate_gradient
@@ -72,6 +73,7 @@ class Trainer:
         self.loss = UpdateLoss(config)
         self.share = shares_prompts(policy)
         choose_kernel(policy, self.budget.notify)
+        choose_compiled(policy, self.budget.notify)
         if policy.precision == "bf16" and policy.adapter is None and policy.update == 0:
             begin_in_bf16(policy.model, config.seed)
         self.update = 0
