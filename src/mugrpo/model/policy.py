@@ -24,6 +24,7 @@ from mugrpo.model.memory import keep_freed_memory, out_of_memory_explained
 from mugrpo.model.norms import use_short_norms
 from mugrpo.model.pretrained import model_path
 from mugrpo.model.probe import bound_rows, untrainable
+from mugrpo.model.quantized import quantize
 from mugrpo.model.rows import body_of
 from mugrpo.model.self_test import can_share_prompts
 from mugrpo.model.varlen import Kernel
@@ -271,9 +272,10 @@ def load_policy(
         model.to(place)
     if fault := ranks.from_first(untrainable(model, path) if ranks.first else None):
         raise UsageError(fault)
+    if halves and share_prompts:
+        shares = ranks.from_first(ranks.first and can_share_prompts(model))
+    quantize(model, lora, place)
     if halves:
-        if share_prompts:
-            shares = ranks.from_first(ranks.first and can_share_prompts(model))
         halve_frozen(model)
     policy = Policy(model.to(place) if ranks.size == 1 else model, tokenizer, options, adapter)
     policy.ranks, policy.device = ranks, torch.device(place)

@@ -10,6 +10,7 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.model.hardware import device, precision_of
 from mugrpo.model.loading import sketched
+from mugrpo.model.quantized import BYTES
 
 GIB = 1 << 30
 
@@ -23,6 +24,9 @@ def parameters(options: ModelOptions) -> tuple[int, int]:
 def held(config: RunConfig, weights: int) -> tuple[int, int]:
     """Return the bytes of a model of so many weights, and those with what its updates keep."""
     model = (4 if precision_of(config.model) == "fp32" else 6) * weights  # fp32, and a copy in bf16
+    if config.lora.quantize:  # all linear layers but the head, which comes last
+        *layers, _ = (m for m in sketched(config.model).modules() if isinstance(m, torch.nn.Linear))
+        model -= round((model / weights - BYTES) * sum(m.weight.numel() for m in layers))
     trained = 0 if config.lora.rank else weights  # an adapter is a few percent
     return model, model + 12 * trained  # gradient and two moments
 
