@@ -249,6 +249,9 @@ class RunConfig(Options):
                 "reference.period takes the reference from the checkpoint at a stage's end, so it "
                 "needs checkpoint.every = 0"
             )
+        alone = self.lora.rank and self.distributed.processes == 1
+        if self.lora.quantize and not (alone and isinstance(self.engine, engines.OwnEngineOptions)):
+            yield "lora.quantize needs lora.rank = 16 or so, one process, and mugrpo's own engine"
         names = [use.label for use in self.evaluation.suites]
         if twice := {name for name in names if names.count(name) > 1}:
             yield f"evaluation.suites has {min(twice)} twice; results are kept by name"

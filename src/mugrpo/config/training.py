@@ -147,6 +147,8 @@ class LoRAOptions(Options):
     alpha: int = Field(32, ge=1, json_schema_extra=FIXED)
     """The adapter's output is multiplied by alpha / rank. With the same alpha, about the same
     learning rate is best for every rank."""
+    quantize: Literal["nf4"] | None = Field(None, json_schema_extra=FIXED)
+    """Keep the linear layers under the adapter in 4 bits, by bitsandbytes (QLoRA)."""
 
 
 class CheckpointOptions(Options):

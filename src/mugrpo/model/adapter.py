@@ -7,6 +7,8 @@ disk it is a folder in peft's format, which other programs load on top of the sa
 """
 
 import json
+import logging
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +24,7 @@ from mugrpo.config.training import LoRAOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.model.dtensors import local, own_rows
 from mugrpo.model.files import readable_as
+from mugrpo.model.quantized import quantize
 from mugrpo.processes.messages import first_line
 
 CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -100,12 +103,18 @@ class Adapter:
             local(tensor).copy_(values[name][own_rows(tensor)])
 
 
-def imported_peft() -> Any:
-    """Return the package peft. Raises UsageError if it cannot be imported."""
+def imported_peft(options: LoRAOptions | None = None) -> Any:
+    """Return the package peft. Raises UsageError if it, or what `options` need, is missing."""
+    sys.modules["kernels"] = None  # type: ignore[assignment] # with it, bitsandbytes runs
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # code of the hub, and says if not
     try:
         import peft
+
+        if options and options.quantize:
+            import bitsandbytes  # noqa: F401
     except ImportError as error:
-        raise UsageError(f"lora.rank needs peft ({error}): pip install 'mugrpo[lora]'") from None
+        extra = "qlora" if "bitsandbytes" in str(error) else "lora"
+        raise UsageError(f"lora needs a package ({error}): pip install 'mugrpo[{extra}]'") from None
     return peft
 
 
@@ -117,15 +126,17 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise UsageError(f"{folder / CONFIG} is not the config of an adapter ({error})") from None
 
 
-def merged(model: Any, folder: Path) -> Any:
-    """Return `model` with the adapter in `folder` added to its weights.
+def merged(model: Any, folder: Path, lora: LoRAOptions | None = None) -> Any:
+    """Return `model` with the adapter in `folder` added to its weights, rounded as `lora` says.
 
     Raises UsageError if peft is missing or cannot load the adapter.
     """
     peft = imported_peft()
     with _without_warnings():
         try:
-            return peft.PeftModel.from_pretrained(model, folder).merge_and_unload()
+            with_adapter = peft.PeftModel.from_pretrained(model, folder)
+            quantize(with_adapter, lora, "cpu", back=True)
+            return with_adapter.merge_and_unload()
         except (KeyError, RuntimeError, TypeError, ValueError) as error:
             reason = f"{type(error).__name__}: {first_line(error)}"
             raise UsageError(f"peft cannot load the adapter in {folder} ({reason})") from None
@@ -139,7 +150,7 @@ def put_adapter(model: Any, options: LoRAOptions) -> Any:
     experts, in one parameter each; peft doubles the rank and alpha of those that hold two layers.
     Raises UsageError if peft is missing or refuses the model.
     """
-    peft = imported_peft()
+    peft = imported_peft(options)
     config = peft.LoraConfig(
         task_type=peft.TaskType.CAUSAL_LM,
         r=options.rank,

@@ -25,6 +25,7 @@ from mugrpo.model.memory import keep_freed_memory, out_of_memory_explained
 from mugrpo.model.norms import use_short_norms
 from mugrpo.model.pretrained import model_path
 from mugrpo.model.probe import bound_rows, untrainable
+from mugrpo.model.quantized import quantize
 from mugrpo.model.rows import body_of
 from mugrpo.model.self_test import can_share_prompts
 from mugrpo.model.varlen import Kernel
@@ -280,8 +281,13 @@ def load_policy(
         model.to(place)
     if fault := ranks.from_first(untrainable(model, path) if ranks.first and trained else None):
         raise UsageError(fault)
+    if halves and adapter and trained:
+        shares = ranks.from_first(ranks.first and can_share_prompts(model))
+    quantize(model, lora, place)
     if halves:
-        shares = _halve(model, ranks, adapted=adapter is not None, trained=trained)
+        if adapter is None:
+            model.requires_grad_(False)
+        halve_frozen(model)
     policy = Policy(model.to(place) if ranks.size == 1 else model, tokenizer, options, adapter)
     policy.ranks, policy.device = ranks, torch.device(place)
     policy.can_share_prompts = shares
@@ -290,17 +296,6 @@ def load_policy(
     for sentence in _notices(model, adapter):
         notify(sentence)
     return policy
-
-
-def _halve(model: Any, ranks: Ranks, *, adapted: bool, trained: bool) -> bool | None:
-    """Round what is not trained to bf16. Return whether the model can share prompts, if tried."""
-    if not adapted:
-        model.requires_grad_(False)
-    shares = None
-    if adapted and trained:
-        shares = ranks.from_first(ranks.first and can_share_prompts(model))
-    halve_frozen(model)
-    return shares
 
 
 def _notices(model: Any, adapter: Adapter | None) -> Iterator[str]:

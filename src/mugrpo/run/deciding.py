@@ -16,7 +16,7 @@ from mugrpo.run.memory import fitting_tokens, parameters
 from mugrpo.run.progress import Progress
 
 # They stay, also on another machine.
-_DECIDED = (("model", "precision"), ("prompt", "date"), ("optimizer", "micro_batch_tokens"))
+DECIDED = (("model", "precision"), ("prompt", "date"), ("optimizer", "micro_batch_tokens"))
 _UNSET = ("auto", None)
 
 # vLLM takes minutes to start and seconds for each refresh. It pays for models whose weights and
@@ -67,7 +67,7 @@ def _decided(config: RunConfig, gpu: bool, progress: Progress) -> RunConfig:
 
 def _kept(config: RunConfig, stored: dict[str, Any]) -> RunConfig:
     """Return `config` with what the run decided when it began, where it leaves that open."""
-    for group, name in _DECIDED:
+    for group, name in DECIDED:
         options = getattr(config, group)
         if getattr(options, name) in _UNSET:
             decided = options.model_copy(update={name: stored[group].get(name)})

@@ -4,6 +4,8 @@ import shutil
 from collections.abc import Iterator
 from functools import cache
 
+from torch import nn
+
 from mugrpo.config.cores import host_memory
 from mugrpo.config.engines import OwnEngineOptions, VLLMOptions
 from mugrpo.config.run import ModelOptions, RunConfig
@@ -12,6 +14,7 @@ from mugrpo.disk.run_dir import RunDir
 from mugrpo.engines import reserved_gpus
 from mugrpo.model.hardware import device, gpu_memory, precision_of
 from mugrpo.model.loading import sketched
+from mugrpo.model.quantized import BYTES
 from mugrpo.model.sizes import LOGITS, Widths, activation_bytes, cache_bytes, head_bytes, widths_of
 
 GIB = 1 << 30
@@ -34,7 +37,11 @@ def itemsize(config: RunConfig) -> int:
 def held(config: RunConfig, weights: int) -> tuple[int, int]:
     """Return the bytes of a model of so many weights, and those with what its updates keep."""
     if config.lora.rank:  # the adapter is a few percent, and the rest is in bf16 only
-        return (itemsize(config) * weights,) * 2
+        model = itemsize(config) * weights
+        if config.lora.quantize:  # all linear layers but the head, which comes last
+            *layers, _ = (m for m in sketched(config.model).modules() if isinstance(m, nn.Linear))
+            model -= round((itemsize(config) - BYTES) * sum(m.weight.numel() for m in layers))
+        return model, model
     model = (4 if precision_of(config.model) == "fp32" else 6) * weights  # fp32, and a copy in bf16
     return model, model + 12 * weights  # gradient and two moments
 

@@ -160,7 +160,7 @@ def open_run(
     folder, task = target.folder, target.task
     config = for_this_machine(folder, target.config, progress)
     if config.lora.rank:
-        imported_peft()
+        imported_peft(config.lora)
     prompts = prompt_encoder(config)
     config = config.model_copy(update={"prompt": prompts.options})
     problems, eval_problems = (_fitting(prompts, side, progress) for side in target.problems)

@@ -117,6 +117,7 @@ def provenance_of(config: RunConfig, *problem_sets: Sequence[Problem]) -> dict[s
             raise UsageError(f"{option}: {absent(file)}")
     sums = {option: sha256_of(file) for option, file in own.items()}
     packages = ["mugrpo", "torch", "transformers", "numpy"] + ["peft"] * bool(config.lora.rank)
+    packages += ["bitsandbytes"] * bool(config.lora.quantize)
     packages += [package for part in parts_of(config.task) for package in part.packages]
     return {
         "problems_sha256": problems_sha256(*problem_sets),

@@ -7,6 +7,7 @@ from pathlib import Path
 from transformers import GenerationConfig
 
 from mugrpo.config.load import build_config
+from mugrpo.config.training import LoRAOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import publish_folder, sealed_folder_fault
 from mugrpo.disk.run_dir import RunDir
@@ -53,7 +54,8 @@ def merge(
             "changed since; name that model, as it was, with --base, or merge anyway with --force "
             "if its weights are the same"
         )
-    model = merged(load_model(path), checkpoint)
+    lora = LoRAOptions.model_validate(stages["config"]["config"]["lora"])
+    model = merged(load_model(path), checkpoint, lora)
     model.generation_config = GenerationConfig.from_pretrained(checkpoint)
     tokenizer = tokenizer_at(str(checkpoint))
     with publish_folder(target, replace=False) as folder:
