@@ -285,9 +285,7 @@ def load_policy(
         shares = ranks.from_first(ranks.first and can_share_prompts(model))
     quantize(model, lora, place)
     if halves:
-        if adapter is None:
-            model.requires_grad_(False)
-        halve_frozen(model)
+        _halve(model, adapter)
     policy = Policy(model.to(place) if ranks.size == 1 else model, tokenizer, options, adapter)
     policy.ranks, policy.device = ranks, torch.device(place)
     policy.can_share_prompts = shares
@@ -296,6 +294,13 @@ def load_policy(
     for sentence in _notices(model, adapter):
         notify(sentence)
     return policy
+
+
+def _halve(model: Any, adapter: Adapter | None) -> None:
+    """Round what is not trained to bf16: without an adapter, all of it."""
+    if adapter is None:
+        model.requires_grad_(False)
+    halve_frozen(model)
 
 
 def _notices(model: Any, adapter: Adapter | None) -> Iterator[str]:
