@@ -19,7 +19,9 @@ from mugrpo.extensions.slurm.settings import SlurmOptions, read_settings
 from mugrpo.processes.claims import Claims, claims_in
 from mugrpo.run.target import Target, read_target
 
-_DECIDED = ("model.precision", "prompt.date", "prompt.chat_template")  # when a run begins
+_DECIDED = (  # when a run begins
+    *("model.precision", "prompt.date", "prompt.chat_template", "optimizer.micro_batch_tokens"),
+)
 
 
 def add_submit(commands: Commands) -> None:
