@@ -1,6 +1,6 @@
 """What a run decides when it begins, and what it says of the machine that it computes on."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -38,29 +38,32 @@ def for_this_machine(folder: RunDir, config: RunConfig, progress: Progress) -> R
         if torch.version.cuda and not small:
             raise UsageError("; ".join(found))
         progress.say(f"warning: {'; '.join(found)}")
-    gpu = device() == "cuda" and not clustered
     if (stored := folder.read_config()) is not None:
         config = _kept(config, stored["config"])
     else:
-        config = _decided(config, gpu, progress)
-    for sentence in _advice(config, begins=stored is None) if gpu else ():
+        config = decided(config, progress.say)
+    for sentence in _advice(config, begins=stored is None) if _on_gpu(config) else ():
         progress.say(sentence)
     return config
 
 
-def _decided(config: RunConfig, gpu: bool, progress: Progress) -> RunConfig:
+def _on_gpu(config: RunConfig) -> bool:
+    return device() == "cuda" and not config.backend.clustered
+
+
+def decided(config: RunConfig, say: Callable[[str], None]) -> RunConfig:
     """Return the config of a run that begins here. The date is the prompt encoder's."""
     automatic, config = config.model.precision == "auto", with_precision(config)
     if automatic and config.model.precision == "bf16":
-        progress.say("precision: bf16; the GPU computes in it")
+        say("precision: bf16; the GPU computes in it")
     if config.optimizer.micro_batch_tokens is not None:
         return config
     tokens = MICRO_BATCH_TOKENS
-    if gpu:
+    if _on_gpu(config):
         launched = launched_ranks()
         ranks = int(launched["WORLD_SIZE"]) if launched else config.distributed.processes
         tokens = fitting_tokens(config, gpu_memory(), ranks)
-        progress.say(f"micro-batches: {tokens:,} tokens, for which the GPU has memory")
+        say(f"micro-batches: {tokens:,} tokens, for which the GPU has memory")
     optimizer = config.optimizer.model_copy(update={"micro_batch_tokens": tokens})
     return config.model_copy(update={"optimizer": optimizer})
 
