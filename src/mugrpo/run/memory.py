@@ -142,7 +142,7 @@ def require_gpu(config: RunConfig, memory: float, prompt: int = 0) -> Iterator[s
 def _require(need: float, room: float, what: str, where: str, first: str = "") -> None:
     if need > room:
         raise UsageError(
-            f"{what} take {need / GIB:.1f} GiB of {where}, which has {room / GIB:.1f}: {first}use a "
-            "smaller model, more --distributed.processes with a GPU each, or train an adapter "
+            f"{what} take {need / GIB:.1f} GiB of {where}, which has {room / GIB:.1f}: {first}use "
+            "a smaller model, more --distributed.processes with a GPU each, or train an adapter "
             "(--lora.rank 16)"
         )
