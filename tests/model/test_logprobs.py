@@ -4,12 +4,14 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mugrpo.config.run import ModelOptions
 from mugrpo.model import logprobs as module
 from mugrpo.model.logprobs import chunked_logprobs, response_logprobs
 from mugrpo.model.policy import load_policy
+from mugrpo.model.shaping import Shaping
 from tests.builders import PROMPTS, encoded, plain_logprobs
 from tests.cases import table
 
@@ -239,3 +241,21 @@ def test_in_bf16_logprobs_are_those_of_the_models_own_head_in_both_passes():
         )
         (grad,) = torch.autograd.grad(logprobs.sum(), head.bias)
         assert abs(grad.sum().item()) < 0.005
+
+
+@pytest.mark.long  # it compiles
+@pytest.mark.parametrize("shaping", [Shaping(), Shaping(2.0, 30.0)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_compiled_passes_over_logits_compute_the_same(shaping, dtype):
+    head = make_head(hidden_dtype=dtype)
+    how = {"temperature": 0.7, "chunk": 16, "shaping": shaping}
+    torch._dynamo.reset()
+    counters.clear()
+    (plain, entropy), (ours, our_entropy) = (
+        chunked_logprobs(*head, **how, compiled=compiled) for compiled in (False, True)
+    )
+    torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(our_entropy, entropy, rtol=1e-5, atol=1e-5)
+    for grad, expected in zip(gradients(ours, head), gradients(plain, head), strict=True):
+        assert (grad - expected).norm() <= 1e-4 * expected.norm()
+    assert counters["stats"]["unique_graphs"] >= 2

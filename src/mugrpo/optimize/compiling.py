@@ -1,7 +1,7 @@
 """Compile the blocks of a model for updates on a GPU: their many passes over memory become few.
 
-Engines decode with the same model, and capture what it does. So its blocks are compiled code only
-within `compiled`. What FSDP splits is not compiled.
+Engines decode with the same model, and may capture what it does. So its blocks are compiled code
+only within `compiled`. What FSDP splits is not compiled.
 """
 
 from collections.abc import Callable, Iterator

@@ -26,12 +26,12 @@ LOGPROB_CHUNK = 1024
 
 
 def batch_logprobs(
-    policy: Policy, batch: MicroBatch, config: RunConfig, *, compiled: bool = False
+    policy: Policy, batch: MicroBatch, config: RunConfig
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return logprobs and entropy of the batch's sampled tokens under `policy`, both [B, T].
 
     Both are in nats, of softmax(logits / temperature) with the config's temperature, and 0 where
-    the batch's mask is false. Only logprobs have a gradient. `compiled` is `response_logprobs`'s.
+    the batch's mask is false. Only logprobs have a gradient.
     """
     return logprobs_function(policy)(
         batch.ids,
@@ -41,7 +41,7 @@ def batch_logprobs(
         temperature=config.rollouts.temperature,
         chunk=LOGPROB_CHUNK,
         kernel=policy.kernel,
-        compiled=compiled,
+        compiled=policy.compiled,
         steps_BT=batch.steps,
     )
 

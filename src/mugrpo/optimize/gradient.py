@@ -67,9 +67,7 @@ def accumulate_gradient(
         for number, counts in policy.ranks.turns(len(batches)):
             batch = batches[number]
             with computing(batch):
-                logprobs_BT, entropy_BT = batch_logprobs(
-                    policy, batch, config, compiled=policy.compiled
-                )
+                logprobs_BT, entropy_BT = batch_logprobs(policy, batch, config)
                 loss_BT, metrics = loss(batch, logprobs_BT, extras[number])
                 part = reduced_loss(loss_BT, batch.mask, config.reduction, divisor)
                 (part * counts).backward()
