@@ -124,7 +124,7 @@ def tokens(options: Any) -> list[dict[str, Any]]:
                             apart = {f"apart, {w}": got[w]["apart"] for w in (peer, way)}
                             rows.append(row | {"ways": f"{way} and {peer}"} | found | apart)
                     except RuntimeError as error:
-                        rows.append(row | {"ways": str(error)})
+                        rows.append(row | {"failed": str(error)})
     return tell("tokens", "Tokens of two ways to decode", rows, options)
 
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from transformers import AutoModelForCausalLM
 
-from card.work import DEVICE, LARGE, model_config, tell
+from card.work import DEVICE, MEDIUM, model_config, tell
 from mugrpo.model.dtensors import full, moved, tensors_of
 from mugrpo.model.half import HalfCopy
 from mugrpo.model.logprobs import response_logprobs
@@ -38,10 +38,11 @@ class Split:
 
     def __init__(self, *, half: bool, tiny: bool) -> None:
         torch.manual_seed(0)
-        config = model_config(LARGE, tiny=tiny)
+        config = model_config(MEDIUM, tiny=tiny)
         config.num_hidden_layers = 2
-        self.model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        self.plain = copy.deepcopy(self.model).to(DEVICE)
+        with DEVICE:
+            self.model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        self.plain = copy.deepcopy(self.model)
         mesh = init_device_mesh(DEVICE.type, (1,), mesh_dim_names=("shards",))
         self.whole, self.half = _Logprobs(self.model), half
         shard_over(mesh, self.whole, self.model, half=half)
