@@ -55,9 +55,11 @@ def main(argv: Sequence[str] | None = None) -> Any:
         seconds = time.perf_counter() - began
         return Measured(seconds, useful, {"padding_share": metrics["padding_share"]})
 
+    tokens = trainer.budget.tokens
+
     def floor(_: int) -> Measured:
         ceilings = Ceilings(**({"longest": 0.01, "cold_bytes": 2**20} if options.tiny else {}))
-        seconds = update_floor(ceilings, shape, update.trained, config.optimizer.micro_batch_tokens)
+        seconds = update_floor(ceilings, shape, update.trained, tokens)
         return Measured(seconds["total"], useful, {**seconds, **ceilings.described()})
 
     ours(0)
@@ -66,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> Any:
     details = {
         "prompt_tokens": [group.prompt for group in update.trained],
         "response_tokens": useful,
-        "micro_batch_tokens": config.optimizer.micro_batch_tokens,
+        "micro_batch_tokens": tokens,
         "GFLOP": counted(shape, update.trained),
     }
     ratios = [Ratio(OURS, FLOOR, f"{title}, of the floor", 0.7, "floor")]

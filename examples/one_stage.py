@@ -116,7 +116,7 @@ for update in range(config.schedule.updates_per_stage):
     responses = mugrpo.Responses(batch, advantages_R, varied_R, torch.ones_like(varied_R))
     places = advantages_R.nonzero().flatten().tolist()  # the others have no gradient
     loss = 0.0
-    for b in mugrpo.micro_batches(policy, responses, places, options.micro_batch_tokens):
+    for b in mugrpo.micro_batches(policy, responses, places, options.micro_batch_tokens or 4096):
         # loss_t = -w_t A logprob_t,  w_t = 1 if A > 0, else min(ratio of the prefix up to t, 1)
         logprobs_BT, entropy_BT = mugrpo.batch_logprobs(policy, b, config)
         tensors = (logprobs_BT, b.behavior_logprobs, b.advantages, b.mask)

@@ -100,7 +100,7 @@ def work(ranks: Ranks, folder: Path, model: str, updates: int, chosen: dict[str,
 
 def nap(trainer: Trainer) -> None:
     """Move weights and moments to other memory, as a GPU's sleep and wake do."""
-    cloned = Mock(side_effect=lambda tensor, _: tensor.clone())
+    cloned = Mock(side_effect=lambda tensor, *_: tensor.clone())
     with patch("mugrpo.model.policy.moved", cloned), patch("mugrpo.optimize.trainer.moved", cloned):
         trainer.policy.move(torch.device("cpu"))
         trainer.move_moments(torch.device("cpu"))

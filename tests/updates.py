@@ -41,15 +41,17 @@ def hand_batch(
     rows, width = mask.shape
     return MicroBatch(
         places=list(range(rows)),
-        ids=torch.zeros(rows, width + 1, dtype=torch.int64),
-        prompt_lengths=torch.ones(rows, dtype=torch.int64),
+        layout=Layout(False, rows * (width + 1), rows * (width + 1), 0),
+        ids=np.zeros((rows, width + 1), np.int64),
+        prompt_lengths=np.ones(rows, np.int64),
+        chosen=mask.numpy(),
+        prompts=None,
+        steps=None,
         mask=mask,
         behavior_logprobs=behavior_logprobs,
         advantages=advantages,
         varied=torch.ones(rows, dtype=torch.bool) if varied is None else varied,
         stored=stored,
-        layout=Layout(False, rows * (width + 1), rows * (width + 1), 0),
-        prompts=None,
     )
 
 

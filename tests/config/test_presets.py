@@ -4,6 +4,7 @@ from operator import attrgetter
 
 import pytest
 
+from mugrpo.config.engines import slots_for
 from mugrpo.config.load import build_config, load_config
 from mugrpo.config.run import PRESETS, ModelOptions, RunConfig, beneath
 from mugrpo.disk.errors import UsageError
@@ -42,17 +43,22 @@ def test_without_a_preset_it_is_tapered_grpo_in_four_stages():
 
 
 @pytest.mark.parametrize(
-    ("path", "given", "longest", "slots"),
+    ("path", "given", "longest"),
     [
-        ("chain", {}, 48, 512),  # 65,536 tokens, of at most 512 sequences
-        ("org/model", {}, 512, 128),
-        ("org/model", {"max_new_tokens": 200}, 200, 327),
-        ("org/model", {"temperature": 0.5}, 512, 128),
+        ("chain", {}, 48),
+        ("org/model", {}, 512),
+        ("org/model", {"max_new_tokens": 200}, 200),
+        ("org/model", {"temperature": 0.5}, 512),
     ],
 )
-def test_responses_of_other_models_than_the_embedded_may_be_longer(path, given, longest, slots):
+def test_responses_of_other_models_than_the_embedded_may_be_longer(path, given, longest):
     config = build_config({"model": {"path": path}, "rollouts": given}, "test")
-    assert (config.rollouts.max_new_tokens, config.engine.slots) == (longest, slots)
+    assert config.rollouts.max_new_tokens == longest
+
+
+@table(("longest", "slots"), [(48, 512), (200, 327), (300, 218), (512, 128), (4096, 128)])
+def test_slots_of_a_cpu_hold_65536_response_tokens(longest, slots):
+    assert slots_for(longest) == slots
 
 
 @table(("path", "lr"), [("chain", 1e-4), ("letters", 1e-4), ("smollm2", 1e-5), ("org/model", 1e-5)])
@@ -243,9 +249,7 @@ def test_a_table_without_a_name_has_its_groups_default():
         ("engine.name=hf engine.processes=1", "engine_in_process", False),
         ("engine.name=continuous backend.name=ray", "engine_in_process", False),
         ("engine.name=vllm", "engine_in_process", False),
-        ("seed=0", "engine.slots", 512),  # of 48 tokens; short responses have more
-        ("rollouts.max_new_tokens=300", "engine.slots", 218),  # 218 * 300 = 65,400
-        ("rollouts.max_new_tokens=1024 engine.slots=1024", "engine.slots", 1024),
+        ("seed=0", "engine.slots", 0),  # as many as fit
     ],
 )
 def test_what_follows_from_the_options(words, name, value):

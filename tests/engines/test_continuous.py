@@ -13,7 +13,7 @@ from mugrpo.config.engines import ContinuousOptions, HFOptions
 from mugrpo.config.run import ModelOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import FinishReason
-from mugrpo.engines import continuous, make_engine
+from mugrpo.engines import make_engine, waiting
 from mugrpo.engines.base import Completion, Request
 from mugrpo.engines.cache import BLOCK, SlotCache
 from mugrpo.engines.continuous import ContinuousEngine
@@ -64,13 +64,13 @@ def test_tokens_are_the_plain_engines_and_logprobs_the_plain_models(form, size_s
 def test_a_prompt_goes_through_the_model_once_for_all_its_responses(monkeypatch):
     policy = tiny_policy("llama")
     seen: list[bytes] = []
-    prefill = continuous.prefill
+    prefill = waiting.prefill
 
     def counted(policy, prompts):
         seen.extend(prompt.tobytes() for prompt in prompts)
         return prefill(policy, prompts)
 
-    monkeypatch.setattr(continuous, "prefill", counted)
+    monkeypatch.setattr(waiting, "prefill", counted)
     generated(policy, groups_of(policy, 6), batch_size=4, max_new_tokens=8)
     assert sorted(seen) == sorted({encoded(policy, prompt).tobytes() for prompt in PROMPTS})
 

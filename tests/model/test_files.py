@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from mugrpo.disk.publishing import sha256_of
 from mugrpo.model.files import saved_tensors, weights_in_memory, write_tensors, write_weights
+from mugrpo.model.host_memory import HostMemory
 from mugrpo.processes.ranks import ALONE, Ranks
 from tests.cases import table
 from tests.ranked import started
@@ -23,7 +24,7 @@ def test_other_programs_read_the_files_whatever_the_precision(tmp_path, embedded
     """Three files. One process has all rows, so it writes what three ranks would."""
     model, sums = embedded_policy.model, {}
     for own in range(3):
-        weights = weights_in_memory(saved_tensors(model), 3, own=own, copied=False, dtype=dtype)
+        weights = weights_in_memory(saved_tensors(model), 3, own=own, host=None, dtype=dtype)
         sums |= write_weights(model, weights, ALONE, tmp_path)
     assert sums == {name: sha256_of(tmp_path / name) for name in sums} and len(sums) == 3
     files = sorted(tmp_path.glob("model-*-of-00003.safetensors"))
@@ -52,11 +53,11 @@ def _split(ranks: Ranks, out: Path) -> None:
         n: distribute_tensor(t, mesh, [Shard(0)]) for n, t in whole.items()
     }
     tensors["e"] = whole["e"]  # a buffer, which every rank has
-    weights = weights_in_memory(tensors, 4, own=ranks.rank, copied=True)
+    weights = weights_in_memory(tensors, 4, own=ranks.rank, host=HostMemory())
     mine = {n for n, file in weights.index["weight_map"].items() if file == weights.file}
     assert weights.tensors.keys() == mine, (mine, weights)
     assert all(torch.equal(weights.tensors[n], whole[n]) for n in mine)
-    half = weights_in_memory(tensors, 4, own=ranks.rank, copied=False, dtype=torch.bfloat16)
+    half = weights_in_memory(tensors, 4, own=ranks.rank, host=None, dtype=torch.bfloat16)
     assert all(torch.equal(half.tensors[n], whole[n].bfloat16()) for n in half.tensors)
     write_tensors(out / weights.file, weights.tensors, cached=True)
     assert {Path(p).name for p in opened if p.startswith(str(out))} == {weights.file}
@@ -73,7 +74,7 @@ def test_ranks_exchange_their_rows_and_each_opens_its_own_file_only(tmp_path: Pa
 @table("files", [1, 2])
 def test_weights_may_be_read_by_whoever_may_read_the_config(tmp_path, embedded_policy, files):
     model = embedded_policy.model
-    weights = weights_in_memory(saved_tensors(model), files, own=0, copied=False)
+    weights = weights_in_memory(saved_tensors(model), files, own=0, host=None)
     write_weights(model, weights, ALONE, tmp_path)
     modes = {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()}
     (tmp_path / "plain").touch()

@@ -79,6 +79,34 @@ def test_under_an_adapter_weights_that_are_not_trained_are_in_bf16_once_and_comp
     assert all((a == b).all() for a, b in zip(ours, theirs, strict=True))
 
 
+@table("rank", [0, 4])
+def test_a_policy_that_is_not_trained_has_two_bytes_a_weight_and_the_bits_of_one_that_is(
+    tmp_path: Path, experience: Experience, rank: int
+):
+    """As that of an engine process, with the first weights and with those after an update. Under an
+    adapter, its few trained weights have 4 bytes and a copy of 2."""
+    options, lora = ModelOptions(precision="bf16"), LoRAOptions(rank=rank)
+    config = config_of(model={"precision": "bf16"}, lora={"rank": rank})
+    ours = load_policy(options, lora=lora, trained=False)
+    weights = {p.data_ptr(): p for m in (ours.model, ours.working()) for p in m.parameters()}
+    sizes = {p.dtype: 0 for p in weights.values()}
+    for weight in weights.values():
+        sizes[weight.dtype] += weight.numel()
+    few = sizes.pop(torch.float32, 0)
+    assert (
+        [*sizes] == [torch.bfloat16] and bool(few) == bool(rank) and few < 0.2 * sum(sizes.values())
+    )
+    theirs = load_policy(options, lora=lora)
+    ids = torch.from_numpy(experience.rollouts[0].prompt_ids).long()[None]
+    trainer = Trainer(theirs, config)  # spreads the weights that bf16 rounds to the same
+    for update in (1, 2):
+        theirs.save(tmp_path / str(update))
+        ours.load_weights(tmp_path / str(update), update)
+        with ours.evaluating() as engine, theirs.evaluating() as model, torch.no_grad():
+            assert torch.equal(engine(input_ids=ids).logits, model(input_ids=ids).logits)
+        trainer.step(experience)
+
+
 STEP = 2.0**-7  # from 1.5 to the next number of bf16
 
 

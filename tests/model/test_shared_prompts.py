@@ -7,13 +7,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.attention.varlen import varlen_attn
+from torch.nn.attention import varlen
 from transformers import AutoModelForCausalLM, MambaConfig
 
 from mugrpo.model.logprobs import response_logprobs
 from mugrpo.model.policy import Policy
 from mugrpo.model.self_test import can_share_prompts
 from mugrpo.model.shared_prompts import Packing
+from mugrpo.model.varlen import varlen_kernel
 from tests.builders import tiny_policy
 from tests.cases import cross, table
 
@@ -232,6 +233,22 @@ def test_sequences_by_hand():
 
 
 def test_torchs_kernel_takes_these_arguments():
+    """All but `enable_gqa`, which came with torch 2.12."""
     ours = inspect.signature(reference).parameters
-    theirs = inspect.signature(varlen_attn).parameters
-    assert list(theirs)[:7] == list(ours)[:7] and set(ours) <= set(theirs)
+    theirs = inspect.signature(varlen.varlen_attn).parameters
+    assert list(theirs)[:7] == list(ours)[:7] and set(ours) - set(theirs) <= {"enable_gqa"}
+
+
+@table("knows", [True, False])
+def test_a_kernel_that_groups_heads_without_being_told_to_is_not_told_to(knows, monkeypatch):
+    def older(*rows: Any, scale: float, window_size: tuple[int, int]) -> Any:
+        return reference(*rows, scale=scale, window_size=window_size, enable_gqa=True)
+
+    monkeypatch.setattr(varlen, "varlen_attn", reference if knows else older)
+    query, key = torch.randn(5, 4, 8), torch.randn(5, 2, 8)
+    starts = torch.tensor([0, 2, 5], dtype=torch.int32)
+    rows, how = (query, key, key, starts, starts, 3, 3), {"scale": 0.5, "window_size": (-1, 0)}
+    kernel = varlen_kernel()
+    assert kernel is not None
+    grouped = reference(*rows, **how, enable_gqa=True)
+    assert torch.equal(kernel(*rows, **how, enable_gqa=True), grouped)

@@ -47,7 +47,8 @@ def test_collate_by_hand():
         "proximal_logprobs": [[-4.0, -5.0, -6.0], [-3.0, 0.0, 0.0]]
     }
     assert batch.stored["proximal_logprobs"].dtype == torch.float32
-    assert (batch.ids.dtype, batch.mask.dtype) == (torch.int64, torch.bool)
+    assert (batch.ids.dtype, batch.mask.dtype) == (np.int64, torch.bool)
+    assert batch.chosen.tolist() == batch.mask.tolist()
     assert (batch.behavior_logprobs.dtype, batch.advantages.dtype) == (torch.float32,) * 2
 
 

@@ -33,6 +33,7 @@ def add(
         torch.full(batch.mask.shape, entropy),
         {name: torch.tensor(marks) for name, marks in metrics.items()},
     )
+    statistics.arrive()
 
 
 def two_responses() -> TokenStatistics:
@@ -64,6 +65,7 @@ def test_kl_of_nearly_equal_policies_is_not_lost_to_rounding():
     statistics = TokenStatistics([])
     batch = micro_batch([[True, True]], [1.0])
     statistics.add(batch, torch.full((1, 2), -1.0 + x), torch.zeros(1, 2), {})
+    statistics.arrive()
     assert statistics.values(2)["kl_behavior"] == pytest.approx(x**2 / 2 + x**3 / 6, rel=1e-6)
 
 
@@ -97,6 +99,7 @@ def share_of(log_ratios: list[list[float]], lengths: list[int], cut: int = 99) -
         )
         batch = hand_batch(torch.zeros_like(log_ratio), torch.ones(len(mask)), mask)
         statistics.add(batch, log_ratio, torch.zeros_like(log_ratio), {})
+    statistics.arrive()
     return statistics.effective_sample_share()
 
 

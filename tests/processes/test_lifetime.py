@@ -10,9 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from mugrpo.config.engines import VLLMOptions
+from mugrpo.config.run import ModelOptions
+from mugrpo.config.training import LoRAOptions
 from mugrpo.disk.errors import UsageError
-from mugrpo.processes.lifetime import DRIVER
+from mugrpo.engines.vllm import vllm_host
+from mugrpo.model.vocabulary import Vocabulary
+from mugrpo.processes.lifetime import DRIVER, let_segments_grow, passed_on
 from mugrpo.processes.ranks import joined
+from tests.cases import table
 from tests.ports import LOOPBACK, listening
 from tests.runs import ENVIRONMENT, read_metrics, write_config
 from tests.test_layers import FILES, module_of
@@ -61,6 +67,40 @@ def test_a_rank_without_a_gpu_says_so_before_it_meets_the_others(monkeypatch: py
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(UsageError, match=r"has 2 GPUs.*--distributed.processes 2"), joined():
         pass
+
+
+GROWING = "expandable_segments:True"
+
+
+@table(
+    ("users", "ours", "vllms"),
+    [
+        ({}, {"PYTORCH_ALLOC_CONF": GROWING}, {"PYTORCH_ALLOC_CONF": ""}),
+        (
+            {"PYTORCH_CUDA_ALLOC_CONF": f"max_split_size_mb:64, {GROWING}"},
+            {"PYTORCH_CUDA_ALLOC_CONF": f"max_split_size_mb:64, {GROWING}"},
+            {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"},
+        ),
+        (
+            {"PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"},
+            {"PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"},
+            {"PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"},
+        ),
+    ],
+)
+def test_segments_grow_in_every_process_but_vllms(monkeypatch, users, ours, vllms):
+    """Unless the user has set the allocator; vLLM's sleep mode fails with such segments in any
+    case. Other settings stay."""
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in users.items():
+        monkeypatch.setenv(name, value)
+    let_segments_grow()
+    assert {n: v for n, v in passed_on().items() if n.endswith("ALLOC_CONF")} == ours
+    host = vllm_host(Vocabulary(8, [1]), ModelOptions(), LoRAOptions(), VLLMOptions(), Path("log"))
+    child = passed_on(**host.environment)
+    assert {n: v for n, v in child.items() if n.endswith("ALLOC_CONF")} == vllms
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)  # what this test has set
 
 
 @pytest.mark.long

@@ -3,6 +3,7 @@
 import pytest
 
 from mugrpo.config.load import build_config
+from mugrpo.model.sizes import Widths
 from mugrpo.report.readable import rounded
 from mugrpo.run import estimate
 
@@ -15,6 +16,10 @@ RAW = {
 }
 
 
+def layers(count: int) -> Widths:
+    return Widths(count, *[0] * 5)
+
+
 def test_longest_seconds_by_hand(monkeypatch: pytest.MonkeyPatch):
     """A million weights, 10^9 operations a second: a row of a step takes 2/300 s.
 
@@ -24,7 +29,7 @@ def test_longest_seconds_by_hand(monkeypatch: pytest.MonkeyPatch):
     2 x 5 + 8 x 10 tokens of 6 million operations at half the rate, 1.08 s.
     """
     monkeypatch.setattr(estimate, "_rate", lambda precision: 1e9)
-    monkeypatch.setattr(estimate, "parameters", lambda options: (10**6, 0))
+    monkeypatch.setattr(estimate, "parameters", lambda options: (10**6, layers(0)))
     seconds = estimate.longest_seconds(build_config(RAW, "here"), prompt=5.0, held_out=2)
     stage, evaluation, update = 2 * 10 * 4 / 150 + 0.02, 10 * 2 / 150 + 0.02, 90 * 6e6 / 5e8
     assert seconds == pytest.approx(2 * (stage + evaluation + update))
@@ -35,7 +40,7 @@ def test_longest_seconds_on_h100s_by_hand(monkeypatch: pytest.MonkeyPatch):
 
     Four engines with 4 slots have 2 rows each. Two ranks update with 26 % of 754 TFLOP/s each.
     """
-    monkeypatch.setattr(estimate, "parameters", lambda options: (10**9, 100))
+    monkeypatch.setattr(estimate, "parameters", lambda options: (10**9, layers(100)))
     raw = RAW | {"distributed": {"processes": 2}, "model": {"precision": "bf16"}}
     config = build_config(raw, "here")
     seconds = estimate.longest_seconds(config, prompt=0.0, held_out=2, h100s=4)

@@ -8,7 +8,7 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.model.hardware import with_precision
 from mugrpo.run.machine import Machine, fitting
-from mugrpo.run.memory import GIB, require_room
+from mugrpo.run.memory import GIB, fitting_tokens, require_gpu, require_room
 from tests.runs import ROOT
 
 HALF_A_BILLION = {
@@ -20,9 +20,9 @@ HALF_A_BILLION = {
 def test_weights_gradients_and_moments_that_do_not_fit_are_refused(monkeypatch, tmp_path):
     """494 million parameters take 16 bytes each: 7.4 GiB. Under an adapter they take 4."""
 
-    def room(**options: object) -> str:
+    def room(**options: object) -> list[str]:
         config = build_config({"model": HALF_A_BILLION, **options}, "test")
-        return require_room(config, RunDir(tmp_path))
+        return [*require_room(config, RunDir(tmp_path))]
 
     monkeypatch.setattr("mugrpo.run.memory.host_memory", lambda: 7 * GIB)
     with pytest.raises(UsageError, match=r"take 7\.4 GiB of memory, which has 7\.0: .*lora\.rank"):
@@ -50,8 +50,8 @@ def test_checkpoints_without_room_are_told_beforehand(monkeypatch, tmp_path, che
     (tmp_path / "checkpoints/update-000004").mkdir(parents=True)
     schedule = {"stages": 6, "batches_per_stage": 4, "growth": 1}
     raw = {"model": HALF_A_BILLION, "checkpoint": checkpoint, "schedule": schedule}
-    found = require_room(build_config(raw, "test"), RunDir(tmp_path))
-    assert found.startswith(warned) and bool(found) == bool(warned)
+    found = [*require_room(build_config(raw, "test"), RunDir(tmp_path))]
+    assert len(found) == bool(warned) and all(one.startswith(warned) for one in found)
 
 
 # 7.616 billion weights: 18 bytes each are 127.7 GiB, 6 are 42.6 and 2 are 14.2.
@@ -80,12 +80,12 @@ def ranks(count: int) -> dict[str, object]:
         ({}, (8, 80, 1), "8 on 1 of 1 node; 4 x 2 GPUs, in turn; 16.0 of 80.0; 7.1 of 68.0"),
         (ranks(2), (8, 80, 1), "2 on 1 of 1 node; 4 x 2 GPUs, in turn; 63.8 of 80.0; 7.1 of 68.0"),
         (ranks(16), (8, 80, 2), "16 on 2 of 2 nodes; 4 x 2 GPUs, in turn; 8.0 of 80; 7.1 of 68"),
-        (OWN, (8, 80, 1), "8 on 1 of 1 node; 8 x 1 GPUs, in turn; 16.0 of 37.4; 42.6 of 80.0"),
+        (OWN, (8, 80, 1), "8 on 1 of 1 node; 8 x 1 GPUs, in turn; 16.0 of 65.8; 14.2 of 80.0"),
         (BESIDE | ranks(16), (8, 80, 4), "16 on 2 of 4; 4 x 2 GPUs, beside; 8.0 of 80; 7.1 of 68"),
-        (  # an adapter's base has 6 bytes a weight; nothing of it moves
+        (  # an adapter's base has 2 bytes a weight; nothing of it moves
             {"lora": {"rank": 8}} | ranks(1) | {"engine": {"name": "hf"}},
             (1, 80, 1),
-            "1 on 1 of 1 node; none, in turn; 42.6 of 80.0; 42.6 of 80.0",
+            "1 on 1 of 1 node; none, in turn; 14.2 of 80.0; 14.2 of 80.0",
         ),
     ],
 )
@@ -112,10 +112,75 @@ def test_what_a_described_machine_has_room_for(changed, machine, found):
         (RAY | ranks(20), (8, 80, 4), "20 ranks do not get a GPU each .*processes 16$"),
         (BESIDE | ranks(32), (8, 80, 4), "0 engines of 2 GPUs .* 32 ranks, not 4: .*processes 24$"),
         (BESIDE | ranks(7), (8, 80, 1), "0 engines of 2 GPUs .* 7 ranks, not 4: use more GPUs"),
-        (OWN, (8, 50, 1), "16.0 GiB .* where 7.4 are free beside an engine that stays: use more"),
-        (OWN, (8, 40, 1), "42.6 GiB of each of its GPUs, where it has 40.0: .*tensor_parallel"),
+        (OWN, (8, 28, 1), "16.0 GiB .* where 13.8 are free beside an engine that stays: use more"),
+        (OWN, (8, 14, 1), "14.2 GiB of each of its GPUs, where it has 14.0: .*tensor_parallel"),
     ],
 )
 def test_a_described_machine_without_room_is_refused_with_the_remedy(changed, machine, refused):
     with pytest.raises(UsageError, match=refused):
         [*fitting(seven_billion(changed), Machine(*machine))]
+
+
+HALF, SMALL = "qwen2.5-0.5b", "r1-distill-qwen-1.5b"  # the second has 1.777 billion weights
+
+
+@pytest.mark.parametrize(
+    ("form", "changed", "gib", "tokens"),
+    [
+        # 73.0 GB are 85 %; less 8.9 of weights and moments and 3.7 of the head, 1,587 kB a token
+        (HALF, {}, 80, 16_384),
+        (HALF, {}, 24, 5120),  # 21.9 GB: 5,899 tokens
+        (HALF, {}, 12, 1024),  # no room at all
+        (SMALL, {}, 80, 10_240),  # less 32.0 and 4.0 GB, 3,311 kB a token: 11,171 tokens
+        (SMALL, {"model": {"gradient_checkpointing": True}}, 80, 16_384),  # 314 kB a token
+        (SMALL, {"distributed": {"processes": 2}}, 80, 15_360),  # less 16.0 GB: 16,003 tokens
+        (SMALL, {"engine": {"name": "vllm", "rest": "stay"}}, 80, 1024),  # 15 % are left
+        (SMALL, {"engine": {"name": "vllm"}}, 80, 10_240),
+        (SMALL, {}, 70, 8192),  # 8,412 tokens
+        (SMALL, {"engine": {"processes": 1}}, 70, 7168),  # it keeps 3.6 GB: 7,500 tokens
+        (SMALL, {"lora": {"rank": 8}}, 80, 16_384),
+        (SMALL, {"reference": {"name": "kl"}}, 80, 7168),  # a second model, 10.7 GB: 7,951 tokens
+    ],
+)
+def test_the_tokens_of_a_micro_batch_that_a_gpu_has_room_for(form, changed, gib, tokens):
+    path = str(ROOT / "configs" / "recipes" / "forms" / form)
+    model = {"path": path, "precision": "bf16"} | changed.get("model", {})
+    config = build_config(changed | {"model": model}, "test")
+    assert fitting_tokens(config, gib * GIB, config.distributed.processes) == tokens
+
+
+@pytest.mark.parametrize(
+    ("changed", "refused"),
+    [
+        ({}, ""),
+        # 32.0 GB of weights, gradients and moments, 4.0 of the head, 3.4 of 1,024 tokens
+        ({"gib": 36}, r"micro-batch of 1,024 tokens take 36.7 GiB of memory of each GPU.*36.0"),
+        # 24.9 GB of weights and moments; each slot 712 x 28,672 B and 20 x 151,936 B: 23.5 MB
+        ({"engine": {"slots": 2048}}, r"takes 67.9 GiB .* 2048 slots with 712 .*slots 1686, or"),
+        ({"engine": {"slots": 1686}}, ""),
+        ({"engine": {"name": "vllm", "slots": 2048}}, ""),  # it has what it is given
+        ({"rollouts": {"max_new_tokens": 16_000}, "engine": {"slots": 16}}, "warning"),
+        (
+            {
+                "rollouts": {"max_new_tokens": 16_000},
+                "engine": {"slots": 16},
+                "model": {"gradient_checkpointing": True},
+            },
+            "",
+        ),
+    ],
+)
+def test_a_gpu_needs_room_for_a_small_micro_batch_and_for_the_slots_of_the_engine(changed, refused):
+    changed = dict(changed)
+    gib = changed.pop("gib", 60)
+    path = str(ROOT / "configs" / "recipes" / "forms" / SMALL)
+    model = {"path": path, "precision": "bf16"} | changed.get("model", {})
+    config = build_config(changed | {"model": model}, "test")
+    if refused and refused != "warning":
+        with pytest.raises(UsageError, match=refused):
+            [*require_gpu(config, gib * GIB, 200)]
+        return
+    found = [*require_gpu(config, gib * GIB, 200)]
+    assert len(found) == (refused == "warning")
+    for sentence in found:
+        assert "a response of 16,200 tokens" in sentence and "gradient_checkpointing" in sentence

@@ -60,6 +60,20 @@ def test_engines_sleep_at_once():
     engines.sleep()
 
 
+def test_updates_get_a_gpus_memory_once_an_engine_in_this_process_has_freed_its_cache(monkeypatch):
+    """Not if nothing was generated since the last time, or if the engine is elsewhere."""
+    done: list[str] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("given back"))
+    for policy in (object(), None):
+        engines = Engines(cast(Any, None), cast(Any, SimpleNamespace(policy=policy)))
+        engines._engines = cast(Any, [SimpleNamespace(sleep=lambda: done.append("freed"))])
+        engines._used = True
+        engines.sleep()
+        engines.sleep()
+    assert done == ["freed", "given back", "freed", "freed", "freed"]
+
+
 def test_bf16_logprobs_are_close_to_fp32_ones(experience):
     rollouts = experience.rollouts
     ours = rollout_logprobs(load_policy(ModelOptions()), rollouts, config_of())

@@ -147,7 +147,7 @@ def test_shards_are_cut_only_if_there_are_fewer_than_engines(
 def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Policy, "on_gpu", True)
     for module in (policies, trainers):
-        monkeypatch.setattr(module, "moved", lambda tensor, _: tensor.clone())
+        monkeypatch.setattr(module, "moved", lambda tensor, *_: tensor.clone())
 
 
 @pytest.mark.long

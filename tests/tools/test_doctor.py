@@ -16,6 +16,7 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.engines.vllm import OLDEST
 from mugrpo.extensions.code import judging
 from mugrpo.extensions.code.sandbox import SandboxError
+from mugrpo.model import hardware
 from mugrpo.tools import doctor
 
 REQUIRED = ["torch>=2", "absent-one>=1; extra == 'hub'", "torch>=99; extra == 'math'"]
@@ -63,6 +64,9 @@ def test_a_small_machine_can_run_the_demo_and_each_lack_has_a_remedy(tmp_path: P
     for file in ("pyproject.toml", "zebra.toml"):
         (tmp_path / file).touch()
     assert lines()[1]["next"] == "mugrpo check zebra.toml"
+    machine.setattr(hardware, "unusable_gpu", lambda: ("torch does not see it", "install one"))
+    assert lines()[1]["GPUs"] == "torch does not see it; install one"
+    machine.setattr(hardware, "unusable_gpu", lambda: None)
     gpu = SimpleNamespace(name="Big One", total_memory=80 * 2**30)
     machine.setattr(torch.cuda, "device_count", lambda: 2)
     machine.setattr(torch.cuda, "get_device_properties", lambda _: gpu)

@@ -328,7 +328,8 @@ class EngineOptions(MadeOptions):
     @property
     def memory_remedy(self) -> str:
         """Return what to do if generation runs out of memory."""
-        return f"lower --engine.slots (now {self.slots}, with --force)"
+        now = self.slots or "as many as fit"
+        return f"lower --engine.slots (now {now}, with --force)"
 
     @property
     def loading_remedy(self) -> str:

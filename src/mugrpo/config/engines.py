@@ -43,8 +43,7 @@ Slots = Annotated[
     int,
     Field(
         ge=1,
-        description='Sequences decoded together. A config without it has, with "continuous", as '
-        "many as hold 65,536 response tokens, but at least 128 and at most 512.",
+        description="Sequences decoded together.",
     ),
 ]
 
@@ -65,10 +64,13 @@ class ContinuousOptions(OwnEngineOptions):
     """Continuous batching of a Hugging Face model."""
 
     name: Literal["continuous"] = "continuous"
+    slots: int = Field(0, ge=0)
+    """Sequences decoded together. 0: on a GPU, as many as its free memory holds when the engine
+    begins, at most 2,048; otherwise as many as hold 65,536 response tokens, from 128 to 512."""
 
 
 def slots_for(max_new_tokens: int) -> int:
-    """Return the sequences of up to `max_new_tokens` that an engine decodes together.
+    """Return the sequences of up to `max_new_tokens` that an engine decodes together on a CPU.
 
     With more of them, weights are read less often (benchmarks/README.md), but each has a cache.
     """

@@ -199,7 +199,6 @@ class RunConfig(Options):
         """Return `raw` over its preset. A group that neither names gets the default name.
 
         If neither names a learning rate or a longest response, they are those of the kind of model.
-        If neither has slots, they are as many as the length of responses allows.
         """
         fields = cls.model_fields
         names: dict[str, Any] = {
@@ -213,15 +212,11 @@ class RunConfig(Options):
             else getattr(model, "path", "chain")
         )
         kind: dict[str, Any] = {}
-        longest = RolloutOptions().max_new_tokens
         if path not in EMBEDDED_MODELS:
-            longest = PRETRAINED_LONGEST
-            kind = {"optimizer": {"lr": PRETRAINED_LR}, "rollouts": {"max_new_tokens": longest}}
-        rollouts = raw.get("rollouts", {})
-        given = rollouts.get("max_new_tokens") if isinstance(rollouts, dict) else None
-        if isinstance(given, int) and given >= 1:  # else unset, or refused later
-            longest = given
-        names["engine"]["slots"] = engines.slots_for(longest)
+            kind = {
+                "optimizer": {"lr": PRETRAINED_LR},
+                "rollouts": {"max_new_tokens": PRETRAINED_LONGEST},
+            }
         return beneath(beneath(names, kind), beneath(preset, raw))
 
     @model_validator(mode="before")

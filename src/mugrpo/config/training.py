@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from mugrpo.config.base import FIXED, HARMLESS, Options, PathOrName
 
+MICRO_BATCH_TOKENS = 4096  # on a CPU
 _UPDATES = 10**6  # ten times what the largest runs have; each is visited to find what is due
 
 
@@ -115,10 +116,11 @@ class OptimizerOptions(Options):
     """AdamW's decoupled weight decay, on matrices only."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Largest norm of the gradient; a larger gradient is scaled down to it."""
-    micro_batch_tokens: int = Field(4096, ge=1)
+    micro_batch_tokens: int | None = Field(None, ge=1)
     """Most tokens, padding included, that go through the model in one micro-batch. Each response's
     copy of a shared prompt's keys and values counts as an eighth. A longer response is computed
-    alone."""
+    alone. If unset, it is 4,096 on a CPU, and on a GPU what its memory has room for, up to 16,384.
+    The run says and keeps it."""
 
     @model_validator(mode="after")
     def _betas_in_range(self) -> Self:
@@ -151,7 +153,8 @@ class LoRAOptions(Options):
 
 class CheckpointOptions(Options):
     """When the policy and the optimizer's state are saved. A checkpoint is written while training
-    goes on, from a copy in CPU memory: 12 bytes per parameter."""
+    goes on, from a copy in CPU memory: 12 bytes per parameter. With a GPU this memory is kept, and
+    twice as much if the trainer sleeps before a checkpoint is written."""
 
     every: int = Field(0, ge=0, json_schema_extra=HARMLESS)
     """Save every N updates, and after the last. 0 saves at the end of each stage."""

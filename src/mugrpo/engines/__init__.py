@@ -1,10 +1,11 @@
 """The engines of a run, built from their options."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from mugrpo.config.base import EngineOptions
 from mugrpo.config.engines import ContinuousOptions, HFOptions, OwnEngineOptions, VLLMOptions
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
-from mugrpo.engines import continuous, hf
+from mugrpo.engines import continuous, hf, static
 from mugrpo.engines.base import Engine
 from mugrpo.engines.continuous import ContinuousEngine
 from mugrpo.engines.hf import HFEngine
@@ -25,13 +26,17 @@ from mugrpo.processes.messages import first_line
 from mugrpo.processes.peer import Peer
 
 
-def make_engine(policy: Policy, options: EngineOptions) -> Engine:
+def make_engine(
+    policy: Policy, options: EngineOptions, say: Callable[[str], None] = lambda _: None
+) -> Engine:
     """Return the engine that `options` describes, in this process, sampling from `policy`.
 
-    Raises UsageError if it cannot decode the model, and names one that can.
+    `say` gets a sentence on how a GPU decodes. Raises UsageError if the engine cannot decode the
+    model, and names one that can.
     """
-    if fault := _decoding_fault(policy, options.name):
-        if options.name == "continuous" and _decoding_fault(policy, "hf") is None:
+    trials = {"continuous": continuous.forced, "hf": hf.forced}
+    if fault := _decoding_fault(policy, trials[options.name]):
+        if options.name == "continuous" and not _decoding_fault(policy, trials["hf"]):
             raise UsageError(
                 f"continuous batching cannot decode this model ({fault}); use --engine.name hf"
             )
@@ -40,36 +45,55 @@ def make_engine(policy: Policy, options: EngineOptions) -> Engine:
             "--engine.name vllm if vLLM has its architecture, else train another model"
         )
     if isinstance(options, ContinuousOptions):
-        return ContinuousEngine(policy, options)
+        if not policy.on_gpu:
+            return ContinuousEngine(policy, options)
+        fault = static_fault(policy)
+        slower = "decoding: the host starts each operation, which takes several times as long as"
+        say(f"{slower} CUDA graphs: {fault}" if fault else "decoding: steps are in CUDA graphs")
+        return ContinuousEngine(policy, options, static=not fault)
     assert isinstance(options, HFOptions), f"no engine for {type(options).__name__}"
     return HFEngine(policy, options)
 
+
+# Yields the logits [U, V] after each of U prompts, then after each of the tokens [U, T].
+Forced = Callable[[Policy, Sequence[np.ndarray], torch.Tensor], Iterator[torch.Tensor]]
 
 # Largest norm of a difference in logits, relative to their norm. What bf16 rounds is a few percent.
 _TOLERANCE = {"fp32": 1e-3, "bf16": 0.25}
 
 
-@torch.inference_mode()
-def _decoding_fault(policy: Policy, name: str) -> str | None:
-    """Return why the engine `name` cannot decode the policy's model, tried on two tiny rows.
+def _own(policy: Policy, prompts: Sequence[np.ndarray], ids_UT: torch.Tensor) -> torch.Tensor:
+    """Return the logits of the model's own pass over each row alone, [T + 1, U, V]."""
+    steps = ids_UT.shape[1] + 1
+    rows = [torch.cat([torch.from_numpy(p).to(i), i]) for p, i in zip(prompts, ids_UT, strict=True)]
+    each = [policy.working()(input_ids=row[None], use_cache=False).logits[0] for row in rows]
+    return torch.stack([logits[-steps:] for logits in each], 1)
 
-    They are of different lengths; the model's own pass over each row alone says what is right. What
-    shows in longer rows only is left to the canary.
+
+@torch.inference_mode()
+def _decoding_fault(policy: Policy, forced: Forced, right: Any = _own, share: float = 1) -> str:
+    """Return why an engine cannot decode the policy's model, or "", tried on two tiny rows.
+
+    They are of different lengths. By default, the model's own pass over each row alone says what is
+    right; `share` is that of the tolerance. What shows in longer rows only is left to the canary.
     """
-    forced = {"continuous": continuous.forced, "hf": hf.forced}[name]
-    rows = [np.arange(n, dtype=np.int32) % min(7, policy.vocab_size - 1) + 1 for n in (6, 12)]
-    ids = [torch.from_numpy(row).long().to(policy.device)[None] for row in rows]
+    ids = np.arange(12, dtype=np.int32) % min(7, policy.vocab_size - 1) + 1
+    prompts, tokens = [ids[:3], ids[:6]], [ids[3:9], ids[6:]]
+    rows = (policy, prompts, torch.from_numpy(np.stack(tokens)).long().to(policy.device))
     try:
-        with policy.evaluating() as model:
-            tokens = torch.cat([row[:, -3:] for row in ids])
-            ours = torch.stack([*forced(policy, [row[:-3] for row in rows], tokens)], 1)
-            theirs = torch.cat([model(input_ids=r, use_cache=False).logits[:, -4:] for r in ids])
+        with policy.evaluating():
+            ours, theirs = (torch.stack([*of(*rows)]).float() for of in (forced, right))
     except Exception as error:  # other kinds of models may fail in any way
         return first_line(error)
-    gap = float((ours - theirs).float().norm() / theirs.float().norm())
-    if gap <= _TOLERANCE[policy.precision] or math.isnan(gap):  # NaN is found as such
-        return None
-    return f"its logits differ by {gap:.0%} from the model's own"
+    gap = float((ours - theirs).norm() / theirs.norm())
+    if gap <= share * _TOLERANCE[policy.precision] or math.isnan(gap):  # NaN is found as such
+        return ""
+    return f"its logits differ by {gap:.0%} from the {'model' if right is _own else 'engine'}'s own"
+
+
+def static_fault(policy: Policy) -> str:
+    """Return why steps of static shapes cannot decode the policy's model, or ""."""
+    return _decoding_fault(policy, static.forced, continuous.forced, 0.4)
 
 
 def make_engines(
@@ -95,7 +119,7 @@ def make_engines(
         return list(options.made(vocabulary))
     if config.engine_in_process:
         assert policy is not None, "an engine in this process needs the policy"
-        return [make_engine(policy, options)]
+        return [make_engine(policy, options, notify)]
     assert isinstance(options, OwnEngineOptions | VLLMOptions)
     hosts = [
         _host(vocabulary, config, log(f"engine-{number}").absolute())

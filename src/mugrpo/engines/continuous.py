@@ -4,40 +4,39 @@ The prompt that a group's responses share is computed once and stored once in th
 decodes one token for every active slot. Active slots are always the first ones: if a response ends,
 the last active slot moves into its place.
 
-Suffixes: A active slots, S slots, T response tokens, U prompts, P prompt tokens (left-padded),
-V vocabulary.
+Suffixes: A active slots, S slots, T response tokens, U prompts, V vocabulary.
 """
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from transformers import DynamicCache
 
-from mugrpo.config.engines import ContinuousOptions
+from mugrpo.config.engines import ContinuousOptions, slots_for
 from mugrpo.disk.records import FinishReason
 from mugrpo.engines.base import Arrivals, Completion, Decoded, Engine, Request
-from mugrpo.engines.cache import ATTENTION, KeysValues, SlotCache, cache_argument, reordered
-from mugrpo.engines.sampling import left_padded, refuse_nan, sample, uniforms
+from mugrpo.engines.cache import ATTENTION, SlotCache, reordered
+from mugrpo.engines.sampling import refuse_nan, sample, uniforms
+from mugrpo.engines.static import StaticSequences, StaticSlots
+from mugrpo.engines.waiting import Waiting, prefill
 from mugrpo.model.attention import attending
 from mugrpo.model.policy import Policy
-
-# The model's output for a prompt: keys and values of each layer, both [H, P, D], and the logits [V]
-# of the first response token.
-Prefilled = tuple[list[KeysValues], torch.Tensor]
-
-_PREFILL_TOKENS = 2048  # padded prompt tokens that go through the model together
+from mugrpo.model.sizes import cache_bytes, slots_that_fit, widths_of
 
 
 class ContinuousEngine(Engine):
-    """An engine that decodes in slots with the trainer's own model. A refresh costs nothing."""
+    """An engine that decodes in slots with the trainer's own model. A refresh costs nothing.
 
-    def __init__(self, policy: Policy, options: ContinuousOptions) -> None:
+    If it is `static`, steps have static shapes, as a GPU captures them (see `engines.static`), but
+    for a nucleus, which branches on its data.
+    """
+
+    def __init__(self, policy: Policy, options: ContinuousOptions, *, static: bool = False) -> None:
         self.policy = policy
         self.options = options
+        self._static = static
+        self._static_slots: StaticSlots | None = None
 
     def generate(
         self,
@@ -48,38 +47,57 @@ class ContinuousEngine(Engine):
         top_p: float = 1.0,
         more: Iterable[Sequence[Request]] = (),
     ) -> Iterator[Decoded]:
-        """See `Engine.generate`. Finished responses are reported after every step."""
+        """See `Engine.generate`. Finished responses are reported after every step, or every few."""
         arrivals = Arrivals(requests, more)
-        batch = _Sequences(self.policy, self.options, temperature, max_new_tokens, top_p)
-        batch.add(arrivals.take())
-        rows = batch.slots or self.options.slots
-        with self.policy.evaluating() as model, reordered(model, rows):
+        first = arrivals.take()
+        slots = self.options.slots or slots_for(max_new_tokens)
+        batch: EagerSequences | StaticSequences
+        if self._static and top_p == 1:
+            longest = max([0, *(len(request.prompt_ids) for request in first.values())])
+            state = self._slots(longest + max_new_tokens, max_new_tokens, temperature)
+            slots, batch = state.slots, StaticSequences(self.policy, state)
+        else:
+            batch = EagerSequences(self.policy, slots, temperature, max_new_tokens, top_p)
+        batch.add(first)
+        with (
+            self.policy.evaluating() as model,
+            reordered(model, min(slots, batch.unfinished) or slots),
+        ):
             while batch.unfinished or arrivals.open:
-                if arrivals.open and batch.unfinished < self.options.slots:
-                    batch.add(arrivals.take())
+                while arrivals.open and batch.unfinished < slots:
+                    batch.add(arrived := arrivals.take())
+                    if not (arrived and self._static):  # a report of static steps is of several
+                        break
                 yield batch.advance() if batch.unfinished else Decoded((), 0)
 
+    def sleep(self) -> None:
+        """Free caches and graphs."""
+        self._static_slots = None
 
-@torch.inference_mode()
-def prefill(policy: Policy, prompts: Sequence[np.ndarray]) -> list[Prefilled]:
-    """Return each prompt's keys and values in every layer, and the logits after its last token."""
-    ids_UP, mask_UP = left_padded(prompts, policy)
-    cache, model = DynamicCache(), policy.working()
-    logits_UV = model(
-        input_ids=ids_UP,
-        attention_mask=mask_UP,
-        position_ids=(mask_UP.cumsum(-1) - 1).clamp(min=0),
-        use_cache=True,
-        logits_to_keep=1,
-        **cache_argument(cache, model),
-    ).logits[:, -1]
-    cached: Any = cache.layers
-    prefilled = []
-    for row, prompt in enumerate(prompts):
-        begin = ids_UP.shape[1] - len(prompt)
-        layers = [(c.keys[row, :, begin:], c.values[row, :, begin:]) for c in cached]
-        prefilled.append((layers, logits_UV[row]))
-    return prefilled
+    def _slots(self, room: int, limit: int, temperature: float) -> StaticSlots:
+        """Return slots for sequences of `room` tokens, those of the last call if they serve.
+
+        Without `engine.slots` there are as many as free memory holds, and none more afterwards.
+        """
+        slots, made = self.options.slots, self._static_slots
+        if made and made.serves(self.policy, slots or made.slots, limit, temperature):
+            return made
+        self._static_slots = made = None  # frees its memory before it is counted
+        if not slots:
+            slots = _fitting(self.policy, room) or slots_for(limit)
+        self._static_slots = StaticSlots(self.policy, slots, limit, temperature)
+        return self._static_slots
+
+
+def _fitting(policy: Policy, room: int) -> int:
+    """Return how many sequences of `room` tokens the GPU's free memory holds, 0 without a GPU."""
+    if not policy.on_gpu:
+        return 0
+    widths, model = widths_of(policy.model.config), policy.working()
+    free, _ = torch.cuda.mem_get_info(policy.device)
+    free += torch.cuda.memory_reserved(policy.device) - torch.cuda.memory_allocated(policy.device)
+    kv_bytes = cache_bytes(widths, next(model.parameters()).itemsize)
+    return slots_that_fit(free, room, kv_bytes, widths.vocabulary)
 
 
 @torch.inference_mode()
@@ -115,28 +133,28 @@ def forced(
         yield decode(policy, cache, token_U, np.full(len(prompts), t))
 
 
-class _Sequences:
+class EagerSequences:
     """The requests of one call of `generate` that wait or are active in a slot."""
 
     def __init__(
         self,
         policy: Policy,
-        options: ContinuousOptions,
+        most: int,
         temperature: float,
         max_new_tokens: int,
         top_p: float,
     ) -> None:
+        """Prepare for at most `most` sequences at once."""
         self.policy = policy
-        self.options = options
+        self.most = most
         self.temperature = temperature
         self.limit = max_new_tokens
         self.top_p = top_p
         self.slots = 0
         self.cache = SlotCache(0, split=policy.device.type == "cpu")
         self.stop_ids = torch.tensor(policy.stop_ids, device=policy.device)
-        self.waiting: deque[tuple[int, Request]] = deque()  # with their indices
+        self.waiting = Waiting(policy)
         self.active = 0
-        self.ready: dict[bytes, Prefilled] = {}  # prompts of waiting requests
         # Bookkeeping is on the host, the data of the computation on the device.
         self.request_S = np.zeros(0, np.int64)
         self.length_S = np.zeros(0, np.int64)  # response tokens so far
@@ -152,8 +170,8 @@ class _Sequences:
 
     def add(self, requests: Mapping[int, Request]) -> None:
         """Let `requests` wait, too. There are never more slots than the requests could fill."""
-        self.waiting.extend(requests.items())
-        added = min(self.options.slots, self.unfinished) - self.slots
+        self.waiting.add(requests)
+        added = min(self.most, self.unfinished) - self.slots
         if added <= 0:
             return
         self.slots += added
@@ -185,47 +203,17 @@ class _Sequences:
         Return the number of requests that were started.
         """
         first = self.active
-        while self.active < self.slots and (key := self._next_prompt()):
-            if key not in self.ready:
-                self._prefill()
-            begun: list[tuple[int, Request]] = []
-            while self.active + len(begun) < self.slots and self._next_prompt() == key:
-                begun.append(self.waiting.popleft())
+        for (layers, logits_V), begun in self.waiting.groups(self.slots - self.active):
             rows = np.arange(self.active, self.active + len(begun))
             self.request_S[rows] = [index for index, _ in begun]
             self.limit_S[rows] = [r.max_new_tokens or self.limit for _, r in begun]
             self.length_S[rows] = 0
             drawn = torch.from_numpy(uniforms([r.seed for _, r in begun], self.limit))
             self.uniforms_ST[rows] = drawn.to(self.policy.device)
-            layers, logits_V = self.ready[key]
             self.cache.begin(rows, layers)
             self._draw(rows, logits_V.expand(len(begun), -1))
             self.active += len(begun)
-            if self._next_prompt() != key:
-                del self.ready[key]
         return self.active - first
-
-    def _next_prompt(self) -> bytes | None:
-        """Return the bytes of the prompt of the request that waits longest, if any waits."""
-        return self.waiting[0][1].prompt_ids.tobytes() if self.waiting else None
-
-    def _prefill(self) -> None:
-        """Prefill the next waiting prompts, as many as fit in `_PREFILL_TOKENS` with padding.
-
-        At least one prompt is computed, however long.
-        """
-        chosen: dict[bytes, np.ndarray] = {}
-        longest = 0
-        for _, request in self.waiting:
-            key = request.prompt_ids.tobytes()
-            if key in self.ready or key in chosen:
-                continue
-            longest = max(longest, len(request.prompt_ids))
-            if chosen and longest * (len(chosen) + 1) > _PREFILL_TOKENS:
-                break
-            chosen[key] = request.prompt_ids
-        prefilled = prefill(self.policy, list(chosen.values()))
-        self.ready.update(zip(chosen, prefilled, strict=True))
 
     def _draw(self, rows: np.ndarray, logits_AV: torch.Tensor) -> None:
         """Sample the next token of the slots `rows`."""

@@ -15,7 +15,7 @@ from mugrpo.model.hardware import precision_of
 from mugrpo.model.loading import model_config, model_sizes
 from mugrpo.model.pretrained import model_path
 from mugrpo.model.vocabulary import Vocabulary
-from mugrpo.processes.lifetime import passed_on
+from mugrpo.processes.lifetime import fixed_segments, passed_on
 
 OLDEST = (0, 26)  # its reload_weights takes a path; tools/vllm_env.py has the tested version
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # those that vLLM keeps room for
@@ -107,6 +107,7 @@ def vllm_host(
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "TOKENIZERS_PARALLELISM": "false",
             "PYTHONPATH": os.pathsep.join(paths),
+            **fixed_segments(),
         },
         log=log,
         vocab_size=vocabulary.size,

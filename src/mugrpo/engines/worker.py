@@ -50,7 +50,7 @@ class Own:
 
         if self._engine is None:
             # An adapter's A does not matter before it is loaded.
-            policy = load_policy(self._model, lora=self._lora, share_prompts=False)
+            policy = load_policy(self._model, lora=self._lora, trained=False)
             self._engine = make_engine(policy, self._options)
         self._engine.policy.load_weights(path, update)
 
@@ -66,6 +66,14 @@ class Own:
                 for place, c in decoded.completions
             ]
             yield responses, decoded.slots
+
+    def sleep(self) -> bool:
+        """Leave to updates what generation has left of a GPU's memory. The weights stay."""
+        from mugrpo.model.memory import give_back_memory
+
+        self._engine.sleep()
+        give_back_memory()
+        return False
 
     @staticmethod
     def failure(error: Exception) -> str | None:

@@ -11,7 +11,7 @@ from typing import TypeVar
 from mugrpo.engines import make_engines
 from mugrpo.engines.base import Engine
 from mugrpo.hosts.weights import Weights
-from mugrpo.model.memory import give_back_if_tight, out_of_memory_explained
+from mugrpo.model.memory import make_room, out_of_memory_explained
 from mugrpo.rollouts.sampler import Dialogue, Encode, Sampler
 from mugrpo.run.opening import OpenRun
 
@@ -129,10 +129,10 @@ class Engines:
 
     def sleep(self) -> None:
         """Leave the machine to the updates."""
-        if self._used and self._weights.policy is not None:
-            give_back_if_tight()
-        self._used = False
         at_once(lambda engine: engine.sleep(), self._engines)
+        if self._used and self._weights.policy is not None:
+            make_room()  # last, for what an engine in this process has held
+        self._used = False
 
     def close(self) -> None:
         """Close the engines and release all that they hold. The next use starts them again."""

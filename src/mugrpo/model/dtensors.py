@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from mugrpo.model.host_memory import Rooms
 from mugrpo.processes.ranks import Ranks
 
 
@@ -41,16 +42,17 @@ def like(rows: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     return made
 
 
-def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return the tensor on `device`: itself if it is there already. Host memory is pinned.
+def moved(tensor: torch.Tensor, device: torch.device, rooms: Rooms | None) -> torch.Tensor:
+    """Return the tensor on `device`: itself if it is there already. In host memory it has a room.
 
-    The copy may still be under way when this returns, see `torch.cuda.synchronize`.
+    The copy may still be under way when this returns, see `torch.cuda.synchronize`. Call this
+    without gradients: they would hide a DTensor's own rows.
     """
     if local(tensor).device.type == device.type:
         return tensor
-    # Copies between a GPU and memory that is not pinned go through a small buffer of the driver's.
-    pinned = device.type == "cpu" and torch.cuda.is_available()
-    made = torch.empty_like(tensor, device=device, pin_memory=pinned)
+    made = torch.empty_like(tensor, device=device)
+    if rooms is not None and local(tensor).is_contiguous():  # rooms are
+        local(made).data = rooms(local(tensor))
     local(made).copy_(local(tensor), non_blocking=True)
     return made
 

@@ -21,6 +21,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from mugrpo.model.dtensors import local, own_rows, tensors_of
+from mugrpo.model.host_memory import HostMemory, Rooms
 from mugrpo.processes.ranks import Ranks
 
 _INDEX = "model.safetensors.index.json"
@@ -53,25 +54,27 @@ def weights_in_memory(
     files: int,
     *,
     own: int | None,
-    copied: bool,
+    host: HostMemory | None,
     dtype: torch.dtype | None = None,
 ) -> ModelPart:
     """Return what this rank writes of `tensors`, a model's by name, in CPU memory.
 
     It writes file number `own`, or none. Ranks that split the model must all call this. If
-    `copied`, later updates do not change what is returned. Floating-point numbers are rounded to
-    `dtype`, if it is given.
+    `host` is given, the tensors are copied there, and later updates do not change them.
+    Floating-point numbers are rounded to `dtype`, if it is given.
     """
     types = {
         name: dtype if dtype and t.is_floating_point() else t.dtype for name, t in tensors.items()
     }
     sizes = {name: t.numel() * types[name].itemsize for name, t in tensors.items()}
     owners = _dealt(sizes, files)
+    own_sizes = (size for name, size in sizes.items() if owners[name] == own)
+    rooms = None if host is None else host.rooms(own_sizes)
     mine: Tensors = {}
     for name, tensor in tensors.items():
         whole = _sent(tensor, types[name], owners[name], own)
         if whole is not None and owners[name] == own:
-            mine[name] = whole.to("cpu", types[name], copy=copied).contiguous()
+            mine[name] = in_memory(whole, types[name], rooms)
     if files == 1 or own is None:
         return ModelPart(mine)
     index = {name: _file(owner, files) for name, owner in owners.items()}
@@ -101,6 +104,13 @@ def _sent(
     received = sent.new_empty(mesh.size() * each, sent.shape[1])
     dist.gather(sent, list(received.split(each)), group_dst=owner, group=mesh.get_group())
     return received.view(dtype)[: len(tensor)].view(tensor.shape)
+
+
+def in_memory(tensor: torch.Tensor, dtype: torch.dtype, rooms: Rooms | None) -> torch.Tensor:
+    """Return the tensor in CPU memory: a copy, if there are `rooms` for it."""
+    if rooms is None:
+        return tensor.to("cpu", dtype).contiguous()
+    return rooms(tensor, dtype).copy_(tensor)
 
 
 def write_weights(model: Any, weights: ModelPart, ranks: Ranks, folder: Path) -> dict[str, str]:

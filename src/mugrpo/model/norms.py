@@ -1,6 +1,7 @@
-"""RMS norms whose backward pass takes fewer passes over memory on a CPU.
+"""RMS norms that take fewer passes over memory than those of transformers.
 
-The forward pass has the same bits as transformers', and gradients are the same up to rounding.
+On a CPU, the forward pass has the same bits, and gradients are the same up to rounding. On a GPU,
+torch's own norm is one kernel in place of eight, which in bf16 rounds once where they round twice.
 """
 
 import copy
@@ -8,11 +9,12 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 
 def use_short_norms(model: nn.Module) -> None:
-    """Let the RMS norms of `model` compute with `_RMSNorm`, if that is what they compute."""
+    """Let the RMS norms of `model` compute with `_norm`, if that is what they compute."""
     for layer in model.modules():
         if type(layer).__name__.endswith("RMSNorm") and _is_usual(layer):
             layer.forward = partial(_norm, layer)
@@ -44,7 +46,10 @@ class _RMSNorm(torch.autograd.Function):
 
 
 def _norm(layer: Any, input: torch.Tensor) -> torch.Tensor:
-    output: torch.Tensor = _RMSNorm.apply(input, layer.weight, layer.variance_epsilon)
+    weight, eps = layer.weight, layer.variance_epsilon
+    if not input.is_cpu:
+        return F.rms_norm(input, weight.shape, weight, eps)
+    output: torch.Tensor = _RMSNorm.apply(input, weight, eps)
     return output
 
 

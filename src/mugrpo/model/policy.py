@@ -19,6 +19,7 @@ from mugrpo.model.dtensors import fill, local, moved, tensors_of
 from mugrpo.model.files import ModelPart, read_rows, saved_tensors, weights_in_memory, write_weights
 from mugrpo.model.half import HalfCopy, halve_frozen
 from mugrpo.model.hardware import device, precision_of
+from mugrpo.model.host_memory import HostMemory
 from mugrpo.model.loading import empty_model, load_model, load_tokenizer, processor_files
 from mugrpo.model.memory import keep_freed_memory, out_of_memory_explained
 from mugrpo.model.norms import use_short_norms
@@ -50,9 +51,11 @@ class Policy:
         self.adapter = adapter
         self.tokenizer = tokenizer
         self.precision = precision_of(options)
+        self.copies = self.precision == "bf16"  # whether forward passes go through a copy in bf16
         self.update = 0
         self.can_share_prompts: bool | None = None  # not tried yet
         self.kernel: Kernel | None = None  # of attention without masks, if the trainer has tried it
+        self.compiled = False  # whether updates run compiled code, if the trainer has tried it
         self.device: torch.device = model.device  # of its forward passes
         self.ranks: Ranks = ALONE  # the ranks that split the weights
         self.compute: nn.Module | None = None  # from ids to logprobs, if ranks split the model
@@ -78,6 +81,7 @@ class Policy:
         self.model.train(options.gradient_checkpointing)
         self.waking_remedy = "free GPU memory"  # what to do if it cannot wake
         self.asleep = False  # whether the weights are in host memory, to leave the GPU to engines
+        self.host = HostMemory()  # of weights that sleep or are saved
         self._half: HalfCopy | None = None
         self._changed = False  # since `_half` was made
 
@@ -86,7 +90,7 @@ class Policy:
 
         If ranks split the model, FSDP makes that copy block by block.
         """
-        if self.precision == "fp32" or self.compute is not None:
+        if not self.copies or self.compute is not None:
             return self.model
         if self._half is None:
             self._half = HalfCopy(self.model)
@@ -126,7 +130,8 @@ class Policy:
         if self.files == 1:
             own = 0 if self.ranks.first else None
         tensors = self.adapter.tensors() if self.adapter else saved_tensors(self.model)
-        return weights_in_memory(tensors, self.files, own=own, copied=copied, dtype=dtype)
+        host = self.host if copied else None
+        return weights_in_memory(tensors, self.files, own=own, host=host, dtype=dtype)
 
     def save(
         self, folder: Path, weights: ModelPart | None = None, dtype: torch.dtype | None = None
@@ -203,7 +208,10 @@ class Policy:
         FSDP notices only if the whole module that it splits is moved. If a module below is, such
         as `model`, forward passes go on to gather the weights from before.
         """
-        (self.compute or self.model)._apply(lambda tensor: moved(tensor, device))
+        rooms = None
+        if device.type == "cpu":
+            rooms = self.host.rooms(local(t).nbytes for t in tensors_of(self.model).values())
+        (self.compute or self.model)._apply(lambda tensor: moved(tensor, device, rooms))
         self._half = None
         if torch.cuda.is_available():
             torch.cuda.synchronize()
@@ -239,7 +247,7 @@ def load_policy(
     *,
     lora: LoRAOptions | None = None,
     seed: int = 0,
-    share_prompts: bool = True,
+    trained: bool = True,
 ) -> Policy:
     """Return the policy at update 0, with an adapter drawn with `seed` if `lora` asks for one.
 
@@ -247,9 +255,10 @@ def load_policy(
     weights are arbitrary until `fsdp.distribute` fills them. On a CPU, the process keeps freed
     memory from here on (`keep_freed_memory`). `notify` reports a router's loss that is left out,
     and a router that an adapter trains. Under an adapter, a model in bf16 has its own weights only
-    in bf16. With `share_prompts`, whether the model can share prompts is tried before that, as the
-    trial takes fp32. Raises UsageError if model or tokenizer cannot be loaded, if logprobs would
-    not be the model's own (`untrainable`), and as `put_adapter` does.
+    in bf16, and whether it can share prompts is tried before, as that takes fp32. A policy that is
+    not `trained`, as that of an engine process, is not tried, and in bf16 it has no weights in
+    fp32. Raises UsageError if model or tokenizer cannot be loaded, if logprobs would not be the
+    model's own (`untrainable`), and as `put_adapter` does.
     """
     path, place = model_path(options), device()
     model = load_model(path) if ranks.first else None
@@ -261,29 +270,37 @@ def load_policy(
     if ranks.size == 1:  # safetensors may return unaligned memory, and resume must be exact
         for parameter in model.parameters():
             parameter.data = parameter.data.clone()
+    use_short_norms(model)
     if place == "cpu":
         keep_freed_memory()
-        use_short_norms(model)
     else:
         torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for each shape, for 0.4 s
     shares: bool | None = None
-    halves = adapter and precision_of(options) == "bf16"
+    halves = precision_of(options) == "bf16" and bool(adapter or not trained)
     if ranks.size == 1 and not halves:
         model.to(place)
-    if fault := ranks.from_first(untrainable(model, path) if ranks.first else None):
+    if fault := ranks.from_first(untrainable(model, path) if ranks.first and trained else None):
         raise UsageError(fault)
-    if halves and share_prompts:
+    if halves and adapter and trained:
         shares = ranks.from_first(ranks.first and can_share_prompts(model))
     quantize(model, lora, place)
     if halves:
-        halve_frozen(model)
+        _halve(model, adapter)
     policy = Policy(model.to(place) if ranks.size == 1 else model, tokenizer, options, adapter)
     policy.ranks, policy.device = ranks, torch.device(place)
     policy.can_share_prompts = shares
+    policy.copies &= not halves or adapter is not None
     policy.processor_files = processor_files(path)
     for sentence in _notices(model, adapter):
         notify(sentence)
     return policy
+
+
+def _halve(model: Any, adapter: Adapter | None) -> None:
+    """Round what is not trained to bf16: without an adapter, all of it."""
+    if adapter is None:
+        model.requires_grad_(False)
+    halve_frozen(model)
 
 
 def _notices(model: Any, adapter: Adapter | None) -> Iterator[str]:

@@ -4,7 +4,8 @@ Suffixes: B responses, L prompt and response tokens (right-padded), T response t
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,8 @@ from mugrpo.processes.messages import first_line
 # Tokens of a row, of the prompts (the first two are one), and of the responses.
 _SHORT = 8, (3, 3, 5), (3, 1, 2)
 _LONG = 96, (40, 40, 70), (56, 1, 20)  # more than the 64 that a kernel takes at once
+_KINDS = "hidden states", "logprobs"
+_SHARED = torch.tensor([0, 0, 1])  # the prompts' numbers
 
 # Largest norm of a difference, relative to the norm, and the norm's order. In bf16, kernels may
 # differ by a few percent; a wrong mask changes most numbers.
@@ -37,50 +40,109 @@ def row_fault(model: Any, compute: Callable[..., Any], kernel: Kernel | None = N
     """Return what rows that share a prompt give otherwise than padded rows, or None.
 
     With a `kernel` that attends without masks, rows that share nothing are tried as well. `compute`
-    is `response_logprobs` of the model. Hidden states and gradients are compared. (Logprobs differ
-    too little: most of each is the logarithm of the vocabulary's size.) Gradients stay what they
+    is `response_logprobs` of the model. Hidden states and gradients are compared. (Logprobs
+    tell little: most of each is the logarithm of the vocabulary's size.) Gradients stay what they
     were. Ranks that split the model all call this, and each compares its own rows.
     """
-    length, prompts, responses = _SHORT if kernel is None else _LONG
     tolerance, order = _IN_FP32 if kernel is None else _IN_BF16
-    ids_BL = torch.arange(3 * length, device=model.device).view(3, length) % 7 + 1
-    ids_BL[1, : prompts[1]] = ids_BL[0, : prompts[0]]
-    prompt_lengths_B, lengths_B = torch.tensor([prompts, responses], device=model.device)
-    mask_BT = torch.arange(max(responses), device=model.device) < lengths_B[:, None]
-    factors_BT = torch.linspace(-1, 2, mask_BT.numel(), device=model.device).view(mask_BT.shape)
+    # All gradients lead to the first weights. A new adapter's first matrix has none.
+    weights = _trained(model)[: 2 if kernel is None else 1]
+    # Other gradients take memory. Copies in bf16 and ranks, on which kernels are tried, need them.
+    only = weights if kernel is None else None
+    computed = partial(_computed, compute, _SHORT if kernel is None else _LONG, weights, only)
+    ways = {"shared prompts": _SHARED} | ({} if kernel is None else {"single rows": None})
+    fault = None
+    with _own_gradients(model):
+        plain = computed(None, kernel=None)
+        try:
+            for kind, prompts_B in ways.items():
+                found = zip(computed(prompts_B, kernel=kernel), plain, strict=True)
+                for number, (ours, expected) in enumerate(found):
+                    if not (ours - expected).norm(order) <= tolerance * expected.norm(order):
+                        name = _KINDS[number] if number < 2 else "gradients of its first weights"
+                        fault = fault or f"gives this model other {name} of {kind}"
+        except Exception as error:  # other kinds of models may fail in any way
+            fault = f"fails ({first_line(error)})"
+    return fault
+
+
+def compiled_fault(
+    model: Any,
+    compute: Callable[..., Any],
+    running: Callable[[], AbstractContextManager[None]],
+    *,
+    kernel: Kernel | None,
+    share: bool,
+    half: bool,
+) -> str | None:
+    """Return what `compute` gives otherwise when it is compiled, as it is within `running`.
+
+    `compute` is `response_logprobs` of the model, or of its copy in bf16 (`half`). Hidden states,
+    logprobs and all gradients are compared, of rows that `share` a prompt. Gradients stay what they
+    were.
+    """
+    tolerance, order = _IN_BF16 if half else _IN_FP32
+    prompts_B = _SHARED if share else None
+    computed = partial(_computed, compute, _LONG, _trained(model), None, prompts_B, kernel=kernel)
+    with _own_gradients(model):
+        plain = computed()
+        try:
+            with running():
+                ours = computed(compiled=True)
+        except Exception as error:  # a compiler may fail in any way
+            return f"fails ({first_line(getattr(error, 'inner_exception', error))})"
+    # A gradient may be nothing but rounding: that of a bias of keys is 0.
+    least = max((gradient.norm(order).item() for gradient in plain[2:]), default=0.0) / 100
+    for number, (found, expected) in enumerate(zip(ours, plain, strict=True)):
+        size = expected.norm(order) if number < 2 else expected.norm(order).clamp(min=least)
+        if not (found - expected).norm(order) <= tolerance * size:
+            return f"gives this model other {_KINDS[number] if number < 2 else 'gradients'}"
+    return None
+
+
+def _trained(model: Any) -> list[torch.nn.Parameter]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+@contextmanager
+def _own_gradients(model: Any) -> Iterator[None]:
+    """Begin without gradients, and leave the gradients that were there."""
     before = [(parameter, parameter.grad) for parameter in model.parameters()]
     for parameter, _ in before:
         parameter.grad = None
-    # All gradients lead to the first weights. A new adapter's first matrix has none.
-    weights = [p for p in model.parameters() if p.requires_grad][: 2 if kernel is None else 1]
-    # Other gradients take memory. Copies in bf16 and ranks, on which kernels are tried, need them.
-    only = weights if kernel is None else None
-
-    @torch.enable_grad()
-    def computed(prompts_B: torch.Tensor | None, kernel: Kernel | None) -> list[torch.Tensor]:
-        """Return hidden states [N, H], and the gradients of a weighted sum of logprobs."""
-        hidden: list[torch.Tensor] = []
-        how = {"temperature": 1.0, "chunk": 16, "kernel": kernel, "watch": hidden.append}
-        logprobs_BT, _ = compute(ids_BL, prompt_lengths_B, mask_BT, prompts_B, **how)
-        for weight in weights:
-            weight.grad = None
-        if weights:
-            (logprobs_BT * factors_BT).sum().backward(inputs=only)
-        gradients = [torch.zeros_like(w) if w.grad is None else w.grad for w in weights]
-        return [hidden[0].detach().float(), *(local(gradient).float() for gradient in gradients)]
-
-    plain, shared_B = computed(None, None), torch.tensor([0, 0, 1], device=model.device)
-    ways = {"shared prompts": shared_B} | ({} if kernel is None else {"single rows": None})
-    fault = None
     try:
-        for kind, prompts_B in ways.items():
-            for found, expected in zip(computed(prompts_B, kernel), plain, strict=True):
-                if not (found - expected).norm(order) <= tolerance * expected.norm(order):
-                    first = expected is plain[0]
-                    name = "hidden states" if first else "gradients of its first weights"
-                    fault = fault or f"gives this model other {name} of {kind}"
-    except Exception as error:  # other kinds of models may fail in any way
-        fault = f"fails ({first_line(error)})"
-    for parameter, gradient in before:
-        parameter.grad = gradient
-    return fault
+        yield
+    finally:
+        for parameter, gradient in before:
+            parameter.grad = gradient
+
+
+@torch.enable_grad()
+def _computed(
+    compute: Callable[..., Any],
+    sizes: tuple[int, tuple[int, ...], tuple[int, ...]],
+    weights: Sequence[torch.nn.Parameter],
+    only: Sequence[torch.nn.Parameter] | None,
+    prompts_B: torch.Tensor | None,
+    **how: Any,
+) -> list[torch.Tensor]:
+    """Return hidden states [N, H], logprobs [B, T], and gradients of a weighted sum of these.
+
+    `compute` gets three rows, of which two have one prompt.
+    """
+    length, prompts, responses = sizes
+    ids_BL = torch.arange(3 * length).view(3, length) % 7 + 1
+    ids_BL[1, : prompts[1]] = ids_BL[0, : prompts[0]]
+    prompt_lengths_B, lengths_B = torch.tensor([prompts, responses])
+    mask_BT = torch.arange(max(responses)) < lengths_B[:, None]
+    rows = (ids_BL, prompt_lengths_B, mask_BT, prompts_B)
+    hidden: list[torch.Tensor] = []
+    logprobs_BT, _ = compute(*rows, temperature=1.0, chunk=16, watch=hidden.append, **how)
+    for weight in weights:
+        weight.grad = None
+    if weights:
+        factors = torch.linspace(-1, 2, mask_BT.numel(), device=logprobs_BT.device)
+        (logprobs_BT * factors.view(mask_BT.shape)).sum().backward(inputs=only)
+    gradients = [torch.zeros_like(w) if w.grad is None else w.grad for w in weights]
+    states = [hidden[0].detach(), logprobs_BT.detach(), *map(local, gradients)]
+    return [tensor.float() for tensor in states]

@@ -10,12 +10,14 @@ dimension.
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import ArrayLike, NDArray
 from transformers import AttentionInterface
 
 from mugrpo.model.attention import attending, refuse_unknown
-from mugrpo.model.rows import body_of, response_lengths
+from mugrpo.model.rows import body_of, response_lengths, sent
 from mugrpo.model.varlen import Kernel, Sequences
 
 PACKED = "mugrpo_packed"  # the name that registers `packed_attention` with transformers
@@ -24,14 +26,16 @@ PACKED = "mugrpo_packed"  # the name that registers `packed_attention` with tran
 # that share keys and values. A copy of these for each query head takes less.
 _UNGROUPED = ("cuda",)
 
+_HOST = torch.device("cpu")
+
 
 def shared_hidden(
     model: Any,
-    ids_BL: torch.Tensor,
-    prompt_lengths_B: torch.Tensor,
-    mask_BT: torch.Tensor,
-    prompts_B: torch.Tensor,
-    steps_BT: torch.Tensor | None = None,
+    ids_BL: ArrayLike,
+    prompt_lengths_B: ArrayLike,
+    mask_BT: ArrayLike,
+    prompts_B: ArrayLike,
+    steps_BT: ArrayLike | None = None,
     kernel: Kernel | None = None,
 ) -> torch.Tensor:
     """Return what `plain_hidden` returns, but compute each prompt only once.
@@ -40,12 +44,11 @@ def shared_hidden(
     padding; only attention separates them, by masks or by a `kernel` that needs none. Nothing is
     predicted from the last chosen token of a response and those after it, so they are not computed.
     """
-    assert prompts_B.shape == prompt_lengths_B.shape
-    real_BR = mask_BT
+    real_BR = mask_BT = np.asarray(mask_BT)
     if steps_BT is not None:
         lengths_B1 = response_lengths(mask_BT, steps_BT)[:, None]
-        real_BR = torch.arange(int(lengths_B1.max()), device=ids_BL.device) < lengths_B1
-    packing = Packing(ids_BL, prompt_lengths_B, real_BR, prompts_B, kernel)
+        real_BR = np.arange(lengths_B1.max()) < lengths_B1
+    packing = Packing(ids_BL, prompt_lengths_B, real_BR, prompts_B, kernel, model.device)
     with attending(model.config, PACKED):
         hidden_MH = body_of(model)(
             input_ids=packing.ids[None],
@@ -53,11 +56,10 @@ def shared_hidden(
             use_cache=False,
             packing=packing,
         ).last_hidden_state[0]
-    last_B1 = packing.prompt[prompts_B, prompt_lengths_B - 1][:, None]
-    before_BT = torch.cat([last_B1, packing.response], 1)  # the token before each response token
+    before_BT = packing.before
     if steps_BT is not None:
-        before_BT = before_BT.gather(1, steps_BT)
-    hidden_NH: torch.Tensor = hidden_MH.index_select(0, before_BT[mask_BT])
+        before_BT = np.take_along_axis(before_BT, np.asarray(steps_BT), 1)
+    hidden_NH: torch.Tensor = hidden_MH.index_select(0, sent(before_BT[mask_BT], model.device))
     return hidden_NH
 
 
@@ -65,82 +67,99 @@ class Packing:
     """Packed tokens, prompts first, and the indices by which attention separates them.
 
     Not a dataclass: of those among a block's arguments, FSDP makes new ones when it casts to bf16,
-    and each block would compute what is cached here again, with several waits for the GPU.
+    and each block would compute what is cached here again.
     """
 
     def __init__(
         self,
-        ids_BL: torch.Tensor,
-        prompt_lengths_B: torch.Tensor,
-        mask_BT: torch.Tensor,
-        prompts_B: torch.Tensor,
+        ids_BL: ArrayLike,
+        prompt_lengths_B: ArrayLike,
+        mask_BT: ArrayLike,
+        prompts_B: ArrayLike,
         kernel: Kernel | None = None,
+        device: torch.device = _HOST,
     ) -> None:
         """Pack rows, given as in `shared_hidden`. `mask_BT` is true for all response tokens."""
-        device = ids_BL.device
-        rows_B = torch.arange(len(prompts_B), device=device)
-        rows_U = rows_B.new_zeros(int(prompts_B.max()) + 1).scatter(0, prompts_B, rows_B)
-        lengths_U = prompt_lengths_B[rows_U]
-        places_P = torch.arange(int(lengths_U.max()), device=device)
-        steps_S = torch.arange(mask_BT.shape[1] - 1, device=device)
-        real_UP = places_P < lengths_U[:, None]
+        ids_BL, mask_BT, prompts_B = map(np.asarray, (ids_BL, mask_BT, prompts_B))
+        lengths_B = np.asarray(prompt_lengths_B)
+        rows_U = np.unique(prompts_B, return_index=True)[1]
+        places_P = np.arange(lengths_B.max())
+        real_UP = places_P < lengths_B[rows_U, None]
         real_BS = mask_BT[:, 1:]
-        places_BS = (prompt_lengths_B[:, None] + steps_S).clamp(max=ids_BL.shape[1] - 1)
-        prompt_UP = (real_UP.flatten().cumsum(0) - 1).view(real_UP.shape).where(real_UP, 0)
-        response_BS = (real_BS.flatten().cumsum(0) - 1 + real_UP.sum()).view(real_BS.shape)
-        self.ids = torch.cat(  # [M]
-            [ids_BL[rows_U, : len(places_P)][real_UP], ids_BL.gather(1, places_BS)[real_BS]]
-        )
-        self.positions = torch.cat(  # [M]
-            [places_P.expand(real_UP.shape)[real_UP], places_BS[real_BS]]
-        )
-        self.prompt = prompt_UP  # [U, P], indices in M of a prompt's tokens, 0 in padding
-        self.response = response_BS.where(real_BS, 0)  # [B, S], the same of a response's
-        self.real_prompt = real_UP  # [U, P] bool, false in padding
-        self.real_response = real_BS  # [B, S] bool, false in padding
-        self.prompts = prompts_B  # [B], each response's prompt
+        places_BS = (lengths_B[:, None] + np.arange(real_BS.shape[1])).clip(max=ids_BL.shape[1] - 1)
+        ids_BS = np.take_along_axis(ids_BL, places_BS, 1)
+        ids_M = np.append(ids_BL[rows_U, : len(places_P)][real_UP], ids_BS[real_BS])
+        places_UP = np.broadcast_to(places_P, real_UP.shape)
+        self.ids = sent(ids_M, device)  # [M]
+        self.positions = sent(np.append(places_UP[real_UP], places_BS[real_BS]), device)  # [M]
         self.kernel = kernel  # that attends without masks
         self.masks: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by window
+        # On the host: indices in M of a prompt's and a response's tokens, 0 in padding.
+        numbers = np.append(real_UP, real_BS).cumsum() - 1
+        self._prompt_UP = numbers[: real_UP.size].reshape(real_UP.shape) * real_UP
+        self._response_BS = numbers[real_UP.size :].reshape(real_BS.shape) * real_BS
+        self._real_UP, self._real_BS, self._prompts_B = real_UP, real_BS, prompts_B
+        self._lengths_B, self._device = lengths_B, device
+
+    @property
+    def before(self) -> NDArray[np.int64]:
+        """Return the index in M of the token before each response token, an array [B, T]."""
+        last_B1 = self._prompt_UP[self._prompts_B, self._lengths_B - 1][:, None]
+        return np.concatenate([last_B1, self._response_BS], 1)
+
+    @cached_property
+    def prompt(self) -> torch.Tensor:
+        """Return the indices in M of a prompt's tokens, [U, P], 0 in padding."""
+        return sent(self._prompt_UP, self._device)
+
+    @cached_property
+    def response(self) -> torch.Tensor:
+        """Return the indices in M of a response's tokens but the last, [B, S], 0 in padding."""
+        return sent(self._response_BS, self._device)
 
     @cached_property
     def context(self) -> torch.Tensor:
         """Return the indices in M of the tokens that a response attends to, [B, K]."""
-        return torch.cat([self.prompt[self.prompts], self.response], 1)
+        return sent(self._context, self._device)
 
     @cached_property
     def back(self) -> torch.Tensor:
         """Return a token's index in [U, P] and [B, S], flattened and concatenated, [M]."""
-        real = torch.cat([self.real_prompt.flatten(), self.real_response.flatten()])
-        return real.nonzero()[:, 0]
+        return sent(np.flatnonzero(np.append(self._real_UP, self._real_BS)), self._device)
 
     @cached_property
     def sequences(self) -> Sequences:
         """Return the prompts, then the responses; a response attends to its prompt, too."""
-        prompt_Z, response_Z = self.real_prompt.sum(1), self.real_response.sum(1)
+        prompt_Z, response_Z = self._real_UP.sum(1), self._real_BS.sum(1)
         some = response_Z > 0  # a response of one token has none to compute
-        real_BK = torch.cat([self.real_prompt[self.prompts], self.real_response], 1)[some]
+        real_BK = np.concatenate([self._real_UP[self._prompts_B], self._real_BS], 1)[some]
         return Sequences.of(
-            torch.cat([self.prompt[self.real_prompt], self.context[some][real_BK]]),
-            torch.cat([prompt_Z, response_Z[some]]),
-            torch.cat([prompt_Z, real_BK.sum(1)]),
+            np.append(self._prompt_UP[self._real_UP], self._context[some][real_BK]),
+            np.append(prompt_Z, response_Z[some]),
+            np.append(prompt_Z, real_BK.sum(1)),
+            self._device,
         )
+
+    @property
+    def _context(self) -> NDArray[np.int64]:
+        return np.concatenate([self._prompt_UP[self._prompts_B], self._response_BS], 1)
 
     @cached_property
     def visible(self) -> torch.Tensor:
         """Return whether a response's token sees one of its context: [B, S, K], no window."""
-        steps_S = torch.arange(self.response.shape[1], device=self.response.device)
-        shape = (len(self.prompts), len(steps_S), -1)
-        prompt_BSP = self.real_prompt[self.prompts][:, None].expand(shape)
+        steps_S = torch.arange(self.response.shape[1], device=self._device)
+        shape = (len(self.response), len(steps_S), -1)
+        prompt_BSP = sent(self._real_UP[self._prompts_B], self._device)[:, None].expand(shape)
         return torch.cat([prompt_BSP, (steps_S <= steps_S[:, None]).expand(shape)], 2)
 
     @cached_property
     def distance(self) -> torch.Tensor:
         """Return the positions between a response's token and one of its context, [B, S, K]."""
-        steps_S = torch.arange(self.response.shape[1], device=self.response.device)
-        places_P = torch.arange(self.prompt.shape[1], device=self.prompt.device)
-        lengths_B = self.real_prompt.sum(1)[self.prompts]
-        prompt_BSP = (lengths_B[:, None] + steps_S)[:, :, None] - places_P
-        own_BSS = (steps_S[:, None] - steps_S).expand(len(self.prompts), -1, -1)
+        steps_S = torch.arange(self.response.shape[1], device=self._device)
+        places_P = torch.arange(self.prompt.shape[1], device=self._device)
+        lengths_B1 = sent(self._lengths_B, self._device)[:, None]
+        prompt_BSP = (lengths_B1 + steps_S)[:, :, None] - places_P
+        own_BSS = (steps_S[:, None] - steps_S).expand(len(self.response), -1, -1)
         return torch.cat([prompt_BSP, own_BSS], 2)
 
     def attention_masks(self, window: int | None) -> tuple[torch.Tensor | None, torch.Tensor]:

@@ -5,11 +5,16 @@ Suffixes: Z sequences, M packed queries, K packed keys, Q query heads, D head di
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+
+from mugrpo.model.rows import sent
 
 # `torch.nn.attention.varlen.varlen_attn`, or a function with its arguments and its meaning:
 # (query [M, Q, D], key and value [K, heads, D], cu_seq_q and cu_seq_k [Z + 1] int32, max_q, max_k,
@@ -32,14 +37,20 @@ class Sequences:
     longest_k: int
 
     @classmethod
-    def of(cls, keys: torch.Tensor, queries_Z: torch.Tensor, keys_Z: torch.Tensor) -> Sequences:
-        """Return the sequences with these numbers of queries and keys, [Z] each."""
+    def of(
+        cls,
+        keys: NDArray[np.int64],
+        queries_Z: NDArray[np.int64],
+        keys_Z: NDArray[np.int64],
+        device: torch.device,
+    ) -> Sequences:
+        """Return the sequences with these numbers of queries and keys, [Z] each, for `device`."""
 
-        def starts(lengths_Z: torch.Tensor) -> torch.Tensor:
-            return torch.nn.functional.pad(lengths_Z.cumsum(0), (1, 0)).to(torch.int32)
+        def starts(lengths_Z: NDArray[np.int64]) -> torch.Tensor:
+            return sent(np.append(0, lengths_Z.cumsum()).astype(np.int32), device)
 
-        longest_q, longest_k = torch.stack([queries_Z.max(), keys_Z.max()]).tolist()
-        return cls(keys, starts(queries_Z), starts(keys_Z), longest_q, longest_k)
+        longest = int(queries_Z.max()), int(keys_Z.max())
+        return cls(sent(keys, device), starts(queries_Z), starts(keys_Z), *longest)
 
     def attend(
         self,
@@ -79,4 +90,11 @@ def varlen_kernel() -> Kernel | None:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
         return None
-    return cast(Kernel, varlen_attn)
+    if "enable_gqa" in inspect.signature(varlen_attn).parameters:
+        return cast(Kernel, varlen_attn)
+
+    def grouping(*rows: Any, enable_gqa: bool, **how: Any) -> torch.Tensor:
+        """Call the kernel of torch 2.11, which groups heads without being told to."""
+        return cast(torch.Tensor, varlen_attn(*rows, **how))
+
+    return grouping

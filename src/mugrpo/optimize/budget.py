@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from mugrpo.config.training import OptimizerOptions
+from mugrpo.config.training import MICRO_BATCH_TOKENS, OptimizerOptions
 from mugrpo.disk.errors import RunStopped
 from mugrpo.model.memory import give_back_memory, out_of_memory
 from mugrpo.optimize.batching import MicroBatch
@@ -47,14 +47,13 @@ class TokenBudget:
         ranks: int = 1,
     ) -> None:
         """Prepare the budget of a process that is one of `ranks`."""
-        self.options = options
         self._ranks = ranks
         self.notify = notify
-        self.tokens = options.micro_batch_tokens
+        self._most = self.tokens = options.micro_batch_tokens or MICRO_BATCH_TOKENS
 
     @property
     def lowered(self) -> bool:
-        return self.tokens < self.options.micro_batch_tokens
+        return self.tokens < self._most
 
     def fitted(self, work: Callable[[int], T]) -> T:
         """Return `work(tokens)`. Retry with fewer tokens if it raises MicroBatchTooLarge.

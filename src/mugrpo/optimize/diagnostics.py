@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from mugrpo.optimize.batching import MicroBatch
 from mugrpo.processes.ranks import Ranks
@@ -22,6 +24,7 @@ class TokenStatistics:
         self._names = names
         self._sequences: list[torch.Tensor] = []  # log ratio of each computed response
         self._parts: dict[str, list[torch.Tensor]] = {}
+        self._waiting: list[tuple[dict[str, torch.Tensor], NDArray[np.bool_]]] = []
 
     def add(
         self,
@@ -30,15 +33,29 @@ class TokenStatistics:
         entropy_BT: torch.Tensor,
         metrics: dict[str, torch.Tensor],
     ) -> None:
-        tokens = {
-            "log_ratio": logprobs_BT.detach() - batch.behavior_logprobs,
+        """Note what was computed for a micro-batch. It stays on the device until `arrive`."""
+        log_ratio_BT = logprobs_BT.detach() - batch.behavior_logprobs
+        tensors = {
+            "sequence": (log_ratio_BT * batch.mask).sum(-1),
+            "log_ratio": log_ratio_BT,
             "advantage": batch.advantages[:, None].expand_as(batch.mask),
             "entropy": entropy_BT,
             **{name: tensor.detach().float() for name, tensor in metrics.items()},
         }
-        self._sequences.append((tokens["log_ratio"] * batch.mask).sum(-1).double().cpu())
-        for name, tensor in tokens.items():
-            self._parts.setdefault(name, []).append(tensor[batch.mask].float().cpu())
+        self._waiting.append((tensors, batch.chosen))
+
+    def arrive(self, *others: torch.Tensor) -> list[torch.Tensor]:
+        """Copy to the host what was added, with one wait, and return `others`, copied along."""
+        added = [tensor for tensors, _ in self._waiting for tensor in tensors.values()]
+        copies = iter(_on_host([*added, *others]))
+        for tensors, mask_BT in self._waiting:
+            of_tokens = dict(zip(tensors, copies, strict=False))
+            self._sequences.append(of_tokens.pop("sequence").double())
+            for name, tensor in of_tokens.items():
+                chosen = tensor[torch.from_numpy(mask_BT)].float()
+                self._parts.setdefault(name, []).append(chosen)
+        self._waiting.clear()
+        return list(copies)
 
     def together(self, ranks: Ranks) -> TokenStatistics:
         """Return the statistics of all ranks together."""
@@ -95,6 +112,15 @@ class TokenStatistics:
         for name in self._names:
             values[name] = tokens[name].sum().item() / update_tokens if name in tokens else 0.0
         return values
+
+
+def _on_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return `tensors` on the host. They are copied together."""
+    if not tensors:
+        return []
+    flat = torch.cat([tensor.flatten() for tensor in tensors]).cpu()
+    parts = flat.split([tensor.numel() for tensor in tensors])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
 
 def _mean(values: torch.Tensor) -> float | None:

@@ -26,21 +26,22 @@ LOGPROB_CHUNK = 1024
 
 
 def batch_logprobs(
-    policy: Policy, batch: MicroBatch, config: RunConfig
+    policy: Policy, batch: MicroBatch, config: RunConfig, *, compiled: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return logprobs and entropy of the batch's sampled tokens under `policy`, both [B, T].
 
     Both are in nats, of softmax(logits / temperature) with the config's temperature, and 0 where
-    the batch's mask is false. Only logprobs have a gradient.
+    the batch's mask is false. Only logprobs have a gradient. `compiled` is `response_logprobs`'s.
     """
     return logprobs_function(policy)(
         batch.ids,
         batch.prompt_lengths,
-        batch.mask,
+        batch.chosen,
         batch.prompts,
         temperature=config.rollouts.temperature,
         chunk=LOGPROB_CHUNK,
         kernel=policy.kernel,
+        compiled=compiled,
         steps_BT=batch.steps,
     )
 

@@ -16,6 +16,7 @@ from mugrpo.config.run import RunConfig
 from mugrpo.model.policy import Policy
 from mugrpo.optimize.batching import MicroBatch, collate
 from mugrpo.optimize.budget import computing
+from mugrpo.optimize.compiling import compiled
 from mugrpo.optimize.diagnostics import TokenStatistics
 from mugrpo.optimize.experience import Responses
 from mugrpo.optimize.forward import batch_logprobs, rounds_of, shares_prompts
@@ -61,20 +62,24 @@ def accumulate_gradient(
     places: list[int] = loss.has_gradient(responses).nonzero()[:, 0].tolist()
     batches = micro_batches(policy, responses, places, micro_batch_tokens)
     extras = prepass(policy, batches, loss, config)
-    statistics, total = TokenStatistics(loss.metrics), 0.0
-    for number, counts in policy.ranks.turns(len(batches)):
-        batch = batches[number]
-        with computing(batch):
-            logprobs_BT, entropy_BT = batch_logprobs(policy, batch, config)
-            loss_BT, metrics = loss(batch, logprobs_BT, extras[number])
-            part = reduced_loss(loss_BT, batch.mask, config.reduction, divisor)
-            (part * counts).backward()
-        if counts:  # otherwise this rank computes it only to keep in step with the others
-            total += part.item()
-            statistics.add(batch, logprobs_BT, entropy_BT, metrics)
-            if recorder is not None:
-                recorder.record(batch, logprobs_BT, entropy_BT, metrics)
-    total = sum(policy.ranks.all(total))
+    statistics, parts = TokenStatistics(loss.metrics), []
+    with compiled(policy):
+        for number, counts in policy.ranks.turns(len(batches)):
+            batch = batches[number]
+            with computing(batch):
+                logprobs_BT, entropy_BT = batch_logprobs(
+                    policy, batch, config, compiled=policy.compiled
+                )
+                loss_BT, metrics = loss(batch, logprobs_BT, extras[number])
+                part = reduced_loss(loss_BT, batch.mask, config.reduction, divisor)
+                (part * counts).backward()
+            if counts:  # otherwise this rank computes it only to keep in step with the others
+                parts.append(part.detach())
+                statistics.add(batch, logprobs_BT, entropy_BT, metrics)
+                if recorder is not None:
+                    recorder.record(batch, logprobs_BT, entropy_BT, metrics)
+    total = sum(part.item() for part in statistics.arrive(*parts))
+    total = sum(policy.ranks.all(total), 0.0)
     return Gradient(total, batches, statistics.together(policy.ranks))
 
 
@@ -83,10 +88,10 @@ def micro_batches(
 ) -> list[MicroBatch]:
     """Return the responses at `places` in micro-batches of at most `tokens` tokens each.
 
-    `places` are indices into the R responses. A micro-batch has `ids` [B, L], `mask` [B, T],
-    `behavior_logprobs` [B, T] and `advantages` [B], among others, on the policy's device.
-    Prompts are shared if the model can do so and it is cheaper. A response longer than `tokens`
-    is alone in its micro-batch. Several ranks get equal work, see `rounds_of`.
+    `places` are indices into the R responses. A micro-batch has `ids` [B, L] on the host, and
+    `mask` [B, T], `behavior_logprobs` [B, T] and `advantages` [B], among others, on the policy's
+    device. Prompts are shared if the model can do so and it is cheaper. A response longer than
+    `tokens` is alone in its micro-batch. Several ranks get equal work, see `rounds_of`.
     """
     share = shares_prompts(policy)
     parts = rounds_of(policy, [responses.rollouts[place] for place in places], tokens, share)

@@ -19,7 +19,8 @@ from safetensors import safe_open
 
 from mugrpo.disk.errors import RunStopped
 from mugrpo.model.dtensors import like, local, own_rows
-from mugrpo.model.files import write_tensors
+from mugrpo.model.files import in_memory, write_tensors
+from mugrpo.model.host_memory import HostMemory
 from mugrpo.processes.ranks import Ranks
 
 _RNG = "rng/cpu"
@@ -30,14 +31,17 @@ def optimizer_in_memory(
     names: dict[torch.Tensor, str],
     ranks: Ranks,
     *,
-    copied: bool,
+    host: HostMemory | None,
 ) -> dict[str, torch.Tensor]:
     """Return this rank's part of the state in CPU memory, under the parameters' `names`.
 
-    Rank 0 adds torch's random state. If `copied`, later updates do not change it.
+    Rank 0 adds torch's random state. If `host` is given, the state is copied there, and later
+    updates do not change it.
     """
+    values = (local(value) for state in optimizer.state.values() for value in state.values())
+    rooms = None if host is None else host.rooms(value.nbytes for value in values)
     tensors = {
-        f"{names[parameter]}/{key}": local(value).to("cpu", copy=copied).contiguous()
+        f"{names[parameter]}/{key}": in_memory(local(value), value.dtype, rooms)
         for parameter, state in optimizer.state.items()
         for key, value in state.items()
     }

@@ -56,7 +56,9 @@ def ppo_min(
 
 
 def _like(bound: float | torch.Tensor, ratio_BT: torch.Tensor) -> torch.Tensor:
-    return torch.as_tensor(bound, dtype=ratio_BT.dtype, device=ratio_BT.device)
+    if isinstance(bound, torch.Tensor):
+        return bound.to(ratio_BT.dtype)
+    return ratio_BT.new_full((), bound)  # made on its device: a number sent there would wait for it
 
 
 def finite(logprobs_BT: torch.Tensor) -> torch.Tensor:

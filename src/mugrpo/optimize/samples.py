@@ -52,17 +52,20 @@ class Recorder:
         metrics: dict[str, torch.Tensor],
     ) -> None:
         """Note what was computed for a micro-batch, in place of an earlier record of it."""
-        for i, row in enumerate(batch.places):
-            length = int(batch.mask[i].sum())
-            marks = {
-                name.removesuffix("_fraction"): tensor[i, :length].nonzero()[:, 0].tolist()
-                for name, tensor in metrics.items()
-                if name.endswith("_fraction")
-            }
-            logprobs, entropies = (
-                tensor[i, :length].detach().float().tolist() for tensor in (logprobs_BT, entropy_BT)
+        logprobs, entropies = (t.detach().float().cpu() for t in (logprobs_BT, entropy_BT))
+        marks = {
+            name.removesuffix("_fraction"): tensor.cpu()
+            for name, tensor in metrics.items()
+            if name.endswith("_fraction")
+        }
+        rows = zip(batch.places, batch.advantages.tolist(), batch.chosen.sum(-1), strict=True)
+        for i, (row, advantage, length) in enumerate(rows):
+            self._seen[row] = _Seen(
+                advantage,
+                logprobs[i, :length].tolist(),
+                entropies[i, :length].tolist(),
+                {name: t[i, :length].nonzero()[:, 0].tolist() for name, t in marks.items()},
             )
-            self._seen[row] = _Seen(batch.advantages[i].item(), logprobs, entropies, marks)
 
     def chosen(
         self, rollouts: Sequence[Rollout], scores: Sequence[Score], count: int, tokenizer: Any

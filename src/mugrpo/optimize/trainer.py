@@ -12,13 +12,15 @@ import torch
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.publishing import failpoint
 from mugrpo.disk.records import FinishReason
-from mugrpo.model.dtensors import full, moved
+from mugrpo.model.dtensors import full, local, moved
 from mugrpo.model.files import ModelPart
 from mugrpo.model.half import begin_in_bf16
-from mugrpo.model.memory import give_back_if_tight, give_back_memory, out_of_memory_explained
+from mugrpo.model.host_memory import HostMemory
+from mugrpo.model.memory import make_room, out_of_memory_explained
 from mugrpo.model.policy import Policy
 from mugrpo.optimize.batching import cost
 from mugrpo.optimize.budget import TokenBudget
+from mugrpo.optimize.compiling import choose_compiled
 from mugrpo.optimize.experience import Experience, Responses, with_advantages
 from mugrpo.optimize.forward import shares_prompts
 from mugrpo.optimize.gradient import Gradient, accumulate_gradient
@@ -71,11 +73,13 @@ class Trainer:
         self.loss = UpdateLoss(config)
         self.share = shares_prompts(policy)
         choose_kernel(policy, self.budget.notify)
+        choose_compiled(policy, self.budget.notify)
         if policy.precision == "bf16" and policy.adapter is None and policy.update == 0:
             begin_in_bf16(policy.model, config.seed)
         self.update = 0
         self.nonfinite_in_a_row = 0
         self._moments_asleep = False
+        self._host = HostMemory()  # of moments that sleep or are saved
         torch.manual_seed(config.seed)  # torch starts each process with a different state
         parameters = [p for p in policy.model.parameters() if p.requires_grad]
         groups: list[dict[str, Any]] = [
@@ -143,7 +147,8 @@ class Trainer:
             self.sleep()
         copied = not (policy.asleep and self._moments_asleep)
         names = {p: name for name, p in policy.model.named_parameters()}
-        moments = optimizer_in_memory(self.optimizer, names, policy.ranks, copied=copied)
+        host = self._host if copied else None
+        moments = optimizer_in_memory(self.optimizer, names, policy.ranks, host=host)
         return Snapshot(
             policy,
             weights or policy.weights(copied=copied),
@@ -171,10 +176,7 @@ class Trainer:
             if not self._moments_asleep:
                 self.move_moments(torch.device("cpu"))
                 self._moments_asleep = True
-        if torch.cuda.is_available():  # it takes a quarter of a second
-            give_back_memory()
-        else:
-            give_back_if_tight()
+        make_room()
 
     def wake(self) -> None:
         """Move weights and moments back to the GPU. Raises RunStopped if it is full."""
@@ -185,11 +187,15 @@ class Trainer:
                 self.move_moments(self.policy.device)
             self._moments_asleep = False
 
+    @torch.no_grad()
     def move_moments(self, device: torch.device) -> None:
         """Move the optimizer's state to `device`."""
-        for state in self.optimizer.state.values():
+        states, rooms = self.optimizer.state.values(), None
+        if device.type == "cpu":
+            rooms = self._host.rooms(local(v).nbytes for state in states for v in state.values())
+        for state in states:
             for key, value in state.items():
-                state[key] = moved(value, device)
+                state[key] = moved(value, device, rooms)
         if torch.cuda.is_available():
             torch.cuda.synchronize()
 

@@ -28,6 +28,7 @@ def passed_on(**more: str) -> dict[str, str]:
 # and the descriptor of the lifeline between them, which the rank reads.
 DRIVER = "MUGRPO_DRIVER"
 _ALLOCATORS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+_GROWING = "expandable_segments"
 
 
 def follows() -> bool:
@@ -71,13 +72,25 @@ def end_with_driver() -> None:
 
 
 def let_segments_grow() -> None:
-    """Let a rank's allocator on a GPU grow its segments, unless the user has set the allocator.
+    """Let this process's allocator on a GPU grow its segments, unless the user has set it.
 
     Each micro-batch has another shape, and segments of fixed sizes leave gaps that none fits into.
-    torch reads the setting when it is imported. Only ranks get it: vLLM's sleep mode refuses it.
+    torch reads the setting when it is imported, and so do the processes that this one starts.
     """
-    if follows() and not any(name in os.environ for name in _ALLOCATORS):
-        os.environ[_ALLOCATORS[0]] = "expandable_segments:True"
+    if not any(name in os.environ for name in _ALLOCATORS):
+        os.environ[_ALLOCATORS[0]] = f"{_GROWING}:True"
+
+
+def fixed_segments() -> dict[str, str]:
+    """Return the environment of a process whose segments do not grow: vLLM's sleep mode needs it.
+
+    vLLM looks at one of the variables only; with another one, it would fail later.
+    """
+    settings = {name: os.environ[name].split(",") for name in _ALLOCATORS if name in os.environ}
+    return {
+        name: ",".join(one for one in parts if not one.strip().startswith(_GROWING))
+        for name, parts in settings.items()
+    }
 
 
 _SECOND_SIGNAL_STATUS = 130  # what a shell reports for a process ended by Ctrl-C

@@ -5,6 +5,7 @@ import time
 
 import torch
 
+from mugrpo.config.engines import slots_for
 from mugrpo.config.run import RunConfig
 from mugrpo.model.hardware import device, precision_of
 from mugrpo.run.memory import parameters
@@ -25,17 +26,18 @@ def longest_seconds(config: RunConfig, prompt: float, held_out: int, *, h100s: i
     Refreshes and judges are left out.
     """
     schedule, evaluation = config.schedule, config.evaluation
-    weights, layers = parameters(config.model)
+    weights, widths = parameters(config.model)
     precision = precision_of(config.model)
     rate, launch = _H100 * (_FP32 if precision == "fp32" else 1), "cuda"
     if not h100s:
         rate, launch = _rate(precision), device()
-    tokens, slots = config.rollouts.max_new_tokens, getattr(config.engine, "slots", 512)
+    tokens = config.rollouts.max_new_tokens
+    slots = getattr(config.engine, "slots", 0) or slots_for(tokens)
 
     def generating(responses: int, prompts: float) -> float:
         responses, prompts = math.ceil(responses / (h100s or 1)), prompts / (h100s or 1)
         rows = min(slots, responses)
-        step = max(layers * _LAUNCHES[launch], 2 * weights * rows / (_DECODING * rate))
+        step = max(widths.layers * _LAUNCHES[launch], 2 * weights * rows / (_DECODING * rate))
         return math.ceil(responses / slots) * tokens * step + 2 * weights * prompts * prompt / rate
 
     total, passes = schedule.total_updates, schedule.passes_per_batch

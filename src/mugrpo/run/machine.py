@@ -7,8 +7,16 @@ from mugrpo.config.engines import VLLMOptions
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.engines import reserved_gpus
-from mugrpo.model.hardware import precision_of
-from mugrpo.run.memory import GIB, held, parameters
+from mugrpo.run.memory import (
+    GIB,
+    activations,
+    fitting_tokens,
+    held,
+    itemsize,
+    left_for_updates,
+    parameters,
+    require_gpu,
+)
 
 
 class Machine(NamedTuple):
@@ -40,21 +48,20 @@ class Machine(NamedTuple):
         return f"{most} engines of {size} GPUs have room{where}{beside}, not {len(engines)}"
 
 
-def fitting(config: RunConfig, machine: Machine) -> Iterator[str]:
-    """Yield a line on each thing that has room on `machine`.
+def fitting(config: RunConfig, machine: Machine, prompt: int = 0) -> Iterator[str]:
+    """Yield a line on each thing that has room on `machine`. Prompts have up to `prompt` tokens.
 
-    Raises UsageError with the remedy if one has not. Activations and caches are not counted.
+    Raises UsageError with the remedy if one has not, see `require_room`.
     """
     gpus, memory, nodes = machine
     weights, _ = parameters(config.model)
     model, updates = (n / GIB for n in held(config, weights))
-    engine, reserved = config.engine, reserved_gpus(config)
-    room, kept = memory, model if reserved else 0.0  # of mugrpo's own engine, which never sleeps
+    engine, reserved, room = config.engine, reserved_gpus(config), memory
+    left = left_for_updates(config, memory * GIB) / GIB
+    if reserved:
+        model = itemsize(config) * weights / GIB
     if isinstance(engine, VLLMOptions):
-        room = engine.gpu_memory_utilization * memory
-        model = weights * (4 if precision_of(config.model) == "fp32" else 2) / GIB / reserved[0]
-        kept = room if engine.rest == "stay" else 0.0
-    left = memory - (kept if config.shares_gpus else 0.0)
+        room, model = engine.gpu_memory_utilization * memory, model / reserved[0]
     if not engine.runs_already and model > room:
         raise UsageError(
             f"an engine's weights take {model:.1f} GiB of each of its GPUs, where it has {room:.1f}"
@@ -76,9 +83,14 @@ def fitting(config: RunConfig, machine: Machine) -> Iterator[str]:
         if others := [n for n in whole if not fault(n)]:
             use = f"--distributed.processes {min(others, key=lambda n: abs(n - ranks))}"
         raise UsageError(f"{found}: use {use}")
+    yield from require_gpu(config, memory * GIB, prompt)
+    tokens = config.optimizer.micro_batch_tokens or fitting_tokens(config, memory * GIB, ranks)
     of = f"{len(reserved)} x {max(reserved)} GPUs" if reserved else "none with a GPU of its own"
     launched = "" if ranks <= gpus or config.backend.clustered else ", by torchrun or srun"
     yield f"ranks       {ranks} on {-(-ranks // gpus)} of {machine}{launched}"
     yield f"engines     {of}, {'beside' if config.overlap else 'in turn with'} the ranks"
-    yield f"updates     {updates / ranks:.1f} of {left:.1f} GiB a GPU: weights, gradients, moments"
+    yield (
+        f"updates     {updates / ranks:.1f} of {left:.1f} GiB a GPU: weights, gradients, moments; "
+        f"{activations(config, tokens) / GIB:.1f} for micro-batches of {tokens:,} tokens"
+    )
     yield f"generation  {model:.1f} of {room:.1f} GiB a GPU: weights; caches have the rest"

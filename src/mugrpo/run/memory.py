@@ -1,34 +1,79 @@
-"""Whether a run can fit this machine: its weights, gradients and moments, and its checkpoints."""
+"""Whether a run fits a machine: what updates and engines hold, and checkpoints on the disk."""
 
 import shutil
+from collections.abc import Iterator
+from functools import cache
 
-import torch
+from torch import nn
 
 from mugrpo.config.cores import host_memory
+from mugrpo.config.engines import OwnEngineOptions, VLLMOptions
 from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.model.hardware import device, precision_of
+from mugrpo.engines import reserved_gpus
+from mugrpo.model.hardware import device, gpu_memory, precision_of
 from mugrpo.model.loading import sketched
 from mugrpo.model.quantized import BYTES
+from mugrpo.model.sizes import LOGITS, Widths, activation_bytes, cache_bytes, head_bytes, widths_of
 
 GIB = 1 << 30
+# Of a GPU's memory. CUDA's own, the products' workspaces and gaps between blocks have the rest.
+_SHARE = 0.85
 
 
-def parameters(options: ModelOptions) -> tuple[int, int]:
-    """Return the numbers of a model's parameters and layers. No weight is read."""
+@cache
+def parameters(options: ModelOptions) -> tuple[int, Widths]:
+    """Return the number of a model's parameters, and its widths. No weight is read."""
     model = sketched(options)
-    return sum(p.numel() for p in model.parameters()), int(model.config.num_hidden_layers)
+    return sum(p.numel() for p in model.parameters()), widths_of(model.config)
+
+
+def itemsize(config: RunConfig) -> int:
+    """Return the bytes of a number of the model's arithmetic."""
+    return 4 if precision_of(config.model) == "fp32" else 2
 
 
 def held(config: RunConfig, weights: int) -> tuple[int, int]:
     """Return the bytes of a model of so many weights, and those with what its updates keep."""
+    if config.lora.rank:  # the adapter is a few percent, and the rest is in bf16 only
+        model = itemsize(config) * weights
+        if config.lora.quantize:  # all linear layers but the head, which comes last
+            *layers, _ = (m for m in sketched(config.model).modules() if isinstance(m, nn.Linear))
+            model -= round((itemsize(config) - BYTES) * sum(m.weight.numel() for m in layers))
+        return model, model
     model = (4 if precision_of(config.model) == "fp32" else 6) * weights  # fp32, and a copy in bf16
-    if config.lora.quantize:  # all linear layers but the head, which comes last
-        *layers, _ = (m for m in sketched(config.model).modules() if isinstance(m, torch.nn.Linear))
-        model -= round((model / weights - BYTES) * sum(m.weight.numel() for m in layers))
-    trained = 0 if config.lora.rank else weights  # an adapter is a few percent
-    return model, model + 12 * trained  # gradient and two moments
+    return model, model + 12 * weights  # gradient and two moments
+
+
+def left_for_updates(config: RunConfig, memory: float) -> float:
+    """Return what engines that stay on an update's GPU leave it of its memory."""
+    options = config.engine
+    if not config.shares_gpus or not reserved_gpus(config):
+        return memory
+    if isinstance(options, VLLMOptions):
+        return memory * (1 - options.gpu_memory_utilization * (options.rest == "stay"))
+    return memory - itemsize(config) * parameters(config.model)[0]  # they never sleep
+
+
+def fitting_tokens(config: RunConfig, memory: float, ranks: int) -> int:
+    """Return the tokens of a micro-batch for which each rank's GPU, with so much memory, has room.
+
+    They are a multiple of 1,024 up to 16,384: with more, a GPU has no more to do at once. They are
+    1,024 if even those have no room. Logprobs of other policies take a second model.
+    """
+    model, updates = held(config, parameters(config.model)[0])
+    other = model if config.needs and ranks == 1 else 0
+    fixed = activations(config, 0)
+    room = _SHARE * left_for_updates(config, memory) - updates / ranks - other - fixed
+    return max(1, min(16, int(room // (activations(config, 1) - fixed) // 1024))) * 1024
+
+
+def activations(config: RunConfig, tokens: int) -> int:
+    """Return the bytes that a micro-batch of so many tokens takes."""
+    checkpointing, widths = config.model.gradient_checkpointing, parameters(config.model)[1]
+    each = activation_bytes(widths, itemsize(config), checkpointing=checkpointing)
+    return head_bytes(widths) + tokens * each
 
 
 def disk(config: RunConfig, folder: RunDir) -> str:
@@ -48,29 +93,62 @@ def disk(config: RunConfig, folder: RunDir) -> str:
     )
 
 
-def require_room(config: RunConfig, folder: RunDir) -> str:
-    """Return a warning if the disk lacks room for the checkpoints that a run will keep, or "".
+def require_room(config: RunConfig, folder: RunDir, prompt: int = 0) -> Iterator[str]:
+    """Yield a warning of what may lack room: the checkpoints on the disk, a response in an update.
 
-    Raises UsageError if what every update needs cannot fit this machine's memory: on a CPU the
-    system would kill the process without a word. Activations are not counted: an update that runs
-    out of memory is computed again in smaller parts.
+    Prompts have up to `prompt` tokens. Raises UsageError if what every update needs cannot fit this
+    machine's memory: on a CPU the system would kill the process without a word. A GPU needs room
+    for the smallest micro-batch too, and for an own engine's slots. That a larger micro-batch has
+    room is not required: an update that runs out of memory is computed again in smaller parts.
     """
-    if not config.backend.clustered:  # its machines are others
-        _require_memory(config, parameters(config.model)[0])
+    if config.backend.clustered:  # its machines are others
+        pass
+    elif device() == "cpu":
+        need = held(config, parameters(config.model)[0])[1]
+        _require(need, host_memory(), "weights, gradients and moments", "memory")
+    else:
+        yield from require_gpu(config, gpu_memory(), prompt)
     found = disk(config, folder)
-    return found if found.startswith("warning") else ""
+    if found.startswith("warning"):
+        yield found
 
 
-def _require_memory(config: RunConfig, weights: int) -> None:
-    _, need = held(config, weights)
-    if device() == "cpu":
-        share, what, room = need, "memory", host_memory()
-    else:  # FSDP divides them
-        room = torch.cuda.get_device_properties(0).total_memory
-        share, what = need // config.distributed.processes, "memory of each GPU"
-    if share > room:
+def require_gpu(config: RunConfig, memory: float, prompt: int = 0) -> Iterator[str]:
+    """Yield a warning if a whole response may have no room on a GPU with so much memory.
+
+    Raises UsageError as `require_room` does.
+    """
+    (weights, widths), ranks = parameters(config.model), config.distributed.processes
+    model, updates = held(config, weights)
+    left = left_for_updates(config, memory)
+    need = updates // ranks + activations(config, 1024)
+    what = "weights, gradients, moments and a micro-batch of 1,024 tokens"
+    _require(need, left, what, "memory of each GPU")
+    options, row = config.engine, prompt + config.rollouts.max_new_tokens
+    if isinstance(options, OwnEngineOptions):
+        beside = model if config.engine_in_process else itemsize(config) * weights
+        if config.engine_in_process and not config.shares_gpus:
+            beside = updates - 4 * weights * (not config.lora.rank)  # no gradient
+        each = row * cache_bytes(widths, itemsize(config)) + LOGITS * widths.vocabulary
+        if (need := beside + (options.slots or 1) * each) > memory:
+            raise UsageError(
+                f"the engine takes {need / GIB:.1f} GiB of a GPU that has {memory / GIB:.1f}: "
+                f"weights, and caches of {options.slots} slots with {row:,} tokens each; use "
+                f"--engine.slots {max(1, int((memory - beside) // each))}, or lower "
+                "rollouts.max_new_tokens"
+            )
+    if (need := updates // ranks + activations(config, row)) > left:
+        yield (
+            f"warning: an update on a response of {row:,} tokens takes about {need / GIB:.0f} GiB "
+            f"of a GPU where {left / GIB:.0f} are free: turn on --model.gradient_checkpointing "
+            "or lower --rollouts.max_new_tokens"
+        )
+
+
+def _require(need: float, room: float, what: str, where: str) -> None:
+    if need > room:
         raise UsageError(
-            f"weights, gradients and moments take {share / GIB:.1f} GiB of {what}, which has "
-            f"{room / GIB:.1f}: use a smaller model, more --distributed.processes with a GPU each, "
-            "or train an adapter (--lora.rank 16)"
+            f"{what} take {need / GIB:.1f} GiB of {where}, which has {room / GIB:.1f}: use a "
+            "smaller model, more --distributed.processes with a GPU each, or train an adapter "
+            "(--lora.rank 16)"
         )

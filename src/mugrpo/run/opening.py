@@ -16,7 +16,6 @@ from mugrpo.disk.publishing import publish_json, set_aside, with_checksum
 from mugrpo.disk.records import Problem, TrainerState
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.model.adapter import imported_peft
-from mugrpo.model.hardware import with_precision
 from mugrpo.model.loading import image_tokens, load_tokenizer, load_vocabulary, model_sizes
 from mugrpo.model.vocabulary import Vocabulary
 from mugrpo.processes.lifetime import StopFlag
@@ -25,6 +24,7 @@ from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.sampler import Dialogue
 from mugrpo.rollouts.schedule import Schedule, schedule_of
 from mugrpo.rollouts.score import Scorer
+from mugrpo.run.deciding import for_this_machine
 from mugrpo.run.faults import faults
 from mugrpo.run.journal import Journal
 from mugrpo.run.progress import Progress
@@ -39,7 +39,6 @@ from mugrpo.run.trust import remember
 from mugrpo.tasks.base import Task
 
 _BEGINNING = 60.0  # seconds that a process waits for another one to begin a run
-_DECIDED = (("model", "precision"), ("prompt", "date"))  # when a run begins
 
 
 @dataclass(frozen=True)
@@ -152,14 +151,14 @@ def open_run(
 
     Raises UsageError if the folder is not a run, is locked, or was started with another config,
     data, model or code (unless `force`), if a run's directory names code and was not begun here
-    (unless `trust`, see `run.trust`), and as `load_config` and `imported_peft` do.
+    (unless `trust`, see `run.trust`), as `load_config` and `for_this_machine`, or without peft.
     """
     progress = progress or Progress(shown=ranks.first)
     if not isinstance(target, Target):
         asks = not ranks.follows
         target = read_target(target, overrides=overrides, run_dir=run_dir, trust=trust, asks=asks)
     folder, task = target.folder, target.task
-    config = _for_this_machine(folder, target.config, progress)
+    config = for_this_machine(folder, target.config, progress)
     if config.lora.rank:
         imported_peft(config.lora)
     prompts = prompt_encoder(config)
@@ -257,22 +256,6 @@ def _common_update(folder: RunDir, total: int, ranks: Ranks) -> int:
             "schedule; raise schedule.stages, or choose a new --run-dir"
         )
     return updates[0]
-
-
-def _for_this_machine(folder: RunDir, config: RunConfig, progress: Progress) -> RunConfig:
-    """Return `config` with what a run decides when it begins: a precision of "auto", a date."""
-    if (stored := folder.read_config()) is not None:
-        precision, day = (stored["config"][a].get(b) for a, b in _DECIDED)
-        model, prompt = config.model, config.prompt
-        if model.precision == "auto":
-            model = model.model_copy(update={"precision": precision})
-        if prompt.date is None:
-            prompt = prompt.model_copy(update={"date": day})
-        return config.model_copy(update={"model": model, "prompt": prompt})
-    automatic, config = config.model.precision == "auto", with_precision(config)
-    if automatic and config.model.precision == "bf16":
-        progress.say("precision: bf16; the GPU computes in it")
-    return config
 
 
 def prompt_encoder(config: RunConfig) -> PromptEncoder:

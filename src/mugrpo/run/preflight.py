@@ -29,6 +29,7 @@ from mugrpo.run.opening import OpenRun
 
 Trial = Callable[[OpenRun, bool], None]  # the second is `verbose`
 _Offer = Sequence[tuple[Problem, str]]  # problems with an answer to each
+PROMPTS = 64  # whose lengths say how long a prompt is
 _SHOWN = 3  # problems to train on, and as many held-out ones, that `mugrpo check` shows
 _TRIED = 8  # problems of each source that are answered with what says nothing
 _LITTLE = 0.05  # mean reward that such an answer may have without a warning
@@ -97,7 +98,8 @@ def _try_suites(run: OpenRun, verbose: bool) -> None:
 
 
 def _try_room(run: OpenRun, _: bool) -> None:
-    if warning := require_room(run.config, run.folder):
+    prompt = max(len(run.prompts(problem)) for problem in run.problems[:PROMPTS])
+    for warning in require_room(run.config, run.folder, prompt):
         run.progress.say(warning)
 
 

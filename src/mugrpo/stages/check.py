@@ -13,10 +13,9 @@ from mugrpo.run.estimate import longest_seconds
 from mugrpo.run.machine import Machine, fitting
 from mugrpo.run.memory import disk
 from mugrpo.run.opening import OpenRun
-from mugrpo.run.preflight import preflight
+from mugrpo.run.preflight import PROMPTS, preflight
 from mugrpo.run.stage import Stage
 
-_PROMPTS = 64  # whose lengths say how long a prompt is
 _NOT_TRIED = "not tried   a start of engines and ranks, the model, memory of nodes, the network"
 _LONG = 3600.0  # seconds of a run from which `check` says how to shorten it
 _SHORTER = (
@@ -41,7 +40,7 @@ def check(run: OpenRun, config: RunConfig, machine: Machine | None = None) -> st
     schedule = config.schedule
     groups = (len(shard) for n in range(schedule.stages) for shard in Stage.of(run, n).drawn)
     rollouts = sum(groups) * schedule.group_size
-    prompts = [len(run.prompts(problem)) for problem in run.problems[:_PROMPTS]]
+    prompts = [len(run.prompts(problem)) for problem in run.problems[:PROMPTS]]
     h100s = max(1, len(reserved_gpus(config))) if machine else 0
     seconds = longest_seconds(config, fmean(prompts), len(run.eval_problems), h100s=h100s)
     if seconds > _LONG:
@@ -56,9 +55,10 @@ def _try_model(run: OpenRun) -> None:
         run.progress.say(f"loading the model {config.model.path}")
         policy = Weights(run).load()
         if isinstance(config.engine, OwnEngineOptions):
-            make_engine(policy, config.engine)
+            make_engine(policy, config.engine, run.progress.say)
 
 
 def _judge(config: RunConfig, machine: Machine, run: OpenRun, _: bool) -> None:
-    for line in (*fitting(config, machine), disk(config, run.folder), _NOT_TRIED):
+    longest = max(len(run.prompts(problem)) for problem in run.problems[:PROMPTS])
+    for line in (*fitting(config, machine, longest), disk(config, run.folder), _NOT_TRIED):
         run.progress.say(line)

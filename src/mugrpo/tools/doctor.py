@@ -62,11 +62,13 @@ def _packages() -> Finding:
 def _gpus() -> Finding:
     import torch
 
+    from mugrpo.model.hardware import unusable_gpu
+
+    if found := unusable_gpu():
+        return found
     if count := torch.cuda.device_count():
         gpus = map(torch.cuda.get_device_properties, range(count))
         return ", ".join(f"{gpu.name}, {gpu.total_memory / 2**30:.1f} GiB" for gpu in gpus), ""
-    if shutil.which("nvidia-smi"):
-        return "torch sees none, but nvidia-smi is here", "install a build for your driver"
     return "none", "use small models, on the CPU"
 
 

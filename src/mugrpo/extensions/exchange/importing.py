@@ -43,13 +43,13 @@ from mugrpo.extensions.exchange.writing import (
     write_problems,
     write_stage,
 )
-from mugrpo.model.hardware import with_precision
 from mugrpo.model.loading import load_vocabulary
 from mugrpo.model.policy import load_policy
 from mugrpo.model.vocabulary import Vocabulary
 from mugrpo.processes.messages import first_line
 from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.schedule import Schedule
+from mugrpo.run.deciding import decided
 from mugrpo.run.opening import prompt_encoder
 from mugrpo.run.provenance import provenance_of
 from mugrpo.run.stage import Stage
@@ -97,9 +97,7 @@ def import_rollouts(
     held_out = [problem for problem in held_out if canonical(problem.prompt) not in asked]
     problems = {PROBLEMS: [group[0].problem for group in groups], HELD_OUT: held_out}
     options = run_options(raw, config, groups, named=named, evaluated=bool(held_out))
-    final = with_precision(
-        build_config(with_data(options, folder.absolute(), problems), str(target))
-    )
+    final = decided(build_config(with_data(options, folder.absolute(), problems), str(target)), say)
     for sentence in _notices(groups, final, encode):
         say(sentence)
     policy = None  # it computes the behavior logprobs, unless they are given

@@ -17,9 +17,10 @@ from mugrpo.extensions.slurm.queue import Queued, Task, cancel, has_slurm, queue
 from mugrpo.extensions.slurm.scripts import PHASES, script, task_name, tries
 from mugrpo.extensions.slurm.settings import SlurmOptions, read_settings
 from mugrpo.processes.claims import Claims, claims_in
+from mugrpo.run.deciding import DECIDED
 from mugrpo.run.target import Target, read_target
 
-_DECIDED = ("model.precision", "prompt.date", "prompt.chat_template")  # when a run begins
+_STORED = {*(".".join(names) for names in DECIDED), "prompt.chat_template"}  # when a run begins
 
 
 def add_submit(commands: Commands) -> None:
@@ -127,7 +128,7 @@ def _changed(target: Target) -> bool:
     if (stored := target.folder.read_config()) is None:
         return True
     old, new = with_newer_options(stored["config"]), target.config.model_dump(mode="json")
-    return any(name not in _DECIDED for name, *_ in changes(old, new))
+    return any(name not in _STORED for name, *_ in changes(old, new))
 
 
 def _files(run: Path, settings: SlurmOptions, *, beside: bool) -> dict[str, str]:
