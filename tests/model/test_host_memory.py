@@ -3,15 +3,21 @@
 import gc
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from mugrpo.config.run import ModelOptions
 from mugrpo.model import host_memory
+from mugrpo.model.dtensors import local, moved
 from mugrpo.model.files import save_model
 from mugrpo.model.host_memory import HostMemory, Rooms
 from mugrpo.model.loading import load_model
@@ -36,6 +42,7 @@ def copied(host: HostMemory, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     return [rooms(tensor).copy_(tensor) for tensor in tensors]
 
 
+EMPTY_LIKE = torch.empty_like
 TENSORS = [
     torch.arange(130, dtype=torch.float32).reshape(2, 65),
     torch.tensor(3.0),  # AdamW's count of steps
@@ -122,12 +129,12 @@ def test_a_trainer_that_sleeps_and_saves_pins_memory_for_two_copies_at_most(
 ):
     """4 bytes a weight, and 8 of moments; a stand-in moves tensors that are on the CPU already."""
 
-    def moved(tensor: torch.Tensor, _: torch.device, rooms: Rooms) -> torch.Tensor:
+    def moving(tensor: torch.Tensor, _: torch.device, rooms: Rooms) -> torch.Tensor:
         return rooms(tensor).copy_(tensor)
 
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr("mugrpo.model.policy.moved", moved)
-    monkeypatch.setattr("mugrpo.optimize.trainer.moved", moved)
+    monkeypatch.setattr("mugrpo.model.policy.moved", moving)
+    monkeypatch.setattr("mugrpo.optimize.trainer.moved", moving)
     policy = trainer.policy
     numbers = sum(parameter.numel() for parameter in policy.model.parameters())
     before = {name: tensor.clone() for name, tensor in policy.weights(copied=False).tensors.items()}
@@ -140,6 +147,36 @@ def test_a_trainer_that_sleeps_and_saves_pins_memory_for_two_copies_at_most(
     assert len(moments) == 2
     assert all(4 * numbers <= size < 1.1 * 4 * numbers for size in weights)
     assert all(8 * numbers <= size < 1.1 * 8 * numbers for size in moments)
+
+
+class Elsewhere:
+    """A device to move to that is none of those here, and is the CPU all the same."""
+
+    type = "another"
+
+
+def test_a_model_that_ranks_split_moves_to_a_block_and_back(pinned, monkeypatch, tmp_path: Path):
+    """FSDP's DTensors keep their rows there, and it computes with them. One rank, on gloo."""
+    monkeypatch.setattr(torch, "empty_like", lambda tensor, **_: EMPTY_LIKE(tensor))
+    dist.init_process_group("gloo", f"file://{tmp_path}/ranks", world_size=1, rank=0)
+    try:
+        model, x = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4)), torch.ones(3, 8)
+        for module in (*model, model):
+            fully_shard(module, mesh=init_device_mesh("cpu", (1,)))
+        before, host = model(x).detach(), HostMemory()
+        there: Any = Elsewhere()
+        rooms = host.rooms(local(p.detach()).nbytes for p in model.parameters())
+        model._apply(lambda tensor: moved(tensor, there, rooms))
+        (block,) = host._blocks
+        begin = block.memory.ctypes.data
+        places = [local(p.detach()).data_ptr() - begin for p in model.parameters()]
+        assert places == [0, 512, 1024, 1536]
+        assert torch.equal(model(x), before) and not block.free()
+        model._apply(lambda tensor: moved(tensor, there, None))
+        gc.collect()
+        assert torch.equal(model(x), before) and block.free()
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("status", [0, 1])

@@ -54,7 +54,8 @@ def test_activations_of_a_token_of_one_and_a_half_billion_weights():
     assert activation_bytes(shape, 2, checkpointing=False) == 29 * 114_176 == 3_311_104
     assert activation_bytes(shape, 2, checkpointing=True) == 28 * 3072 + 2 * 114_176
     assert activation_bytes(shape, 4, checkpointing=False) == 2 * 3_311_104
-    assert head_bytes(shape) == 151_936 * (20_480 + 6144)
+    assert head_bytes(shape, trained=True) == 151_936 * (20_480 + 6144)
+    assert head_bytes(shape, trained=False) == 151_936 * 20_480
 
 
 @pytest.mark.parametrize(("kind", "exact"), [("Qwen3", 1.0), ("Llama", 0.75), ("Qwen2", 0.75)])

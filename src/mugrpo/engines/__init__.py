@@ -180,7 +180,7 @@ def _host(vocabulary: Vocabulary, config: RunConfig, log: Path) -> EngineHost:
         environment={"OMP_NUM_THREADS": str(threads)},
         log=log,
         vocab_size=vocabulary.size,
-        rest="stay",
+        rest="sleep",
     )
 
 

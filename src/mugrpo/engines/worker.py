@@ -19,6 +19,7 @@ process.
 import importlib
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,8 @@ class Own:
         if self._engine is None:
             # An adapter's A does not matter before it is loaded.
             policy = load_policy(self._model, lora=self._lora, trained=False)
-            self._engine = make_engine(policy, self._options)
+            say = partial(print, file=sys.stderr)  # into its log
+            self._engine = make_engine(policy, self._options, say)
         self._engine.policy.load_weights(path, update)
 
     def generate(

@@ -76,9 +76,9 @@ def activation_bytes(widths: Widths, itemsize: int, *, checkpointing: bool) -> i
     return itemsize // 2 * layer * (widths.layers + 1)
 
 
-def head_bytes(widths: Widths) -> int:
-    """Return the bytes of the passes over the logits of an update, and of their weight's gradient.
+def head_bytes(widths: Widths, *, trained: bool) -> int:
+    """Return the bytes of an update's passes over logits, and of the gradient of a `trained` head.
 
     Logits of 1,024 tokens are computed at once: 20 B of each of their numbers.
     """
-    return widths.vocabulary * (1024 * LOGITS + 4 * widths.hidden)
+    return widths.vocabulary * (1024 * LOGITS + 4 * widths.hidden * trained)

@@ -5,9 +5,9 @@ within `compiled`. What FSDP splits is not compiled.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import AttentionInterface
@@ -18,15 +18,17 @@ from mugrpo.model.shared_prompts import PACKED, packed_attention
 from mugrpo.optimize.forward import logprobs_function, shares_prompts
 from mugrpo.optimize.fsdp import blocks_of
 
+_WORTH = 10**8  # weights; the updates of a smaller model gain less than compiling takes
 _VARIANTS = 64  # of a block, by kind of layer and shape; torch's default is 8
 
 
 def choose_compiled(policy: Policy, say: Callable[[str], None]) -> None:
-    """Let updates of `policy` run compiled code on a GPU if it can be made and agrees.
+    """Let updates of `policy` run compiled code on a GPU if it pays, can be made, and agrees.
 
     Call `say` with a sentence if not. torch's own TORCH_COMPILE_DISABLE=1 leaves all as it is.
     """
-    if policy.device.type != "cuda" or policy.compute is not None:
+    size = sum(weight.numel() for weight in policy.model.parameters())
+    if policy.device.type != "cuda" or policy.compute is not None or size < _WORTH:
         return
     fault = try_compiled(policy)
     if fault:
@@ -72,28 +74,23 @@ def compiled(policy: Policy) -> Iterator[None]:
 
 @contextmanager
 def _running(policy: Policy) -> Iterator[None]:
-    blocks: list[Any] = blocks_of(policy.working())
     call = torch.compile(_call, dynamic=True)
-    for block in blocks:
-        if block.training and getattr(block, "gradient_checkpointing", False):
-            # Recent transformers checkpoint within a block's forward pass: a compiler of the whole
-            # would leave all as it is.
-            own = block._gradient_checkpointing_func
-            block._gradient_checkpointing_func = partial(_checkpointed, own, call)
-        else:
-            block._compiled_call_impl = partial(call, block._call_impl)
-    try:
+    with ExitStack() as undo:
+        for block in cast(list[Any], blocks_of(policy.working())):
+            # A checkpoint within what is compiled, as of recent transformers, would leave all as it
+            # is, without a word. So what is checkpointed is compiled.
+            if block.training and getattr(block, "gradient_checkpointing", False):
+                name, own = "_gradient_checkpointing_func", block._gradient_checkpointing_func
+                block._gradient_checkpointing_func = partial(_checkpointed, own, call)
+            else:
+                name, own = "_compiled_call_impl", None
+                block._compiled_call_impl = partial(call, block._call_impl)
+            undo.callback(setattr, block, name, own)
         yield
-    finally:
-        for block in blocks:
-            block._compiled_call_impl = None
-            checkpoint = getattr(block, "_gradient_checkpointing_func", None)
-            if isinstance(checkpoint, partial) and checkpoint.func is _checkpointed:
-                block._gradient_checkpointing_func = checkpoint.args[0]
 
 
-def _checkpointed(own: Callable[..., Any], call: Any, run: Callable[..., Any], *args: Any) -> Any:
-    """Checkpoint a block by its `own` function, and let it and the backward pass run `call`."""
+def _checkpointed(own: Any, call: Any, run: Callable[..., Any], *args: Any) -> Any:
+    """Checkpoint by a block's `own` function what it would `run`, and let `call` run it."""
     return own(partial(call, run), *args)
 
 

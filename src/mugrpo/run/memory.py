@@ -73,7 +73,7 @@ def activations(config: RunConfig, tokens: int) -> int:
     """Return the bytes that a micro-batch of so many tokens takes."""
     checkpointing, widths = config.model.gradient_checkpointing, parameters(config.model)[1]
     each = activation_bytes(widths, itemsize(config), checkpointing=checkpointing)
-    return head_bytes(widths) + tokens * each
+    return head_bytes(widths, trained=not config.lora.rank) + tokens * each
 
 
 def disk(config: RunConfig, folder: RunDir) -> str:
@@ -123,7 +123,8 @@ def require_gpu(config: RunConfig, memory: float, prompt: int = 0) -> Iterator[s
     left = left_for_updates(config, memory)
     need = updates // ranks + activations(config, 1024)
     what = "weights, gradients, moments and a micro-batch of 1,024 tokens"
-    _require(need, left, what, "memory of each GPU")
+    first = "turn on --model.gradient_checkpointing, " * (not config.model.gradient_checkpointing)
+    _require(need, left, what, "memory of each GPU", first)
     options, row = config.engine, prompt + config.rollouts.max_new_tokens
     if isinstance(options, OwnEngineOptions):
         beside = model if config.engine_in_process else itemsize(config) * weights
@@ -145,10 +146,10 @@ def require_gpu(config: RunConfig, memory: float, prompt: int = 0) -> Iterator[s
         )
 
 
-def _require(need: float, room: float, what: str, where: str) -> None:
+def _require(need: float, room: float, what: str, where: str, first: str = "") -> None:
     if need > room:
         raise UsageError(
-            f"{what} take {need / GIB:.1f} GiB of {where}, which has {room / GIB:.1f}: use a "
-            "smaller model, more --distributed.processes with a GPU each, or train an adapter "
+            f"{what} take {need / GIB:.1f} GiB of {where}, which has {room / GIB:.1f}: {first}use "
+            "a smaller model, more --distributed.processes with a GPU each, or train an adapter "
             "(--lora.rank 16)"
         )
