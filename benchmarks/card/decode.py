@@ -96,8 +96,8 @@ class Decoding:
 
     def _let_go(self) -> None:
         for engine in self.engines.values():
-            if hasattr(engine, "close"):
-                engine.close()
+            if hasattr(engine, "sleep"):
+                engine.sleep()
         self.engines = {}
         if DEVICE.type == "cuda":
             torch.cuda.empty_cache()
