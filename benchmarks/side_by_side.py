@@ -153,7 +153,7 @@ class Row:
             "unit": self.unit,
             "tiny": self.tiny,
             "command": " ".join(["python", *map(relative, sys.argv)]),
-            "repetitions": max(map(len, self.found.values())),
+            "repetitions": max(map(len, self.found.values()), default=0),
             "machine": machine(),
             "sides": sides,
             "ratios": [compared(self.found, ratio) for ratio in self.ratios],

@@ -86,10 +86,10 @@ def measured(policy: Any, folder: Path, options: Any, new: int) -> dict[str, Any
         row["apart"] = logprobs_apart(policy, requests, got)
         _, row["asleep in s"] = clocked(engine.sleep, DEVICE)
         row["GiB free then"] = torch.cuda.mem_get_info()[0] / 2**30 if GPU else 0.0
-        ours = engine_of(policy, "continuous", options.slots)
+        ours = engine_of(policy, "made", options.slots)
         got, row["our tokens/s"] = rate(lambda: sample(ours))
         row["apart, ours"] = logprobs_apart(policy, requests, got)
-        ours.close()
+        ours.sleep()  # frees its cache and graphs
         if GPU:
             torch.cuda.empty_cache()
         row["wake and refresh in s"] = engine.refresh(1, lambda: first)

@@ -11,6 +11,7 @@ prefill included.
 import sys
 from collections.abc import Sequence
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import torch
@@ -28,12 +29,13 @@ from card.work import (
 from device import clocked, forget_peak, peak_gib
 from generation import peer_model, plainly_generated
 from mugrpo.engines import make_engine
+from mugrpo.engines.continuous import ContinuousEngine
 from side_by_side import Measured, Ratio, Row, publish
 
-# The ways to decode: whose tree, and what `engine_of` is told. A new way is a line here.
+# The ways to decode: whose tree, and what `engine_of` is told. A new way is a line in both.
 WAYS: dict[str, tuple[str, str]] = {
-    "old": (OLD, "continuous"),
-    "new": (NEW, "continuous"),
+    "old": (OLD, "made"),
+    "new": (NEW, "made"),
     "model.generate": (NEW, "plain"),
 }
 PLAIN = "model.generate"  # measured at one width: every width has the same steps
@@ -41,9 +43,14 @@ WIDTHS = {SMALL: (64, 512, 1920), MEDIUM: (512, 1920)}
 
 
 def engine_of(policy: Any, way: str, slots: int) -> Any:
-    """Return the engine of a way."""
-    config = run_config(engine={"name": way, "slots": slots})
-    return make_engine(policy, config.engine)
+    """Return what decodes: what `make_engine` chooses, or steps of one kind whatever it says."""
+    options = run_config(engine={"name": "continuous", "slots": slots}).engine
+    if way == "plain":
+        return peer_model(policy)
+    if way == "made":  # an earlier tree does not say how it decodes
+        says = "say" in signature(make_engine).parameters
+        return make_engine(policy, options, *[partial(print, file=sys.stderr)][:says])
+    return ContinuousEngine(policy, options, static=way == "static")
 
 
 class Decoding:
@@ -64,8 +71,7 @@ class Decoding:
             self.policy = random_policy(model_config(form, tiny=tiny), run_config())
             self.form = form
         if way not in self.engines:
-            made = peer_model(self.policy) if way == "plain" else engine_of(self.policy, way, slots)
-            self.engines[way] = made
+            self.engines[way] = engine_of(self.policy, way, slots)
         call = partial(self._tokens, self.engines[way], prompt=20 if tiny else 150, most=new)
         forget_peak(DEVICE)
         _, short = clocked(lambda: call(own=new // 6), DEVICE)
@@ -90,8 +96,8 @@ class Decoding:
 
     def _let_go(self) -> None:
         for engine in self.engines.values():
-            if hasattr(engine, "close"):
-                engine.close()
+            if hasattr(engine, "sleep"):
+                engine.sleep()
         self.engines = {}
         if DEVICE.type == "cuda":
             torch.cuda.empty_cache()

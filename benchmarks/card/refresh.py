@@ -14,10 +14,25 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from card.work import DEVICE, tell
+from mugrpo.model.dtensors import moved
+from mugrpo.model.host_memory import HostMemory
 from side_by_side import parser
 
 GPU = DEVICE.type == "cuda"
 SIZE = 18944, 3584  # a matrix of Qwen2.5-7B
+
+
+def pinned(weights: dict[str, torch.Tensor], timed: Callable[..., Any]) -> None:
+    """Time copies to a block of pinned memory, which the second one finds pinned."""
+    memory, cpu = HostMemory(), torch.device("cpu")
+
+    def to_block() -> dict[str, torch.Tensor]:
+        rooms = memory.rooms(w.nbytes for w in weights.values())
+        return {name: moved(weight, cpu, rooms) for name, weight in weights.items()}
+
+    timed("to a pinned block, pinning it", to_block)
+    host = timed("to a pinned block, again", to_block)
+    timed("back from it", lambda: [weights[n].copy_(h, non_blocking=True) for n, h in host.items()])
 
 
 def parts(weights: dict[str, torch.Tensor], folders: Sequence[Path]) -> list[dict[str, Any]]:
@@ -43,16 +58,7 @@ def parts(weights: dict[str, torch.Tensor], folders: Sequence[Path]) -> list[dic
     host = timed("again", to_host)
     timed("back from it", lambda: [weights[n].copy_(h) for n, h in host.items()])
     if GPU:
-        pinned = timed(
-            "allocating pinned memory",
-            lambda: {n: torch.empty_like(h, pin_memory=True) for n, h in host.items()},
-        )
-        for name in ("to pinned memory", "again, to pinned memory"):
-            timed(name, lambda: [p.copy_(weights[n], non_blocking=True) for n, p in pinned.items()])
-        timed(
-            "back from pinned memory",
-            lambda: [weights[n].copy_(p, non_blocking=True) for n, p in pinned.items()],
-        )
+        pinned(weights, timed)
     first = next(iter(host.values()))
     array = first.view(-1).view(torch.uint8).numpy()
     timed("sha256 of a tensor", lambda: hashlib.sha256(array.data), first.nbytes)

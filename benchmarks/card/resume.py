@@ -71,7 +71,7 @@ def compared(precision: str, *, tiny: bool) -> dict[str, Any]:
         resumed, _ = train(folder / "killed", precision)
         if (ended, again, killed, resumed) != (0, 0, -signal.SIGKILL, 0):
             print((folder / "log").read_text()[-2000:])
-            return row | {"failed with": f"{ended}, {again}, {killed}, {resumed}"}
+            return row | {"failed": f"{ended}, {again}, {killed}, {resumed}"}
         row["run in s"] = seconds
         row["files equal, again"] = same_files(folder / "first", folder / "again")
         return row | {"files equal, resumed": same_files(folder / "first", folder / "killed")}

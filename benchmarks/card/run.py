@@ -59,7 +59,7 @@ PARTS: dict[str, list[Command]] = {
     "look": [Command(60, f"-c {shlex.quote(LOOK)}", takes="")],
     "right": [Command(60, "-m card.sleep"), Command(180, "-m card.right", takes="options, old")],
     "decode": [Command(280, "-m card.decode", 110, "options, old")],
-    "update": [Command(280, "-m card.update", 110, "options, old")],
+    "update": [Command(330, "-m card.update", 110, "options, old")],
     "big": [Command(200, "-m card.update --big", 60, "options, old")],
     "refresh": [Command(120, "-m card.refresh")],
     "resume": [Command(240, "-m card.resume")],

@@ -19,9 +19,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from transformers import AutoModelForCausalLM
 
-from card.work import DEVICE, LARGE, model_config, tell
-from mugrpo.model.dtensors import full, moved, tensors_of
+from card.work import DEVICE, MEDIUM, model_config, tell
+from mugrpo.model.dtensors import full, local, moved, tensors_of
 from mugrpo.model.half import HalfCopy
+from mugrpo.model.host_memory import HostMemory
 from mugrpo.model.logprobs import response_logprobs
 from mugrpo.optimize.fsdp import _Logprobs, shard_over
 from side_by_side import parser
@@ -38,13 +39,15 @@ class Split:
 
     def __init__(self, *, half: bool, tiny: bool) -> None:
         torch.manual_seed(0)
-        config = model_config(LARGE, tiny=tiny)
+        config = model_config(MEDIUM, tiny=tiny)
         config.num_hidden_layers = 2
-        self.model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        self.plain = copy.deepcopy(self.model).to(DEVICE)
+        with DEVICE:
+            self.model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        self.plain = copy.deepcopy(self.model)
         mesh = init_device_mesh(DEVICE.type, (1,), mesh_dim_names=("shards",))
         self.whole, self.half = _Logprobs(self.model), half
         shard_over(mesh, self.whole, self.model, half=half)
+        self.host = HostMemory()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, fused=True)
 
     def step(self) -> None:
@@ -65,13 +68,20 @@ class Split:
         theirs, _ = response_logprobs(working, *ROWS, **HOW)
         return float((ours - theirs).abs().max())
 
+    @torch.no_grad()
     def move(self, to: str) -> float:
         """Move weights and moments, and return the seconds."""
         began, target = time.perf_counter(), torch.device(to)
-        self.whole._apply(lambda tensor: moved(tensor, target) if GPU else tensor.clone())
-        for state in self.optimizer.state.values():
+        states = list(self.optimizer.state.values())
+        rooms = moment_rooms = None
+        if to == "cpu":
+            rooms = self.host.rooms(local(t).nbytes for t in tensors_of(self.model).values())
+            moments = (local(value).nbytes for state in states for value in state.values())
+            moment_rooms = self.host.rooms(moments)
+        self.whole._apply(lambda t: moved(t, target, rooms) if GPU else t.clone())
+        for state in states:
             for key, value in state.items():
-                state[key] = moved(value, target)
+                state[key] = moved(value, target, moment_rooms)
         if GPU:
             torch.cuda.synchronize()
             torch.cuda.empty_cache()

@@ -35,7 +35,7 @@ class Process:
             cwd=tree,
         )
 
-    def ask(self, limit: float = 120, **request: Any) -> dict[str, Any]:
+    def ask(self, limit: float = 200, **request: Any) -> dict[str, Any]:
         """Return the answer to a request. Raises RuntimeError if it fails or takes too long."""
         assert self._process.stdin and self._process.stdout
         try:
@@ -94,7 +94,10 @@ def processes(module: str, options: Any, trees: Sequence[str]) -> Iterator[dict[
 def in_turn(
     sides: Mapping[str, Callable[..., Measured]], repetitions: int
 ) -> dict[str, list[Measured]]:
-    """Warm each side up with repetition -1, then measure those that work, see `alternate`."""
+    """Warm each side up with repetition -1, then measure those that work, see `alternate`.
+
+    If one fails later, what was measured of all is left out.
+    """
     works = {}
     for name, side in sides.items():
         try:
@@ -103,4 +106,8 @@ def in_turn(
             print(f"{name} is left out: {error}", flush=True)
         else:
             works[name] = side
-    return alternate(works, repetitions, lambda line: print(line, flush=True))
+    try:
+        return alternate(works, repetitions, lambda line: print(line, flush=True))
+    except RuntimeError as error:
+        print(f"{', '.join(works)} are left out: {error}", flush=True)
+        return {}

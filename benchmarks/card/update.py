@@ -46,7 +46,8 @@ from side_by_side import Measured, Ratio, Row, publish
 WAYS: dict[str, tuple[str, Mapping[str, bool]]] = {
     "old": (OLD, {}),
     "new": (NEW, {}),
-    "new, masks": (NEW, {"packed": False}),
+    "new, not compiled": (NEW, {"compiled": False}),
+    "new, masks, not compiled": (NEW, {"packed": False, "compiled": False}),
     "new, checkpointing": (NEW, {"checkpointing": True}),
     "new, a prompt for each response": (NEW, {"shared": False}),
 }
@@ -82,6 +83,7 @@ class Updates:
         budget = TokenBudget(config.optimizer, self.notices.append)
         self.trainer = Trainer(self.policy, config, budget)
         self.kernel = self.policy.kernel if DEVICE.type == "cuda" else stand_in
+        self.compiled = getattr(self.policy, "compiled", False)  # an old tree compiles nothing
 
     def turn(
         self,
@@ -89,13 +91,15 @@ class Updates:
         *,
         shared: bool = True,
         packed: bool = True,
+        compiled: bool = True,
         checkpointing: bool = False,
     ) -> dict[str, Any]:
-        """Make an update. `shared`, `packed`: as far as the model and torch allow."""
+        """Make an update: packed and compiled as far as the model and torch allow."""
         groups = random_groups(self.groups, *self.lengths, seed=1 + repetition)
         experience = random_experience(self.shape.vocab, groups)
         self.policy.can_share_prompts = self.trainer.share = shared
         self.policy.kernel = self.kernel if packed else None
+        self.policy.compiled = self.compiled and compiled
         self.policy.working().train(checkpointing)  # transformers checkpoints in training only
         forget_peak(DEVICE)
         metrics, seconds = clocked(lambda: self.trainer.step(experience), DEVICE)
@@ -106,6 +110,7 @@ class Updates:
             "peak_gib": peak_gib(DEVICE),
             "micro_batch_tokens": self.trainer.budget.tokens,
             "kernel": self.policy.kernel is not None,
+            "compiled": self.policy.compiled,
             **{name: metrics[name] for name in METRICS},
         }
         self.trainer.optimizer.zero_grad()
@@ -186,7 +191,8 @@ def measure(form: str, options: Any) -> dict[str, Any]:
     document = publish(row, options.output and options.output / f"{name}.json")
     for way, measured in found.items():
         notes = measured[-1].notes
-        shown = {k: notes[k] for k in ("peak_gib", "micro_batch_tokens", "kernel", "grad_norm")}
+        names = ("peak_gib", "micro_batch_tokens", "kernel", "compiled", "grad_norm")
+        shown = {name: notes[name] for name in names}
         print(f"  {way}: {notes['mfu']:.1%} MFU of {ceiling / 1e12:.4g} TFLOP/s, {shown}")
     for key, value in details.items():
         if isinstance(value, list):

@@ -29,11 +29,11 @@ from side_by_side import RESULTS, ROOT, machine
 FORMS = ROOT / "configs" / "recipes" / "forms"
 SMALL, MEDIUM, LARGE = "qwen2.5-0.5b", "r1-distill-qwen-1.5b", "qwen2.5-7b"
 TINY = {
-    "hidden_size": 32,
+    "hidden_size": 128,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "intermediate_size": 48,
+    "intermediate_size": 96,
     "vocab_size": 4096,
     "max_position_embeddings": 512,
 }
@@ -178,7 +178,10 @@ def stand_in(
 
 
 def tell(name: str, title: str, rows: Sequence[Mapping[str, Any]], options: Any) -> list[Any]:
-    """Print `rows` as a table, and write them to gpu_NAME.json with the machine. Return them."""
+    """Print `rows` as a table, and write them to gpu_NAME.json with the machine. Return them.
+
+    Raises SystemExit if a row says that it `failed`.
+    """
     head = list(dict.fromkeys(key for row in rows for key in row))
     lines = [head, *([shown(row.get(key, "")) for key in head] for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
@@ -191,6 +194,8 @@ def tell(name: str, title: str, rows: Sequence[Mapping[str, Any]], options: Any)
         document = {"name": f"gpu_{name}", "title": title, "tiny": options.tiny}
         document |= {"machine": machine(), "rows": list(rows)}
         (folder / f"gpu_{name}.json").write_text(json.dumps(document, indent=1) + "\n")
+    if any("failed" in row for row in rows):
+        raise SystemExit(1)
     return list(rows)
 
 
