@@ -86,7 +86,7 @@ test-trl: build/trl_tests/packages  ## TRL's own tests with mugrpo.extensions.tr
 	OMP_NUM_THREADS=1 $(BIN)/python scripts/trl_tests.py $(TRL_TESTS) build/trl_tests
 
 .venv/installed-notebooks: .venv/installed-test
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test,notebooks]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test,notebooks,qlora]'
 	touch $@
 
 notebooks: .venv/installed-notebooks  ## run the notebooks and keep their outputs (minutes)

@@ -18,6 +18,8 @@ from tests.builders import PROMPTS, encoded, tiny_policy, with_adapter
 from tests.runs import Command, final_weights, finished, killed, read_metrics
 from tests.updates import assert_same_gradients, config_of, step
 
+pytest.importorskip("bitsandbytes")  # `make test-all` installs it
+
 NF4 = LoRAOptions(rank=4, quantize="nf4")
 RUN = ("--lora.rank", "4", "--lora.quantize", "nf4", "--optimizer.lr", "3e-3")
 

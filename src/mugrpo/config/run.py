@@ -69,6 +69,9 @@ NAMED_MODELS = (*EMBEDDED_MODELS, "smollm2")
 # to a school problem takes 100 to 300, while reasoning models need thousands.
 PRETRAINED_LR, PRETRAINED_LONGEST = 1e-5, 512
 
+# What a run decides when it begins if its config does not. It stays so on another machine.
+DECIDED = (("model", "precision"), ("prompt", "date"), ("optimizer", "micro_batch_tokens"))
+
 
 class ModelOptions(Options):
     """The policy's model and tokenizer."""

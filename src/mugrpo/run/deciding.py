@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from mugrpo.config.engines import OwnEngineOptions
-from mugrpo.config.run import EMBEDDED_MODELS, RunConfig
+from mugrpo.config.run import DECIDED, EMBEDDED_MODELS, RunConfig
 from mugrpo.config.training import MICRO_BATCH_TOKENS
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.run_dir import RunDir
@@ -15,8 +15,6 @@ from mugrpo.processes.launcher import launched_ranks
 from mugrpo.run.memory import fitting_tokens, parameters
 from mugrpo.run.progress import Progress
 
-# They stay, also on another machine.
-DECIDED = (("model", "precision"), ("prompt", "date"), ("optimizer", "micro_batch_tokens"))
 _UNSET = ("auto", None)
 
 # vLLM takes minutes to start and seconds for each refresh. It pays for models whose weights and

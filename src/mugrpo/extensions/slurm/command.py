@@ -10,6 +10,7 @@ from typing import Any
 
 from mugrpo.arguments import BEGIN, Commands, add_target
 from mugrpo.config.load import changes, with_newer_options
+from mugrpo.config.run import DECIDED
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.publishing import publish_file, publish_json
 from mugrpo.extensions.slurm.chain import Chain, Work
@@ -17,7 +18,6 @@ from mugrpo.extensions.slurm.queue import Queued, Task, cancel, has_slurm, queue
 from mugrpo.extensions.slurm.scripts import PHASES, script, task_name, tries
 from mugrpo.extensions.slurm.settings import SlurmOptions, read_settings
 from mugrpo.processes.claims import Claims, claims_in
-from mugrpo.run.deciding import DECIDED
 from mugrpo.run.target import Target, read_target
 
 _STORED = {*(".".join(names) for names in DECIDED), "prompt.chat_template"}  # when a run begins
