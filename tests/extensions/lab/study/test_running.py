@@ -18,8 +18,8 @@ from mugrpo.extensions.lab.study.outcome import Results
 from mugrpo.extensions.lab.study.page import RESULTS, folder_of
 from mugrpo.extensions.lab.study.running import Cells, run_study, show_study
 from mugrpo.extensions.lab.study.spec import load_study
-from mugrpo.model.hardware import with_precision
 from mugrpo.processes.lifetime import StopFlag
+from mugrpo.run.deciding import decided
 from mugrpo.run.opening import open_run
 from mugrpo.run.progress import Progress
 from tests.faults.harm import refused
@@ -136,7 +136,7 @@ def test_a_cell_is_the_run_that_its_config_makes(studied: Studied, tmp_path: Pat
     monkeypatch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
     assert main(["train", study.base, "--run-dir", str(tmp_path / "run"), *cell.overrides]) == 0
     with open_run(tmp_path / "run", progress=Progress()) as run:
-        assert run.config == with_precision(cell.config)
+        assert run.config == decided(cell.config, print)
     by_hand = Results(tmp_path / "cells.parquet").add(cell, tmp_path / "run")
     shown = cells(studied)[cell.name]
     for key in ("accuracy", "best", "updates", "stages", "rollouts", "config"):
