@@ -309,10 +309,10 @@ def static_step(form: str, layers: int) -> Counted:
     So the kernel of a GPU is counted, and a wait raises NotImplementedError.
     """
     policy = _meta_policy(form, layers, "meta")
-    slots = StaticSlots(policy, 8, 32, 1.0)
+    slots = StaticSlots(policy, 8, 256, 32, 1.0)
     text = policy.model.config
     keys = torch.empty(text.num_key_value_heads, 9, text.head_dim, device="meta").bfloat16()
-    slots.make_room(41, ([(keys, keys)] * layers, keys))
+    slots.begin(torch.arange(8, device="meta"), ([(keys, keys)] * layers, keys))
     slots.has_kernel = True
     present = [value for value in vars(slots).values() if isinstance(value, torch.Tensor)]
     counted = Counted([*policy.model.parameters(), *policy.model.buffers(), *present])

@@ -1,5 +1,7 @@
 """Steps of static shapes give the tokens of eager ones. On a CPU they run without graphs."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ from transformers import AutoModelForCausalLM, Gemma2Config, Qwen2Config
 from mugrpo.config.engines import ContinuousOptions
 from mugrpo.config.run import ModelOptions
 from mugrpo.disk.errors import RunStopped
-from mugrpo.engines import static, static_fault
+from mugrpo.engines import continuous, static, static_fault
 from mugrpo.engines.base import Completion, Request
 from mugrpo.engines.continuous import ContinuousEngine
 from mugrpo.engines.static import EVERY, StaticSlots, bucket_of
@@ -48,6 +50,12 @@ def assert_same(ours: list[Completion], theirs: list[Completion]) -> None:
         np.testing.assert_array_equal(one.ids, other.ids)
         np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
         assert one.finish_reason is other.finish_reason
+
+
+def endless(form: str) -> Policy:
+    policy = tiny_policy(form)
+    policy.stop_ids = []
+    return policy
 
 
 def soft_capped() -> Policy:
@@ -143,15 +151,15 @@ def test_calls_share_slots_until_the_engine_sleeps_or_the_weights_move():
     requests = requests_of(policy, 1)
     how = {"temperature": 0.9, "max_new_tokens": LIMIT}
     first = collected(engine.generate(requests, **how))
-    slots = engine._static_slots
+    slots = engine._kept
     assert_same(collected(engine.generate(requests, **how)), first)
-    assert engine._static_slots is slots is not None
+    assert engine._kept is slots is not None
     for weight in policy.model.parameters():
         weight.data = weight.data.clone()
     assert_same(collected(engine.generate(requests, **how)), first)
-    assert engine._static_slots is not slots
+    assert engine._kept is not slots
     engine.sleep()
-    assert engine._static_slots is None
+    assert engine._kept is None
 
 
 def test_new_weights_in_the_old_places_are_used():
@@ -194,3 +202,66 @@ def test_the_trial_accepts_bf16():
     config = Qwen2Config(**{**SIZES, "hidden_size": 64, "num_attention_heads": 4})
     model = AutoModelForCausalLM.from_config(config)
     assert static_fault(Policy(model, chain_tokenizer(), ModelOptions(precision="bf16"))) == ""
+
+
+HOW = {"temperature": 0.9, "max_new_tokens": LIMIT}
+
+
+def test_slots_are_counted_again_for_more_room_and_never_kept_for_it(monkeypatch):
+    """As at a refresh: a few short rows for the canary, then one as long as any of the stage. With
+    room for 1,000 tokens in all, rows of 40 have 25 slots and rows of 100 have ten."""
+    monkeypatch.setattr(static, "_ROOM", 1)
+    monkeypatch.setattr(ContinuousEngine, "_count", lambda self, room, limit: 1000 // room)
+    policy = tiny_policy("llama")
+    engine = ContinuousEngine(policy, ContinuousOptions(), static=True)
+
+    def sizes(lengths: list[int], own: int | None = None, *, ends: bool) -> tuple[int, int]:
+        requests = [Request(np.full(n, 3, np.int32), i, own) for i, n in enumerate(lengths)]
+        collected(engine.generate(requests, **HOW, more=() if ends else iter([])))
+        assert engine._kept is not None
+        return engine._kept.slots, engine._kept.room
+
+    assert sizes([10, 12], 8, ends=True) == (2, 20)  # no more come: as many as there are
+    assert sizes([60], ends=True) == (1, 100)
+    assert sizes([60, 5], ends=False) == (10, 100)
+    assert sizes([5], 3, ends=False) == (10, 100)  # they serve
+    assert sizes([85], ends=False) == (8, 125)
+
+
+def test_a_longer_prompt_begins_when_all_others_have_ended(monkeypatch):
+    monkeypatch.setattr(static, "_ROOM", 1)
+    monkeypatch.setattr(ContinuousEngine, "_count", lambda self, room, limit: 200 // room)
+    policy = endless("llama")
+    engine = ContinuousEngine(policy, ContinuousOptions(), static=True)
+    short, long = (np.full(n, 3, np.int32) for n in (10, 60))
+    requests = [Request(short, 0), Request(long, 1), Request(short, 2)]
+    reports = list(engine.generate(requests[:1], **HOW, more=iter([requests[1:]])))
+    assert [[i for i, _ in d.completions] for d in reports if d.completions] == [[0], [1, 2]]
+    assert engine._kept is not None and engine._kept.slots == 2
+    eager = collected(ContinuousEngine(policy, ContinuousOptions()).generate(requests, **HOW))
+    assert_same(collected(reports), eager)
+
+
+def test_two_calls_at_once_have_slots_of_their_own(monkeypatch):
+    monkeypatch.setattr(continuous, "reordered", lambda *_: nullcontext())  # as on a GPU
+    policy = tiny_policy("llama")
+    engine = ContinuousEngine(policy, ContinuousOptions(slots=8), static=True)
+    requests = requests_of(policy, 2)
+    expected = collected(engine.generate(requests, **HOW))
+    one, other = (engine.generate(requests, **HOW) for _ in range(2))
+    ours, theirs = [next(one)], [next(other)]
+    assert_same(collected([*theirs, *other]), expected)
+    assert_same(collected([*ours, *one]), expected)
+
+
+@table("ending", ["sleep", "close"])
+def test_caches_are_freed_by_sleep_and_close_and_after_a_failure(ending, monkeypatch):
+    policy = tiny_policy("llama")
+    engine = ContinuousEngine(policy, ContinuousOptions(slots=8), static=True)
+    collected(engine.generate(requests_of(policy, 1), **HOW))
+    getattr(engine, ending)()
+    assert engine._kept is None
+    monkeypatch.setattr(StaticSlots, "begin", lambda *_: pytest.fail("out of memory"))
+    with pytest.raises(pytest.fail.Exception):
+        collected(engine.generate(requests_of(policy, 1), **HOW))
+    assert engine._kept is None

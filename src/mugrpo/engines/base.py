@@ -1,6 +1,6 @@
 """The interface of an engine: token ids in, token ids and their logprobs out."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -99,13 +99,14 @@ class Arrivals:
 
     def __init__(self, requests: Sequence[Request], more: Iterable[Sequence[Request]]) -> None:
         self._batches = chain([requests], more)
+        self._alone = isinstance(more, Sized) and not more  # no others ever come
         self._count = 0
         self.open = True  # whether more may come
 
     def take(self) -> dict[int, Request]:
         """Return the next batch. It is empty if no request has come since, or if none ever will."""
         batch = next(self._batches, None)
-        self.open = batch is not None
+        self.open = batch is not None and not self._alone
         numbered = dict(enumerate(batch or (), self._count))
         self._count += len(numbered)
         return numbered

@@ -8,6 +8,7 @@ Suffixes: A active slots, S slots, T response tokens, U prompts, V vocabulary.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from mugrpo.disk.records import FinishReason
 from mugrpo.engines.base import Arrivals, Completion, Decoded, Engine, Request
 from mugrpo.engines.cache import ATTENTION, SlotCache, reordered
 from mugrpo.engines.sampling import refuse_nan, sample, uniforms
-from mugrpo.engines.static import StaticSequences, StaticSlots
+from mugrpo.engines.static import StaticSequences, StaticSlots, room_of, rounded
 from mugrpo.engines.waiting import Waiting, prefill
 from mugrpo.model.attention import attending
 from mugrpo.model.policy import Policy
@@ -36,7 +37,8 @@ class ContinuousEngine(Engine):
         self.policy = policy
         self.options = options
         self._static = static
-        self._static_slots: StaticSlots | None = None
+        self._kept: StaticSlots | None = None  # those of the last call
+        self._stream: Any = None  # on which their steps are captured
 
     def generate(
         self,
@@ -50,13 +52,22 @@ class ContinuousEngine(Engine):
         """See `Engine.generate`. Finished responses are reported after every step, or every few."""
         arrivals = Arrivals(requests, more)
         first = arrivals.take()
-        slots = self.options.slots or slots_for(max_new_tokens)
+        most = 0 if arrivals.open else len(first)
+        made: list[StaticSlots] = []
+
+        def slots_with(room: int) -> StaticSlots:
+            made.clear()
+            made.append(self._slots(room, max_new_tokens, temperature, most))
+            return made[0]
+
+        room = max([0, *(room_of(request, max_new_tokens) for request in first.values())])
         batch: EagerSequences | StaticSequences
-        if self._static and top_p == 1:
-            longest = max([0, *(len(request.prompt_ids) for request in first.values())])
-            state = self._slots(longest + max_new_tokens, max_new_tokens, temperature)
-            slots, batch = state.slots, StaticSequences(self.policy, state)
+        if static := self._static and top_p == 1:
+            batch = StaticSequences(self.policy, max_new_tokens, room, slots_with)
+            slots = made[0].slots
         else:
+            self.sleep()
+            slots = self._count(room, max_new_tokens)
             batch = EagerSequences(self.policy, slots, temperature, max_new_tokens, top_p)
         batch.add(first)
         with (
@@ -66,33 +77,50 @@ class ContinuousEngine(Engine):
             while batch.unfinished or arrivals.open:
                 while arrivals.open and batch.unfinished < slots:
                     batch.add(arrived := arrivals.take())
-                    if not (arrived and self._static):  # a report of static steps is of several
+                    if not (arrived and static):  # a report of static steps is of several
                         break
                 yield batch.advance() if batch.unfinished else Decoded((), 0)
+        self._kept = made[0] if made else None
 
     def sleep(self) -> None:
         """Free caches and graphs."""
-        self._static_slots = None
+        self._kept = None
 
-    def _slots(self, room: int, limit: int, temperature: float) -> StaticSlots:
+    def close(self) -> None:
+        """See `Engine.close`."""
+        self.sleep()
+
+    def _slots(self, room: int, limit: int, temperature: float, most: int) -> StaticSlots:
         """Return slots for sequences of `room` tokens, those of the last call if they serve.
 
-        Without `engine.slots` there are as many as free memory holds, and none more afterwards.
+        They are the caller's, who gives them back if nothing fails. If `most` is given, no more
+        than so many sequences come.
         """
-        slots, made = self.options.slots, self._static_slots
-        if made and made.serves(self.policy, slots or made.slots, limit, temperature):
-            return made
-        self._static_slots = made = None  # frees its memory before it is counted
-        if not slots:
-            slots = _fitting(self.policy, room) or slots_for(limit)
-        self._static_slots = StaticSlots(self.policy, slots, limit, temperature)
-        return self._static_slots
+        kept, self._kept = self._kept, None
+        room = rounded(room)
+        enough = kept is not None and (kept.whole or kept.slots >= most > 0)
+        if kept and enough and kept.serves(self.policy, room, limit, temperature):
+            return kept
+        del kept  # frees its memory before it is counted
+        slots = self._count(room, limit)
+        if self.policy.on_gpu and self._stream is None:
+            self._stream = torch.cuda.Stream()
+        few = 0 < most < slots
+        made = StaticSlots(
+            self.policy, most if few else slots, room, limit, temperature, self._stream
+        )
+        made.whole = not few
+        return made
+
+    def _count(self, room: int, limit: int) -> int:
+        """Return how many sequences of `room` tokens are decoded together."""
+        if self.options.slots or not self.policy.on_gpu:
+            return self.options.slots or slots_for(limit)
+        return _fitting(self.policy, room)
 
 
 def _fitting(policy: Policy, room: int) -> int:
-    """Return how many sequences of `room` tokens the GPU's free memory holds, 0 without a GPU."""
-    if not policy.on_gpu:
-        return 0
+    """Return how many sequences of `room` tokens the GPU's free memory holds."""
     widths, model = widths_of(policy.model.config), policy.working()
     free, _ = torch.cuda.mem_get_info(policy.device)
     free += torch.cuda.memory_reserved(policy.device) - torch.cuda.memory_allocated(policy.device)

@@ -14,8 +14,8 @@ response), H key-value heads, Q query heads per key-value head, D head dimension
 T response tokens, V vocabulary.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ from mugrpo.model.policy import Policy
 
 ATTENTION = "mugrpo_static"  # transformers knows `attention` by this name
 EVERY = 8  # steps between the host's looks; what has ended is fed on until then
-_ROOM = 256  # tokens by which room grows, as every growth captures the graphs again
+_ROOM = 256  # tokens by which room differs, as other room means other graphs
 
 
 def bucket_of(active: int, slots: int) -> int:
@@ -45,16 +45,40 @@ def bucket_of(active: int, slots: int) -> int:
     return min(slots, between if power > 64 and active <= between else power)
 
 
+def room_of(request: Request, limit: int) -> int:
+    """Return the tokens of a request's prompt and longest response, in a call with `limit`."""
+    return len(request.prompt_ids) + min(request.max_new_tokens or limit, limit)
+
+
+def rounded(room: int) -> int:
+    """Return the room that slots have for `room` tokens."""
+    return max(1, -(-room // _ROOM)) * _ROOM
+
+
 class StaticSlots:
     """The sequences in the slots: keys and values, state, and the step that changes them in place.
 
     It belongs to the weights that it was made with, and holds for one temperature.
     """
 
-    def __init__(self, policy: Policy, slots: int, limit: int, temperature: float) -> None:
-        """Make slots for responses of up to `limit` tokens. `make_room` allocates the cache."""
-        self.slots, self.limit, self.temperature = slots, limit, temperature
-        self.room, self.has_kernel = 0, False  # FlashAttention, as torch has it
+    def __init__(
+        self,
+        policy: Policy,
+        slots: int,
+        room: int,
+        limit: int,
+        temperature: float,
+        stream: Any = None,
+    ) -> None:
+        """Make slots with `room` (see `rounded`) for responses of up to `limit` tokens.
+
+        The first prompt allocates the cache. Steps are captured on the CUDA stream `stream`, on
+        which nobody else must: torch frees what its graphs share with the first that ends.
+        """
+        self.slots, self.room, self.limit, self.temperature = slots, room, limit, temperature
+        self.has_kernel = False  # FlashAttention, as torch has it
+        self.whole = True  # whether there are as many as memory or the options allow
+        self.watched = False  # whether a wait for the device raises before a step is captured
         self._model, device = policy.working(), policy.device
         self._addresses = _addresses(self._model)
 
@@ -72,43 +96,38 @@ class StaticSlots:
         self._stop = torch.tensor(policy.stop_ids, device=device)
         self._rows = torch.arange(S, device=device)
         self._starts_q = torch.arange(S + 1, dtype=torch.int32, device=device)
-        self._starts_k = self._starts_q * 0  # where each slot begins in its cache
-        self._captures = device.type == "cuda"
+        self._starts_k = self._starts_q * room  # where each slot begins in its cache
+        self._stream: Any = stream  # None: steps are not captured
+        if device.type == "cuda" and stream is None:
+            self._stream = torch.cuda.Stream()
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.logits: torch.Tensor | None = None  # [S, V], to be written if it is made
         # of the step at hand
         self._used_A = self._starts_q
         self._biases: dict[int | None, torch.Tensor] = {}
 
-    def serves(self, policy: Policy, slots: int, limit: int, temperature: float) -> bool:
+    def serves(self, policy: Policy, room: int, limit: int, temperature: float) -> bool:
         """Return whether these can be used again as if they were new."""
-        same = (self.slots, self.limit, self.temperature) == (slots, limit, temperature)
+        fits = self.room >= room and self.limit >= limit and self.temperature == temperature
         model = policy.working()
-        return same and model is self._model and _addresses(model) == self._addresses
+        return fits and model is self._model and _addresses(model) == self._addresses
 
-    def make_room(self, tokens: int, prompt: Prefilled) -> None:
-        """Let each slot have `tokens` of prompt and response, cached as those of `prompt`."""
-        if tokens <= self.room:
-            return
-        self._graphs.clear()  # they know the old addresses
-        self.room = -(-tokens // _ROOM) * _ROOM
-        self._starts_k = self._starts_q * self.room
-        self.keys = self._enlarged(self.keys, [keys for keys, _ in prompt[0]])
-        self.values = self._enlarged(self.values, [values for _, values in prompt[0]])
-        size, half = self.keys.shape[-1], self.keys.dtype == torch.bfloat16
+    def _allocate(self, prompt: Prefilled) -> None:
+        """Make the caches, in layers like those of `prompt`."""
+        made = []
+        for i in (0, 1):
+            heads, _, size = prompt[0][0][i].shape
+            shape = (len(prompt[0]), self.slots, self.room, heads, size)
+            made.append(prompt[0][0][i].new_zeros(shape))
+        self.keys, self.values = made
+        half = self.keys.dtype == torch.bfloat16
         self.has_kernel = self.keys.is_cuda and half and size <= 256 and size % 8 == 0
-
-    def _enlarged(self, cache: torch.Tensor, like: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return `cache` with the new room, in layers `like` those of a prompt, [H, P, D] each."""
-        heads, _, size = like[0].shape
-        enlarged = like[0].new_zeros(len(like), self.slots, self.room, heads, size)
-        if cache.numel():
-            enlarged[:, :, : cache.shape[2]] = cache
-        return enlarged
 
     @torch.inference_mode()
     def begin(self, rows: torch.Tensor, prompt: Prefilled) -> None:
         """Cache a prompt for the slots `rows` [B]."""
+        if not len(self.keys):
+            self._allocate(prompt)
         for i, cache in enumerate((self.keys, self.values)):
             prompt_NPHD = torch.stack([layer[i] for layer in prompt[0]]).transpose(1, 2)
             cache[:, rows, : prompt_NPHD.shape[1]] = prompt_NPHD[:, None]
@@ -123,7 +142,7 @@ class StaticSlots:
         """
         token_B, logprob_B = sample(logits_BV, self.temperature, drawn[:, 0])
         self.nan |= logprob_B.isnan().any()
-        self.uniforms_ST[rows, :-1] = drawn
+        self.uniforms_ST[rows, : drawn.shape[1]] = drawn
         self.token_S[rows], self.place_S[rows] = token_B, 0
         self.position_S[rows], self.limit_S[rows] = state
         self.ids_ST[rows, 0], self.logprobs_ST[rows, 0] = token_B, logprob_B
@@ -132,7 +151,7 @@ class StaticSlots:
     @torch.inference_mode()
     def step(self, slots: int) -> None:
         """Decode a token in the live ones of the first `slots`, which are a bucket."""
-        if not self._captures:
+        if self._stream is None:
             self._step(slots)
             return
         if slots not in self._graphs:
@@ -144,17 +163,18 @@ class StaticSlots:
 
         Raises RuntimeError if the model waits for the device, which a graph cannot.
         """
+        stream, watch = self._stream, _without_waits if self.watched else nullcontext
         live_S = self.live_S.clone()
         self.live_S.zero_()  # what is fed is cached again, nothing else changes
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side), _without_waits():
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream), watch():
             self._step(slots)
-        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         pool = next((g.pool() for g in self._graphs.values()), None)  # steps never overlap
         # Other threads may go on, such as one that writes a checkpoint.
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        mode = "thread_local"
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=mode):
             self._step(slots)
         self.live_S.copy_(live_S)
         return graph
@@ -247,17 +267,21 @@ class StaticSlots:
 
     @torch.inference_mode()
     def move(self, source: Sequence[int], target: Sequence[int]) -> None:
-        """Copy the slots `source` to `target`."""
+        """Move the slots `source` to `target`."""
         rows = (self.token_S, self.position_S, self.place_S, self.limit_S, self.live_S)
         for tensor in (*rows, self.uniforms_ST, self.ids_ST, self.logprobs_ST):
             tensor[target] = tensor[source]
         for cache in (self.keys, self.values):
             cache[:, target] = cache[:, source]
+        self.live_S[source] = False
 
 
 @contextmanager
 def _without_waits() -> Iterator[None]:
-    """Within the block, let waits for the device raise, before a failed capture leaves traces."""
+    """Within the block, let waits for the device raise, before a failed capture leaves traces.
+
+    That holds for all threads.
+    """
     mode = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -274,23 +298,35 @@ def _addresses(model: Any) -> list[int]:
 class StaticSequences:
     """The requests of one call of `generate` that wait or are in one of the `StaticSlots`."""
 
-    def __init__(self, policy: Policy, slots: StaticSlots) -> None:
+    def __init__(
+        self, policy: Policy, limit: int, room: int, slots_with: Callable[[int], StaticSlots]
+    ) -> None:
+        """Prepare for responses of up to `limit` tokens. `slots_with` makes slots with room.
+
+        The first requests need `room` tokens.
+        """
         self.policy = policy
         self.waiting = Waiting(policy)
-        self._slots = slots
+        self._limit, self._slots_with = limit, slots_with
         self._begun: dict[int, int] = {}  # index of the request, by slot
         self._left: dict[int, int] = {}  # tokens that may still come, by slot
-        self._longest = 0  # tokens of the longest prompt
+        self._room = room  # tokens of the longest request, prompt and response
+        self._slots = self._made()
+
+    @torch.inference_mode()
+    def _made(self) -> StaticSlots:
+        slots = self._slots_with(self._room)
         slots.live_S.zero_()
+        return slots
 
     @property
     def unfinished(self) -> int:
         return len(self._begun) + len(self.waiting)
 
     def add(self, requests: Mapping[int, Request]) -> None:
-        """Let `requests` wait, too."""
+        """Let `requests` wait, too. Those with more room begin when all others have ended."""
         self.waiting.add(requests)
-        self._longest = max([self._longest, *(len(r.prompt_ids) for r in requests.values())])
+        self._room = max([self._room, *(room_of(r, self._limit) for r in requests.values())])
 
     def advance(self) -> Decoded:
         """Fill the free slots, decode up to `EVERY` tokens in each, and look.
@@ -305,21 +341,25 @@ class StaticSequences:
                 self._slots.step(bucket)
             computed = bucket * steps
         finished = self._take_finished(steps)
-        if not self.waiting:
+        if not self.waiting or self._room > self._slots.room:
             self._close_gaps()
         return Decoded(finished, begun + computed)
 
     @torch.inference_mode()
     def _admit(self) -> int:
         """Start waiting requests in the free slots. Return their number."""
-        slots, device = self._slots, self.policy.device
         if not self.waiting:
             return 0
+        if self._room > self._slots.room:
+            if self._begun:
+                return 0
+            del self._slots  # before others are counted
+            self._slots = self._made()
+        slots, device = self._slots, self.policy.device
         free = [row for row in range(slots.slots) if row not in self._begun]
         admitted: list[tuple[int, Request]] = []
         logits, prompts, rows = [], [], torch.tensor(free, dtype=torch.int64, device=device)
         for prompt, begun in self.waiting.groups(len(free)):
-            slots.make_room(self._longest + slots.limit, prompt)
             first = len(admitted)
             admitted += begun
             slots.begin(rows[first : len(admitted)], prompt)
@@ -327,10 +367,8 @@ class StaticSequences:
             prompts += [prompt[0][0][0].shape[1]] * len(begun)
         if not admitted:
             return 0
-        limits = [
-            min(request.max_new_tokens or slots.limit, slots.limit) for _, request in admitted
-        ]
-        drawn = torch.from_numpy(uniforms([r.seed for _, r in admitted], slots.limit))
+        limits = [min(r.max_new_tokens or self._limit, self._limit) for _, r in admitted]
+        drawn = torch.from_numpy(uniforms([r.seed for _, r in admitted], self._limit))
         state = torch.tensor([prompts, limits], device=device)
         rows = rows[: len(admitted)]
         slots.draw_first(rows, torch.cat(logits), state, drawn.to(device))
@@ -376,7 +414,6 @@ class StaticSequences:
         gaps = [row for row in range(count) if row not in self._begun]
         movers = [row for row in self._begun if row >= count]
         self._slots.move(movers, gaps)
-        self._slots.live_S[movers] = False
         for gap, mover in zip(gaps, movers, strict=True):
             self._begun[gap], self._left[gap] = self._begun.pop(mover), self._left.pop(mover)
 
@@ -414,11 +451,11 @@ def forced(
 ) -> Iterator[torch.Tensor]:
     """Yield the logits [U, V] after each prompt, then after each of the tokens that follow it."""
     count, length = ids_UT.shape
-    slots = StaticSlots(policy, count, length + 1, 1.0)
+    slots = StaticSlots(policy, count, max(map(len, prompts)) + length + 1, length + 1, 1.0)
+    slots.watched = True
     prefilled = prefill(policy, prompts)
     rows = torch.arange(count, device=policy.device)
     for row, prompt in enumerate(prefilled):
-        slots.make_room(max(map(len, prompts)) + length + 1, prompt)
         slots.begin(rows[row : row + 1], prompt)
     slots.position_S.copy_(torch.tensor([len(p) for p in prompts]))
     slots.logits = torch.stack([logits_V for _, logits_V in prefilled])
