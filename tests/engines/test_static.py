@@ -235,7 +235,7 @@ def test_a_longer_prompt_begins_when_all_others_have_ended(monkeypatch):
     engine = ContinuousEngine(policy, ContinuousOptions(), static=True)
     short, long = (np.full(n, 3, np.int32) for n in (10, 60))
     requests = [Request(short, 0), Request(long, 1), Request(short, 2)]
-    reports = list(engine.generate(requests[:1], **HOW, more=iter([requests[1:]])))
+    reports = list(engine.generate(requests[:1], **HOW, more=iter([(), requests[1:]])))
     assert [[i for i, _ in d.completions] for d in reports if d.completions] == [[0], [1, 2]]
     assert engine._kept is not None and engine._kept.slots == 2
     eager = collected(ContinuousEngine(policy, ContinuousOptions()).generate(requests, **HOW))
