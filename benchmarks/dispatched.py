@@ -246,10 +246,11 @@ def config_of(**model: Any) -> RunConfig:
 
 
 def policy_of(layers: int, config: RunConfig) -> Policy:
-    """Return a tiny Qwen2 with random weights."""
+    """Return a tiny Qwen2 with random weights, and the norms of a GPU."""
     sizes = {**TINY, "num_hidden_layers": layers}
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen2", **sizes))
+    _use_torchs_norms(model)
     return Policy(model, load_tokenizer(config.model), config.model, None)
 
 
@@ -328,10 +329,14 @@ def _meta_policy(form: str, layers: int, device: str) -> Policy:
     with torch.device(device):
         config = AutoConfig.for_model(form, **sizes)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    for norm in (m for m in model.modules() if type(m).__name__.endswith("RMSNorm")):
-        norm.forward = partial(_norm, norm)
+    _use_torchs_norms(model)
     options = config_of().model.model_copy(update={"precision": "fp32"})  # it is in bf16 already
     return Policy(model, load_tokenizer(options), options, None)
+
+
+def _use_torchs_norms(model: Any) -> None:
+    for norm in (m for m in model.modules() if type(m).__name__.endswith("RMSNorm")):
+        norm.forward = partial(_norm, norm)
 
 
 def _norm(layer: Any, hidden: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,9 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from mugrpo.model.dtensors import local
 from mugrpo.model.logprobs import response_logprobs
@@ -20,7 +22,7 @@ from mugrpo.processes.messages import first_line
 _SHORT = 8, (3, 3, 5), (3, 1, 2)
 _LONG = 96, (40, 40, 70), (56, 1, 20)  # more than the 64 that a kernel takes at once
 _KINDS = "hidden states", "logprobs"
-_SHARED = torch.tensor([0, 0, 1])  # the prompts' numbers
+_SHARED = np.array([0, 0, 1])  # the prompts' numbers
 
 # Largest norm of a difference, relative to the norm, and the norm's order. In bf16, kernels may
 # differ by a few percent; a wrong mask changes most numbers.
@@ -124,7 +126,7 @@ def _computed(
     sizes: tuple[int, tuple[int, ...], tuple[int, ...]],
     weights: Sequence[torch.nn.Parameter],
     only: Sequence[torch.nn.Parameter] | None,
-    prompts_B: torch.Tensor | None,
+    prompts_B: NDArray[np.int64] | None,
     **how: Any,
 ) -> list[torch.Tensor]:
     """Return hidden states [N, H], logprobs [B, T], and gradients of a weighted sum of these.
@@ -132,17 +134,17 @@ def _computed(
     `compute` gets three rows, of which two have one prompt.
     """
     length, prompts, responses = sizes
-    ids_BL = torch.arange(3 * length).view(3, length) % 7 + 1
+    ids_BL = np.arange(3 * length).reshape(3, length) % 7 + 1
     ids_BL[1, : prompts[1]] = ids_BL[0, : prompts[0]]
-    prompt_lengths_B, lengths_B = torch.tensor([prompts, responses])
-    mask_BT = torch.arange(max(responses)) < lengths_B[:, None]
+    prompt_lengths_B, lengths_B = np.array([prompts, responses])
+    mask_BT = np.arange(max(responses)) < lengths_B[:, None]
     rows = (ids_BL, prompt_lengths_B, mask_BT, prompts_B)
     hidden: list[torch.Tensor] = []
     logprobs_BT, _ = compute(*rows, temperature=1.0, chunk=16, watch=hidden.append, **how)
     for weight in weights:
         weight.grad = None
     if weights:
-        factors = torch.linspace(-1, 2, mask_BT.numel(), device=logprobs_BT.device)
+        factors = torch.linspace(-1, 2, mask_BT.size, device=logprobs_BT.device)
         (logprobs_BT * factors.view(mask_BT.shape)).sum().backward(inputs=only)
     gradients = [torch.zeros_like(w) if w.grad is None else w.grad for w in weights]
     states = [hidden[0].detach(), logprobs_BT.detach(), *map(local, gradients)]
