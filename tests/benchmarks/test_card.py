@@ -11,6 +11,7 @@ import pytest
 
 from card import right, update
 from card.update import LARGE, MEDIUM, WAYS, Updates
+from card.work import model_config, random_policy, run_config
 from mugrpo.model import rows
 from mugrpo.optimize import batching
 from side_by_side import ROOT
@@ -41,6 +42,12 @@ def test_the_last_part_of_updates_runs_and_counts_waits_by_place(monkeypatch):
     monkeypatch.setattr(batching, "sent", sent)
     places = server.updates.waits()
     assert places and all(place.startswith("optimize/batching.py:") for place in places)
+
+
+def test_random_policies_have_the_norms_of_loaded_ones():
+    policy = random_policy(model_config(MEDIUM, tiny=True), run_config())
+    layers = [m for m in policy.model.modules() if type(m).__name__.endswith("RMSNorm")]
+    assert layers and all("forward" in vars(layer) for layer in layers)
 
 
 @pytest.mark.long

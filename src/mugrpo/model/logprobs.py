@@ -188,8 +188,8 @@ def response_logprobs(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return logprob and entropy of each response token under `model`, both [B, T], 0 where masked.
 
-    Rows are best arrays: for a tensor on a GPU, the host waits. The results are where the model is. `ids_BL` holds
-    prompt and response end to end, padded on the right. If `prompts_B`, the number of each row's
+    Rows are arrays, or tensors (the host waits for those on a GPU); results are where the model is.
+    `ids_BL` holds prompt and response end to end, padded on the right. If `prompts_B`, the number of each row's
     prompt, is given, each prompt is computed once for all its responses. With a `kernel`, attention
     needs no mask and no padding is computed. For `compiled`, see `chunked_logprobs`. `steps_BT`
     holds the tokens' indices in their responses, ascending, if they are not all tokens of these.
