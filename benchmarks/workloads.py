@@ -1,7 +1,7 @@
 """What the benchmarks run on: models, problems, prompts and rollouts, the same in every call.
 
 Prompts and shards are imported where they are used: they need pyarrow, which a machine that only
-runs `gpu.py` may lack.
+runs `card/run.py` may lack.
 """
 
 from __future__ import annotations

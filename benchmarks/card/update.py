@@ -95,7 +95,7 @@ class Updates:
         checkpointing: bool = False,
     ) -> dict[str, Any]:
         """Make an update: packed and compiled as far as the model and torch allow."""
-        groups = random_groups(self.groups, *self.lengths, seed=1 + repetition)
+        groups = random_groups(self.groups, *self.lengths, seed=2 + repetition)
         experience = random_experience(self.shape.vocab, groups)
         self.policy.can_share_prompts = self.trainer.share = shared
         self.policy.kernel = self.kernel if packed else None
@@ -123,20 +123,26 @@ class Updates:
         seen = collections.Counter[str]()
 
         def note(*_: Any, **__: Any) -> None:
-            frames = [f for f in traceback.extract_stack() if "/mugrpo/" in f.filename]
+            # a checkout may be called mugrpo as well
+            frames = [f for f in traceback.extract_stack() if "/src/mugrpo/" in f.filename]
             last = frames[-1] if frames else None
-            where = last and f"{last.filename.rpartition('/mugrpo/')[2]}:{last.lineno}"
+            where = last and f"{last.filename.rpartition('/src/mugrpo/')[2]}:{last.lineno}"
             seen[where or "elsewhere"] += 1
 
         with warnings.catch_warnings():
             warnings.simplefilter("always")
             warnings.showwarning = note
-            torch.cuda.set_sync_debug_mode("warn")
+            _warn_of_waits("warn")
             try:
                 self.turn(-2)
             finally:
-                torch.cuda.set_sync_debug_mode("default")
+                _warn_of_waits("default")
         return dict(seen.most_common())
+
+
+def _warn_of_waits(mode: str) -> None:
+    if DEVICE.type == "cuda":  # a CPU's work is done when its call returns
+        torch.cuda.set_sync_debug_mode(mode)
 
 
 class Server:
@@ -153,11 +159,11 @@ class Server:
         if self.updates is None:
             self.updates = Updates(form, tiny=tiny)
         if what == "last":
-            found: dict[str, Any] = {"notices": self.updates.notices}
-            if DEVICE.type == "cuda":
-                found["waits"] = self.updates.waits()
-                found["kernels"] = kernels(lambda: self.updates.turn(-2), 16)
-            return found
+            return {
+                "notices": self.updates.notices,
+                "waits": self.updates.waits(),
+                "kernels": kernels(lambda: self.updates.turn(-2), 16),
+            }
         return self.updates.turn(**how)
 
 

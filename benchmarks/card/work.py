@@ -18,6 +18,7 @@ from mugrpo.config.load import build_config
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.records import FinishReason, Rollout, Score, Status
 from mugrpo.engines.base import Request
+from mugrpo.model import norms
 from mugrpo.model.adapter import Adapter
 from mugrpo.model.half import halve_frozen
 from mugrpo.model.hardware import precision_of
@@ -62,6 +63,8 @@ def random_policy(model_config: Any, config: RunConfig) -> Policy:
     with torch.device(DEVICE):
         model = AutoModelForCausalLM.from_config(model_config, dtype=torch.float32)
     torch.backends.cuda.enable_cudnn_sdp(False)  # as `load_policy` does
+    if DEVICE.type == "cpu" or hasattr(norms, "F"):  # an earlier tree's are for CPUs only
+        norms.use_short_norms(model)
     adapter = Adapter(model, config.lora, "random", 0) if config.lora.rank else None
     if adapter and precision_of(config.model) == "bf16":
         halve_frozen(model)  # as well

@@ -3,12 +3,17 @@
 import json
 import subprocess
 import sys
+import traceback
+import warnings
 from pathlib import Path
 
 import pytest
 
-from card import right
+from card import right, update
 from card.update import LARGE, MEDIUM, WAYS, Updates
+from card.work import model_config, random_policy, run_config
+from mugrpo.model import rows
+from mugrpo.optimize import batching
 from side_by_side import ROOT
 
 
@@ -18,6 +23,31 @@ def test_responses_are_equal_if_ids_and_reasons_are():
     found = right.compared(ours, theirs)
     assert found["equal"] == "1 of 2" and found["tokens"] == 3
     assert found["logprobs differ by"] == 0.5  # only of responses that are equal
+
+
+def test_the_last_part_of_updates_runs_and_counts_waits_by_place(monkeypatch):
+    server = update.Server()
+    last = server(what="last", form=MEDIUM, tiny=True)
+    assert last == {"notices": [], "waits": {}, "kernels": []}  # of a CPU
+    real = traceback.extract_stack
+
+    def stack():  # the checkout may be called mugrpo, too
+        return [*real(), traceback.FrameSummary("/mugrpo/benchmarks/card/update.py", 1, "note")]
+
+    def sent(values, device):
+        warnings.warn("called a synchronizing CUDA operation", stacklevel=2)
+        return rows.sent(values, device)
+
+    monkeypatch.setattr(traceback, "extract_stack", stack)
+    monkeypatch.setattr(batching, "sent", sent)
+    places = server.updates.waits()
+    assert places and all(place.startswith("optimize/batching.py:") for place in places)
+
+
+def test_random_policies_have_the_norms_of_loaded_ones():
+    policy = random_policy(model_config(MEDIUM, tiny=True), run_config())
+    layers = [m for m in policy.model.modules() if type(m).__name__.endswith("RMSNorm")]
+    assert layers and all("forward" in vars(layer) for layer in layers)
 
 
 @pytest.mark.long

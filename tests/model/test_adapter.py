@@ -1,7 +1,9 @@
 """The adapter inside a model: its layers, its initial values, what is refused, and merging."""
 
 import json
+import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from transformers import AutoModelForCausalLM, MambaConfig
 from mugrpo.config.run import ModelOptions
 from mugrpo.config.training import LoRAOptions
 from mugrpo.disk.errors import UsageError
+from mugrpo.model import policy as policies
 from mugrpo.model.adapter import merged
 from mugrpo.model.loading import load_model
 from mugrpo.model.policy import load_policy
@@ -100,6 +103,30 @@ def test_a_merged_model_is_plain_and_has_the_logits_of_base_and_adapter(kind: st
     logits, expected = logits_of(model, policy), logits_of(policy.model, policy)
     assert (logits - expected).abs().max() < 1e-4
     assert (logits - logits_of(plain.model, policy)).abs().max() > 0.1
+
+
+def test_what_4_bits_need_is_asked_for_before_a_merge(tmp_path: Path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)  # it is not installed
+    with pytest.raises(UsageError, match=r"pip install 'mugrpo\[qlora\]'"):
+        merged(torch.nn.Module(), tmp_path, LoRAOptions(rank=4, quantize="nf4"))
+
+
+def test_a_model_is_put_in_4_bits_before_it_goes_to_the_gpu(tmp_path: Path, monkeypatch):
+    """All of it in fp32 may not fit there."""
+    made("llama", tmp_path)
+    monkeypatch.setitem(sys.modules, "bitsandbytes", Mock())
+    monkeypatch.setattr(policies, "device", lambda: "meta")
+    places = []
+
+    def quantize(model, lora, place):
+        places.append((model.device.type, place))
+        raise UsageError("enough")
+
+    monkeypatch.setattr(policies, "quantize", quantize)
+    options = ModelOptions(path=str(tmp_path), precision="fp32")
+    with pytest.raises(UsageError, match="enough"):
+        load_policy(options, lora=LoRAOptions(rank=4, quantize="nf4"))
+    assert places == [("cpu", "meta")]
 
 
 def test_of_a_mixture_of_experts_the_router_is_trained_too_and_that_is_said(tmp_path: Path):

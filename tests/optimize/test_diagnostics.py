@@ -8,6 +8,7 @@ import torch
 from mugrpo.optimize.batching import MicroBatch
 from mugrpo.optimize.diagnostics import TokenStatistics
 from tests.cases import table
+from tests.faults.harm import fail_at
 from tests.updates import hand_batch
 
 PAD = 1e6  # a ratio that must affect no metric
@@ -44,6 +45,15 @@ def two_responses() -> TokenStatistics:
     add(statistics, first, [[0.5, 2.0, PAD]], entropy=1.0, clipped_fraction=clipped[0])
     add(statistics, second, [[4.0, 0.5, 0.5]], entropy=2.0, clipped_fraction=clipped[1])
     return statistics
+
+
+def test_statistics_arrive_without_room_to_join_them(monkeypatch):
+    expected = two_responses()
+    with monkeypatch.context() as patch:
+        fail_at(patch, torch, "cat", 1)
+        ours = two_responses()
+    assert ours.values(5) == expected.values(5)
+    assert ours.effective_sample_share() == expected.effective_sample_share()
 
 
 def test_divergences_entropy_and_total_variation_by_hand():

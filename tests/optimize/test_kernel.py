@@ -11,6 +11,7 @@ import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 
 from mugrpo.config.run import ModelOptions
+from mugrpo.model.logprobs import response_logprobs
 from mugrpo.model.policy import Policy
 from mugrpo.model.shared_prompts import Packing
 from mugrpo.optimize.fsdp import distribute
@@ -64,6 +65,37 @@ def test_a_kernel_that_agrees_has_no_fault_and_leaves_no_gradient(form):
 )
 def test_a_kernel_that_does_not_agree_is_detected(kernel, words):
     assert words in (kernel_fault(tiny_policy("llama"), kernel) or "")
+
+
+class OnGPU(torch.Tensor):
+    """A tensor that stands for one on a GPU: numpy cannot read it."""
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+
+@table("sharing", [True, False])
+@table("kernel", [reference, None])
+def test_rows_that_fsdp_moves_to_its_gpu_give_what_they_gave_on_the_host(kernel, sharing):
+    policy = tiny_policy("llama")
+    compute = partial(response_logprobs, policy.model, temperature=0.7, chunk=16, kernel=kernel)
+    *own, prompts = rows(RAGGED)
+    given = [*own, prompts] if sharing else own
+    moved = [torch.as_tensor(row).as_subclass(OnGPU) for row in given]
+    assert torch.equal(compute(*moved)[0], compute(*given)[0])
+
+
+def test_the_trial_gives_arrays_as_micro_batches_do():
+    """FSDP would move tensors, and the host would wait for them."""
+    policy, seen = tiny_policy("llama"), []
+
+    def compute(*given: Any, **how: Any) -> Any:
+        seen.extend(given)
+        return response_logprobs(policy.model, *given, **how)
+
+    policy.compute = compute
+    assert kernel_fault(policy, reference) is None
+    assert seen and not any(isinstance(row, torch.Tensor) for row in seen)
 
 
 CACHED = ("context", "back", "sequences", "visible", "distance")  # indices that layers share

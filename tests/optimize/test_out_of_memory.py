@@ -11,6 +11,7 @@ from mugrpo.config.run import ModelOptions
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.optimize import forward, gradient
 from mugrpo.optimize.budget import TokenBudget
+from mugrpo.optimize.diagnostics import TokenStatistics
 from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.forward import rollout_logprobs
 from mugrpo.optimize.trainer import Trainer
@@ -54,6 +55,7 @@ def in_backward(nth: int) -> Callable[[pytest.MonkeyPatch, Policy], object]:
 
 
 PLACES = {
+    "statistics": lambda patch, _policy: fail_at(patch, TokenStatistics, "add", 2),
     "the first forward pass": in_forward(1),
     "the second forward pass": in_forward(2),
     "the first backward pass": in_backward(1),

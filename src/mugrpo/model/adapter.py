@@ -129,9 +129,9 @@ def read_config(folder: Path) -> dict[str, Any]:
 def merged(model: Any, folder: Path, lora: LoRAOptions | None = None) -> Any:
     """Return `model` with the adapter in `folder` added to its weights, rounded as `lora` says.
 
-    Raises UsageError if peft is missing or cannot load the adapter.
+    Raises UsageError if peft, or what `lora` needs, is missing, or peft cannot load the adapter.
     """
-    peft = imported_peft()
+    peft = imported_peft(lora)
     with _without_warnings():
         try:
             with_adapter = peft.PeftModel.from_pretrained(model, folder)

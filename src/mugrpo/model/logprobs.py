@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import ArrayLike
 
-from mugrpo.model.rows import plain_hidden, response_places, sent
+from mugrpo.model.compiled import compiled_code
+from mugrpo.model.rows import on_host, plain_hidden, response_places, sent
 from mugrpo.model.shaping import PLAIN, Shaping
 from mugrpo.model.shared_prompts import shared_hidden
 from mugrpo.model.varlen import Kernel
@@ -142,9 +143,7 @@ def _into_gradients(
     return chosen_R1
 
 
-@cache
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    return torch.compile(function)
+_compiled = cache(compiled_code)
 
 
 def chunked_logprobs(
@@ -188,15 +187,16 @@ def response_logprobs(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return logprob and entropy of each response token under `model`, both [B, T], 0 where masked.
 
-    Rows are arrays or tensors on the host; the results are where the model is. `ids_BL` holds
-    prompt and response end to end, padded on the right. If `prompts_B`, the number of each row's
-    prompt, is given, each prompt is computed once for all its responses. With a `kernel`, attention
-    needs no mask and no padding is computed. For `compiled`, see `chunked_logprobs`. `steps_BT`
-    holds the tokens' indices in their responses, ascending, if they are not all tokens of these.
-    `watch` is called with the hidden states [N, H] that the logprobs come from.
+    Rows are arrays, or tensors (the host waits for those on a GPU); results are where the model is.
+    `ids_BL` holds prompt and response end to end, padded on the right. If `prompts_B`, the number
+    of each row's prompt, is given, each prompt is computed once for all its responses. With a
+    `kernel`, attention needs no mask and no padding is computed. For `compiled`, see
+    `chunked_logprobs`. `steps_BT` holds the tokens' indices in their responses, ascending, if they
+    are not all tokens of these. `watch` is called with the hidden states [N, H] that the logprobs
+    come from.
     """
-    ids_BL, mask_BT = np.asarray(ids_BL), np.asarray(mask_BT)
-    assert ids_BL.ndim == 2 and mask_BT.ndim == 2 and np.ndim(prompt_lengths_B) == 1
+    ids_BL, prompt_lengths_B, mask_BT = map(on_host, (ids_BL, prompt_lengths_B, mask_BT))
+    assert ids_BL.ndim == 2 and mask_BT.ndim == 2 and prompt_lengths_B.ndim == 1
     assert steps_BT is None or np.shape(steps_BT) == mask_BT.shape
     rows = (ids_BL, prompt_lengths_B, mask_BT)
     if prompts_B is None and kernel is not None:

@@ -277,7 +277,7 @@ def load_policy(
         torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for each shape, for 0.4 s
     shares: bool | None = None
     halves = precision_of(options) == "bf16" and bool(adapter or not trained)
-    if ranks.size == 1 and not halves:
+    if ranks.size == 1 and not halves and not (lora and lora.quantize):  # `quantize` sends layers
         model.to(place)
     if fault := ranks.from_first(untrainable(model, path) if ranks.first and trained else None):
         raise UsageError(fault)

@@ -1,7 +1,7 @@
 """Rows of a prompt and a response: places of tokens, and the hidden states that predict them.
 
 Rows are described on the host: what a GPU computes never decides what is computed next, so nobody
-waits for it. "Arrays" are numpy's here, or tensors on the CPU.
+waits for it. "Arrays" are numpy's here, or tensors.
 
 Suffixes: B responses, L prompt and response tokens (right-padded), T chosen tokens of a response,
 N packed chosen tokens, H hidden size.
@@ -31,6 +31,11 @@ def sent(values: ArrayLike, device: torch.device) -> torch.Tensor:
     return tensor.to(device, non_blocking=True)
 
 
+def on_host(values: ArrayLike) -> NDArray[Any]:
+    """Return an array, or a tensor on any device, as numpy's: FSDP moves tensors to its GPU."""
+    return values.cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
+
+
 def response_places(
     ids_BL: ArrayLike,
     prompt_lengths_B: ArrayLike,
@@ -42,17 +47,17 @@ def response_places(
     `mask_BT` is true for each chosen token, and `steps_BT` its index in the response. By default,
     the indices are 0, 1, 2, ...
     """
-    (rows, length), mask_BT = np.shape(ids_BL), np.asarray(mask_BT)
-    steps_BT = np.arange(mask_BT.shape[1]) if steps_BT is None else np.asarray(steps_BT)
-    begin_B = np.arange(rows) * length + np.asarray(prompt_lengths_B)
+    (rows, length), mask_BT = on_host(ids_BL).shape, on_host(mask_BT)
+    steps_BT = np.arange(mask_BT.shape[1]) if steps_BT is None else on_host(steps_BT)
+    begin_B = np.arange(rows) * length + on_host(prompt_lengths_B)
     places_N: NDArray[np.int64] = (begin_B[:, None] + steps_BT)[mask_BT]
     return places_N
 
 
 def response_lengths(mask_BT: ArrayLike, steps_BT: ArrayLike | None) -> NDArray[np.int64]:
     """Return the tokens of each response up to its last chosen one, [B]. See `response_places`."""
-    mask_BT = np.asarray(mask_BT)
-    steps_BT = np.arange(mask_BT.shape[1]) if steps_BT is None else np.asarray(steps_BT)
+    mask_BT = on_host(mask_BT)
+    steps_BT = np.arange(mask_BT.shape[1]) if steps_BT is None else on_host(steps_BT)
     lengths_B: NDArray[np.int64] = np.where(mask_BT, steps_BT + 1, 0).max(-1)
     return lengths_B
 

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from transformers import AttentionInterface
 
 from mugrpo.model.attention import attending, refuse_unknown
-from mugrpo.model.rows import body_of, response_lengths, sent
+from mugrpo.model.rows import body_of, on_host, response_lengths, sent
 from mugrpo.model.varlen import Kernel, Sequences
 
 PACKED = "mugrpo_packed"  # the name that registers `packed_attention` with transformers
@@ -44,7 +44,7 @@ def shared_hidden(
     padding; only attention separates them, by masks or by a `kernel` that needs none. Nothing is
     predicted from the last chosen token of a response and those after it, so they are not computed.
     """
-    real_BR = mask_BT = np.asarray(mask_BT)
+    real_BR = mask_BT = on_host(mask_BT)
     if steps_BT is not None:
         lengths_B1 = response_lengths(mask_BT, steps_BT)[:, None]
         real_BR = np.arange(lengths_B1.max()) < lengths_B1
@@ -58,7 +58,7 @@ def shared_hidden(
         ).last_hidden_state[0]
     before_BT = packing.before
     if steps_BT is not None:
-        before_BT = np.take_along_axis(before_BT, np.asarray(steps_BT), 1)
+        before_BT = np.take_along_axis(before_BT, on_host(steps_BT), 1)
     hidden_NH: torch.Tensor = hidden_MH.index_select(0, sent(before_BT[mask_BT], model.device))
     return hidden_NH
 
@@ -80,8 +80,8 @@ class Packing:
         device: torch.device = _HOST,
     ) -> None:
         """Pack rows, given as in `shared_hidden`. `mask_BT` is true for all response tokens."""
-        ids_BL, mask_BT, prompts_B = map(np.asarray, (ids_BL, mask_BT, prompts_B))
-        lengths_B = np.asarray(prompt_lengths_B)
+        ids_BL, mask_BT, prompts_B = map(on_host, (ids_BL, mask_BT, prompts_B))
+        lengths_B = on_host(prompt_lengths_B)
         rows_U = np.unique(prompts_B, return_index=True)[1]
         places_P = np.arange(lengths_B.max())
         real_UP = places_P < lengths_B[rows_U, None]

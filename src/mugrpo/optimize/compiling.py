@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 from transformers import AttentionInterface
 
+from mugrpo.model.compiled import compiled_code
 from mugrpo.model.policy import Policy
 from mugrpo.model.self_test import compiled_fault
 from mugrpo.model.shared_prompts import PACKED, packed_attention
@@ -19,7 +20,6 @@ from mugrpo.optimize.forward import logprobs_function, shares_prompts
 from mugrpo.optimize.fsdp import blocks_of
 
 _WORTH = 10**8  # weights; the updates of a smaller model gain less than compiling takes
-_VARIANTS = 64  # of a block, by kind of layer and shape; torch's default is 8
 
 
 def choose_compiled(policy: Policy, say: Callable[[str], None]) -> None:
@@ -40,10 +40,6 @@ def choose_compiled(policy: Policy, say: Callable[[str], None]) -> None:
 
 def try_compiled(policy: Policy) -> str | None:
     """Let updates of `policy` run compiled code, and return None, or return why they must not."""
-    import torch._dynamo  # it takes a second
-
-    limits = torch._dynamo.config
-    limits.recompile_limit = max(limits.recompile_limit, _VARIANTS)
     # A packing is another one in each micro-batch, and a layer's number another in each layer.
     AttentionInterface.register(PACKED, torch.compiler.disable(packed_attention))
     fault = compiled_fault(
@@ -63,18 +59,18 @@ def compiled(policy: Policy) -> Iterator[None]:
     """Within the block, run the blocks of `policy` as compiled code if they were tried.
 
     Backward passes belong in it, too: with checkpointing, they compute blocks again. What turns
-    out not to compile later, such as another shape, runs as it is.
+    out not to compile later, such as another shape, runs as it is, see `compiled_code`.
     """
     if not policy.compiled:
         yield
         return
-    with torch._dynamo.config.patch(suppress_errors=True), _running(policy):
+    with _running(policy):
         yield
 
 
 @contextmanager
 def _running(policy: Policy) -> Iterator[None]:
-    call = torch.compile(_call, dynamic=True)
+    call = compiled_code(_call, dynamic=True)
     with ExitStack() as undo:
         for block in cast(list[Any], blocks_of(policy.working())):
             # A checkpoint within what is compiled, as of recent transformers, would leave all as it

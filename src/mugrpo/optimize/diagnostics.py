@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from mugrpo.model.memory import out_of_memory
 from mugrpo.optimize.batching import MicroBatch
 from mugrpo.processes.ranks import Ranks
 
@@ -115,10 +116,15 @@ class TokenStatistics:
 
 
 def _on_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return `tensors` on the host. They are copied together."""
+    """Return `tensors` on the host. They are copied together if the device has room for that."""
     if not tensors:
         return []
-    flat = torch.cat([tensor.flatten() for tensor in tensors]).cpu()
+    try:
+        flat = torch.cat([tensor.flatten() for tensor in tensors]).cpu()
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        return [tensor.cpu() for tensor in tensors]  # a wait for each
     parts = flat.split([tensor.numel() for tensor in tensors])
     return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 

@@ -71,11 +71,11 @@ def accumulate_gradient(
                 loss_BT, metrics = loss(batch, logprobs_BT, extras[number])
                 part = reduced_loss(loss_BT, batch.mask, config.reduction, divisor)
                 (part * counts).backward()
-            if counts:  # otherwise this rank computes it only to keep in step with the others
-                parts.append(part.detach())
-                statistics.add(batch, logprobs_BT, entropy_BT, metrics)
-                if recorder is not None:
-                    recorder.record(batch, logprobs_BT, entropy_BT, metrics)
+                if counts:  # otherwise this rank computes it only to keep in step with the others
+                    parts.append(part.detach())
+                    statistics.add(batch, logprobs_BT, entropy_BT, metrics)
+                    if recorder is not None:
+                        recorder.record(batch, logprobs_BT, entropy_BT, metrics)
     total = sum(part.item() for part in statistics.arrive(*parts))
     total = sum(policy.ranks.all(total), 0.0)
     return Gradient(total, batches, statistics.together(policy.ranks))
