@@ -66,7 +66,7 @@ def fitting_tokens(config: RunConfig, memory: float, ranks: int) -> int:
     other = model if config.needs and ranks == 1 else 0
     fixed = activations(config, 0)
     room = _SHARE * left_for_updates(config, memory) - updates / ranks - other - fixed
-    return max(1, min(16, int(room // (activations(config, 1) - fixed) // 1024))) * 1024
+    return max(1, min(16, int(room // max(1, activations(config, 1) - fixed) // 1024))) * 1024
 
 
 def activations(config: RunConfig, tokens: int) -> int:
