@@ -97,6 +97,17 @@ def test_what_a_described_machine_has_room_for(changed, machine, found):
         assert line[12:].startswith(words[0]) and words[-1] in line
 
 
+def test_a_cluster_is_told_the_micro_batches_that_a_run_on_it_has():
+    """On Ray, a run begins where it sees no GPU, and decides as on a CPU."""
+
+    def said(changed: dict[str, object]) -> str:
+        return [*fitting(seven_billion(changed), Machine(8, 80, 4))][2]
+
+    assert "micro-batches of 6,144 tokens" in said({})
+    assert "micro-batches of 4,096 tokens" in said(RAY)
+    assert "of 9,000 tokens" in said(RAY | {"optimizer": {"micro_batch_tokens": 9000}})
+
+
 @pytest.mark.parametrize(
     ("changed", "machine", "refused"),
     [

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from mugrpo.config.engines import VLLMOptions
 from mugrpo.config.run import RunConfig
+from mugrpo.config.training import MICRO_BATCH_TOKENS
 from mugrpo.disk.errors import UsageError
 from mugrpo.engines import reserved_gpus
 from mugrpo.run.memory import (
@@ -84,7 +85,10 @@ def fitting(config: RunConfig, machine: Machine, prompt: int = 0) -> Iterator[st
             use = f"--distributed.processes {min(others, key=lambda n: abs(n - ranks))}"
         raise UsageError(f"{found}: use {use}")
     yield from require_gpu(config, memory * GIB, prompt)
-    tokens = config.optimizer.micro_batch_tokens or fitting_tokens(config, memory * GIB, ranks)
+    tokens = config.optimizer.micro_batch_tokens
+    if not tokens:  # on a cluster the run begins without its GPUs in sight
+        clustered = config.backend.clustered
+        tokens = MICRO_BATCH_TOKENS if clustered else fitting_tokens(config, memory * GIB, ranks)
     of = f"{len(reserved)} x {max(reserved)} GPUs" if reserved else "none with a GPU of its own"
     launched = "" if ranks <= gpus or config.backend.clustered else ", by torchrun or srun"
     yield f"ranks       {ranks} on {-(-ranks // gpus)} of {machine}{launched}"
