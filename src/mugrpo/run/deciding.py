@@ -10,6 +10,7 @@ from mugrpo.config.run import DECIDED, EMBEDDED_MODELS, OPEN, RunConfig
 from mugrpo.config.training import MICRO_BATCH_TOKENS
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.run_dir import RunDir
+from mugrpo.engines import engines_on_a_gpu
 from mugrpo.model.hardware import device, gpu_memory, precision_of, unusable_gpu, with_precision
 from mugrpo.processes.launcher import launched_ranks
 from mugrpo.run.memory import fitting_tokens, parameters
@@ -58,7 +59,7 @@ def decided(config: RunConfig, say: Callable[[str], None]) -> RunConfig:
     if _on_gpu(config):
         launched = launched_ranks()
         ranks = int(launched["WORLD_SIZE"]) if launched else config.distributed.processes
-        tokens = fitting_tokens(config, gpu_memory(), ranks)
+        tokens = fitting_tokens(config, gpu_memory(), ranks, engines_on_a_gpu(config))
         say(f"micro-batches: {tokens:,} tokens, for which the GPU has memory")
     optimizer = config.optimizer.model_copy(update={"micro_batch_tokens": tokens})
     return config.model_copy(update={"optimizer": optimizer})

@@ -11,11 +11,12 @@ from mugrpo.engines import reserved_gpus
 from mugrpo.run.memory import (
     GIB,
     activations,
+    engine_weights,
     fitting_tokens,
     held,
-    itemsize,
     left_for_updates,
     parameters,
+    require_engine,
     require_gpu,
 )
 
@@ -55,19 +56,12 @@ def fitting(config: RunConfig, machine: Machine, prompt: int = 0) -> Iterator[st
     Raises UsageError with the remedy if one has not, see `require_room`.
     """
     gpus, memory, nodes = machine
-    weights, _ = parameters(config.model)
-    model, updates = (n / GIB for n in held(config, weights))
+    updates = held(config, parameters(config.model)[0])[1] / GIB
     engine, reserved, room = config.engine, reserved_gpus(config), memory
-    left = left_for_updates(config, memory * GIB) / GIB
-    if reserved:
-        model = itemsize(config) * weights / GIB
+    left, model = left_for_updates(config, memory * GIB) / GIB, engine_weights(config) / GIB
     if isinstance(engine, VLLMOptions):
-        room, model = engine.gpu_memory_utilization * memory, model / reserved[0]
-    if not engine.runs_already and model > room:
-        raise UsageError(
-            f"an engine's weights take {model:.1f} GiB of each of its GPUs, where it has {room:.1f}"
-            ": use a smaller model, or vLLM with a larger --engine.tensor_parallel"
-        )
+        room = engine.gpu_memory_utilization * memory
+    require_engine(config, memory * GIB, prompt)
 
     def fault(ranks: int) -> str:
         if updates / ranks <= left:
