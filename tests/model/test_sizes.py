@@ -3,6 +3,7 @@
 import pytest
 import torch
 import transformers
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from mugrpo.config.run import ModelOptions
 from mugrpo.model.loading import model_config
@@ -28,6 +29,26 @@ def test_the_widths_of_qwens_models():
     assert widths("qwen2.5-0.5b") == (24, 896, 896, 256, 4864, 151936)
     assert widths("qwen2.5-7b") == (28, 3584, 3584, 1024, 18944, 152064)
     assert cache_bytes(widths("qwen2.5-0.5b"), 2) == 24 * 256 * 2 == 12_288
+
+
+def test_the_widths_of_a_model_whose_layers_differ_are_the_largest():
+    """Gemma 4 has 8 heads of 256 in most layers and of 512 in others; Gemma 3n lists its MLPs."""
+    config = transformers.CONFIG_MAPPING["gemma4_text"]()
+    assert widths_of(config) == (30, 2304, 8 * 512, 4 * (512 + 512), 9216, 262144)
+    config = transformers.CONFIG_MAPPING["gemma3n_text"](intermediate_size=[64] * 20 + [48] * 15)
+    assert widths_of(config).inner == 64
+
+
+@pytest.mark.parametrize("kind", sorted(MODEL_FOR_CAUSAL_LM_MAPPING, key=lambda k: k.__name__))
+def test_every_causal_language_model_has_widths(kind):
+    """What a config does not tell, as BLT's does not tell its parts', is 0."""
+    try:
+        config = kind()
+    except Exception:  # it cannot be made of nothing
+        pytest.skip("its config needs arguments")
+    shape = widths_of(config)
+    assert all(type(number) is int and number >= 0 for number in shape)
+    assert slots_that_fit(80 << 30, 1000, cache_bytes(shape, 2), shape.vocabulary) > 0
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,15 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.model.hardware import with_precision
 from mugrpo.run.machine import Machine, fitting
-from mugrpo.run.memory import GIB, fitting_tokens, require_gpu, require_room
+from mugrpo.run.memory import (
+    GIB,
+    engine_weights,
+    fitting_tokens,
+    held,
+    left_for_updates,
+    require_gpu,
+    require_room,
+)
 from tests.runs import ROOT
 
 HALF_A_BILLION = {
@@ -97,6 +105,17 @@ def test_what_a_described_machine_has_room_for(changed, machine, found):
         assert line[12:].startswith(words[0]) and words[-1] in line
 
 
+def test_a_cluster_is_told_the_micro_batches_that_a_run_on_it_has():
+    """On Ray, a run begins where it sees no GPU, and decides as on a CPU."""
+
+    def said(changed: dict[str, object]) -> str:
+        return [*fitting(seven_billion(changed), Machine(8, 80, 4))][2]
+
+    assert "micro-batches of 6,144 tokens" in said({})
+    assert "micro-batches of 4,096 tokens" in said(RAY)
+    assert "of 9,000 tokens" in said(RAY | {"optimizer": {"micro_batch_tokens": 9000}})
+
+
 @pytest.mark.parametrize(
     ("changed", "machine", "refused"),
     [
@@ -159,9 +178,16 @@ def test_the_tokens_of_a_micro_batch_that_a_gpu_has_room_for(form, changed, gib,
             r"of 1,024 tokens take 36.7 GiB .* each GPU.*36.0: turn on .*checkpointing",
         ),
         # 24.9 GB of weights and moments; each slot 712 x 28,672 B and 20 x 151,936 B: 23.5 MB
-        ({"engine": {"slots": 2048}}, r"takes 67.9 GiB .* 2048 slots with 712 .*slots 1686, or"),
+        ({"engine": {"slots": 2048}}, r"takes 67.9 GiB .* 2,048 slots with 712 .*slots 1686, or"),
         ({"engine": {"slots": 1686}}, ""),
         ({"engine": {"name": "vllm", "slots": 2048}}, ""),  # it has what it is given
+        (  # even one slot is too much
+            {"lora": {"rank": 8}, "rollouts": {"max_new_tokens": 3_000_000}},
+            r"of 1 slot with 3,000,200 .*; use a smaller model, or lower --rollouts.max",
+        ),
+        # a second model has 10.7 GB more
+        ({"gib": 44, "reference": {"name": "kl"}}, r"of 1,024 tokens take 46.6 GiB"),
+        ({"gib": 47, "reference": {"name": "kl"}}, ""),
         ({"rollouts": {"max_new_tokens": 16_000}, "engine": {"slots": 16}}, "warning"),
         (
             {
@@ -187,3 +213,47 @@ def test_a_gpu_needs_room_for_a_small_micro_batch_and_for_the_slots_of_the_engin
     assert len(found) == (refused == "warning")
     for sentence in found:
         assert "a response of 16,200 tokens" in sentence and "gradient_checkpointing" in sentence
+
+
+def test_engines_that_have_a_gpu_together_leave_less_to_updates_and_to_each_other():
+    """Each of four keeps 3.6 GB of weights. Of 60 GiB it has 15, for slots of 23.5 MB beside."""
+    path = str(ROOT / "configs" / "recipes" / "forms" / SMALL)
+    raw = {"model": {"path": path, "precision": "bf16"}, "engine": {"processes": 4}}
+    config = build_config(raw, "test")
+    weights = 2 * 1_777_088_000
+    assert left_for_updates(config, 80 * GIB, 1) == 80 * GIB - weights
+    assert left_for_updates(config, 80 * GIB, 4) == 80 * GIB - 4 * weights
+    assert fitting_tokens(config, 70 * GIB, 1) == 7168
+    assert fitting_tokens(config, 70 * GIB, 1, 4) == 4096
+    many = build_config(raw | {"engine": {"processes": 4, "slots": 600}}, "test")
+    assert [*require_gpu(many, 60 * GIB, 200)] == []
+    with pytest.raises(
+        UsageError, match=r"takes 16.4 GiB .* has 15.0 for it: .*--engine.slots 535"
+    ):
+        [*require_gpu(many, 60 * GIB, 200, 4)]
+
+
+def test_an_engine_in_4_bits_keeps_as_little_as_the_trainers_model():
+    path = str(ROOT / "configs" / "recipes" / "forms" / SMALL)
+    model = {"path": path, "precision": "bf16"}
+    raw = {"model": model, "engine": {"processes": 1}, "lora": {"rank": 8, "quantize": "nf4"}}
+    config = build_config(raw, "test")
+    small = held(config, 1_777_088_000)[0]
+    assert small < 1.2 * 1_777_088_000
+    assert left_for_updates(config, 80 * GIB) == 80 * GIB - small
+    assert engine_weights(config) == small
+
+
+def test_training_and_check_refuse_an_engine_without_room_in_the_same_words():
+    config = build_config(
+        {"model": SEVEN_BILLION["model"], "distributed": {"processes": 8}}, "test"
+    )
+    config, said = with_precision(config, elsewhere=True), []
+    for tried in (
+        require_gpu(config, 40 * GIB, 200),
+        fitting(config, Machine(8, 40, 1), 200),
+    ):
+        with pytest.raises(UsageError, match=r"an engine's weights take 42.6 GiB") as refused:
+            list(tried)
+        said.append(str(refused.value))
+    assert said[0] == said[1]

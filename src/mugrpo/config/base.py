@@ -328,8 +328,9 @@ class EngineOptions(MadeOptions):
     @property
     def memory_remedy(self) -> str:
         """Return what to do if generation runs out of memory."""
-        now = self.slots or "as many as fit"
-        return f"lower --engine.slots (now {now}, with --force)"
+        if not self.slots:  # as many as seemed to fit
+            return "set --engine.slots 64 or fewer (with --force)"
+        return f"lower --engine.slots (now {self.slots}, with --force)"
 
     @property
     def loading_remedy(self) -> str:

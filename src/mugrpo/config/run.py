@@ -71,6 +71,7 @@ PRETRAINED_LR, PRETRAINED_LONGEST = 1e-5, 512
 
 # What a run decides when it begins if its config does not. It stays so on another machine.
 DECIDED = (("model", "precision"), ("prompt", "date"), ("optimizer", "micro_batch_tokens"))
+OPEN = ("auto", None)  # values that leave it to that
 
 
 class ModelOptions(Options):

@@ -27,12 +27,16 @@ from mugrpo.processes.peer import Peer
 
 
 def make_engine(
-    policy: Policy, options: EngineOptions, say: Callable[[str], None] = lambda _: None
+    policy: Policy,
+    options: EngineOptions,
+    say: Callable[[str], None] = lambda _: None,
+    *,
+    share: int = 1,
 ) -> Engine:
     """Return the engine that `options` describes, in this process, sampling from `policy`.
 
-    `say` gets a sentence on how a GPU decodes. Raises UsageError if the engine cannot decode the
-    model, and names one that can.
+    `say` gets a sentence on how a GPU decodes. `share` engines have that GPU together. Raises
+    UsageError if the engine cannot decode the model, and names one that can.
     """
     trials = {"continuous": continuous.forced, "hf": hf.forced}
     if fault := _decoding_fault(policy, trials[options.name]):
@@ -50,7 +54,7 @@ def make_engine(
         fault = static_fault(policy)
         slower = "decoding: the host starts each operation, which takes several times as long as"
         say(f"{slower} CUDA graphs: {fault}" if fault else "decoding: steps are in CUDA graphs")
-        return ContinuousEngine(policy, options, static=not fault)
+        return ContinuousEngine(policy, options, static=not fault, share=share)
     assert isinstance(options, HFOptions), f"no engine for {type(options).__name__}"
     return HFEngine(policy, options)
 
@@ -147,6 +151,17 @@ def require_processes(config: RunConfig) -> None:
         cluster.require_room(ranks=ranks, engines=engines if config.overlap else [])
     elif isinstance(config.engine, VLLMOptions):
         require_vllm(config.engine.python)
+    elif reserved_gpus(config):
+        _own_gpus(config, 0)
+
+
+def engines_on_a_gpu(config: RunConfig) -> int:
+    """Return how many processes of mugrpo's own engine one GPU of this machine has, at least 1."""
+    engines = len(reserved_gpus(config))
+    if config.backend.clustered or isinstance(config.engine, VLLMOptions):
+        return 1
+    gpus = len(visible_gpus()) - config.distributed.processes * config.overlap
+    return max(1, -(-engines // gpus)) if gpus > 0 else 1
 
 
 def reserved_gpus(config: RunConfig) -> list[int]:
@@ -173,6 +188,7 @@ def _host(vocabulary: Vocabulary, config: RunConfig, log: Path) -> EngineHost:
         "lora": config.lora.model_dump(mode="json"),
         "engine": options.model_dump(mode="json"),
         "threads": threads,
+        "share": engines_on_a_gpu(config),
     }
     return EngineHost(
         python=None,
@@ -187,14 +203,19 @@ def _host(vocabulary: Vocabulary, config: RunConfig, log: Path) -> EngineHost:
 def _own_gpus(config: RunConfig, number: int) -> dict[str, str]:
     """Return the environment that gives engine process `number` its GPUs, empty without any.
 
-    With overlap the first GPUs are the ranks'. Processes of mugrpo's own engine may share one.
-    Raises UsageError if there are too few for all processes of vLLM.
+    With overlap the first GPUs are the ranks'. Processes of mugrpo's own engine may share another.
+    Raises UsageError if there are too few for all processes of vLLM, or none for its own engine.
     """
     if not (gpus := visible_gpus()):
         return {}
     options, reserved = config.engine, config.distributed.processes if config.overlap else 0
     if not isinstance(options, VLLMOptions):
-        return {"CUDA_VISIBLE_DEVICES": gpus[(reserved + number) % len(gpus)]}
+        if reserved >= len(gpus):
+            raise UsageError(
+                f"with overlap, updates fill {reserved} GPUs and the engines need others, but "
+                f"there are {len(gpus)}; name more in CUDA_VISIBLE_DEVICES, or set --overlap false"
+            )
+        return {"CUDA_VISIBLE_DEVICES": gpus[reserved + number % (len(gpus) - reserved)]}
     size = options.tensor_parallel
     if reserved + options.processes * size > len(gpus):
         raise UsageError(

@@ -30,12 +30,15 @@ class ContinuousEngine(Engine):
     """An engine that decodes in slots with the trainer's own model. A refresh costs nothing.
 
     If it is `static`, steps have static shapes, as a GPU captures them (see `engines.static`), but
-    for a nucleus, which branches on its data.
+    for a nucleus, which branches on its data. `share` engines have the GPU together.
     """
 
-    def __init__(self, policy: Policy, options: ContinuousOptions, *, static: bool = False) -> None:
+    def __init__(
+        self, policy: Policy, options: ContinuousOptions, *, static: bool = False, share: int = 1
+    ) -> None:
         self.policy = policy
         self.options = options
+        self._share = share
         self._static = static
         self._kept: StaticSlots | None = None  # those of the last call
         self._stream: Any = None  # on which their steps are captured
@@ -116,14 +119,19 @@ class ContinuousEngine(Engine):
         """Return how many sequences of `room` tokens are decoded together."""
         if self.options.slots or not self.policy.on_gpu:
             return self.options.slots or slots_for(limit)
-        return _fitting(self.policy, room)
+        return _fitting(self.policy, room, self._share)
 
 
-def _fitting(policy: Policy, room: int) -> int:
-    """Return how many sequences of `room` tokens the GPU's free memory holds."""
+def _fitting(policy: Policy, room: int, share: int) -> int:
+    """Return how many sequences of `room` tokens the GPU's free memory holds.
+
+    One of `share` engines has no more than its part, as the others may still be starting.
+    """
     widths, model = widths_of(policy.model.config), policy.working()
-    free, _ = torch.cuda.mem_get_info(policy.device)
-    free += torch.cuda.memory_reserved(policy.device) - torch.cuda.memory_allocated(policy.device)
+    free, total = torch.cuda.mem_get_info(policy.device)
+    allocated = torch.cuda.memory_allocated(policy.device)
+    free += torch.cuda.memory_reserved(policy.device) - allocated
+    free = min(free, total // share - allocated)
     kv_bytes = cache_bytes(widths, next(model.parameters()).itemsize)
     return slots_that_fit(free, room, kv_bytes, widths.vocabulary)
 

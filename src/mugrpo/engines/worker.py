@@ -43,6 +43,7 @@ class Own:
         self._model = ModelOptions.model_validate(setup["model"])
         self._lora = LoRAOptions.model_validate(setup["lora"])
         self._options: AnyEngine = TypeAdapter(AnyEngine).validate_python(setup["engine"])
+        self._share: int = setup["share"]  # engines on this GPU
         self._engine: Any = None
 
     def load(self, path: str, update: int) -> None:
@@ -53,7 +54,7 @@ class Own:
             # An adapter's A does not matter before it is loaded.
             policy = load_policy(self._model, lora=self._lora, trained=False)
             say = partial(print, file=sys.stderr)  # into its log
-            self._engine = make_engine(policy, self._options, say)
+            self._engine = make_engine(policy, self._options, say, share=self._share)
         self._engine.policy.load_weights(path, update)
 
     def generate(

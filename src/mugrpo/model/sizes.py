@@ -22,14 +22,21 @@ class Widths(NamedTuple):
 
 
 def widths_of(config: Any) -> Widths:
-    """Return the widths of a model with transformers' `config`."""
-    text = config.get_text_config()
+    """Return the widths of a model with transformers' `config`, 0 for what it does not tell."""
+    text = config.get_text_config(decoder=True)
+    layers = [text]
+    if getattr(text, "is_heterogeneous", False):  # it refuses to name one number for all layers
+        layers += text.per_layer_config
 
     def number(*names: str) -> int:
-        """Return the first of these that the config has, 0 if it has none."""
-        return next((n for name in names if (n := getattr(text, name, None))), 0)
+        """Return the first of these that the config has, the largest of all layers, or 0."""
+        for name in names:
+            found = [value for layer in layers for value in _values(layer, name)]
+            if largest := max(found, default=0):
+                return largest
+        return 0
 
-    hidden, heads = text.hidden_size, number("num_attention_heads") or 1
+    hidden, heads = number("hidden_size", "d_model"), number("num_attention_heads") or 1
     head = number("head_dim") or hidden // heads
     key, value = number("qk_head_dim") or head, number("v_head_dim") or head
     experts = number("moe_intermediate_size", "intermediate_size") * number("num_experts_per_tok")
@@ -39,8 +46,18 @@ def widths_of(config: Any) -> Widths:
         queries=heads * key,
         cached=(number("num_key_value_heads") or heads) * (key + value),
         inner=max(number("intermediate_size", "n_inner") or 4 * hidden, experts),
-        vocabulary=text.vocab_size,
+        vocabulary=number("vocab_size"),
     )
+
+
+def _values(config: Any, name: str) -> list[int]:
+    """Return the numbers that an attribute of a config has: none, one, or one for each layer."""
+    try:
+        found = getattr(config, name)
+    except (AttributeError, RuntimeError):  # it is missing, or differs among layers
+        return []
+    several = found if isinstance(found, list | tuple) else [found]
+    return [value for value in several if isinstance(value, int)]
 
 
 def cache_bytes(widths: Widths, itemsize: int) -> int:
@@ -57,7 +74,7 @@ def slots_that_fit(free_bytes: int, room: int, kv_bytes_a_token: int, vocabulary
     Above 64 it is a multiple of 64.
     """
     each = 2 * room * kv_bytes_a_token + LOGITS * vocabulary
-    fitting = max(1, min(_MOST_SLOTS, free_bytes // each))
+    fitting = max(1, min(_MOST_SLOTS, free_bytes // max(1, each)))
     return fitting if fitting <= 64 else fitting // 64 * 64
 
 

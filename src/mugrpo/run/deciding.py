@@ -6,16 +6,15 @@ from typing import Any
 import torch
 
 from mugrpo.config.engines import OwnEngineOptions
-from mugrpo.config.run import DECIDED, EMBEDDED_MODELS, RunConfig
+from mugrpo.config.run import DECIDED, EMBEDDED_MODELS, OPEN, RunConfig
 from mugrpo.config.training import MICRO_BATCH_TOKENS
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.run_dir import RunDir
+from mugrpo.engines import engines_on_a_gpu
 from mugrpo.model.hardware import device, gpu_memory, precision_of, unusable_gpu, with_precision
 from mugrpo.processes.launcher import launched_ranks
 from mugrpo.run.memory import fitting_tokens, parameters
 from mugrpo.run.progress import Progress
-
-_UNSET = ("auto", None)
 
 # vLLM takes minutes to start and seconds for each refresh. It pays for models whose weights and
 # caches fill a GPU, and for more tokens than the own engine makes in ten minutes (27,000 a second
@@ -60,7 +59,7 @@ def decided(config: RunConfig, say: Callable[[str], None]) -> RunConfig:
     if _on_gpu(config):
         launched = launched_ranks()
         ranks = int(launched["WORLD_SIZE"]) if launched else config.distributed.processes
-        tokens = fitting_tokens(config, gpu_memory(), ranks)
+        tokens = fitting_tokens(config, gpu_memory(), ranks, engines_on_a_gpu(config))
         say(f"micro-batches: {tokens:,} tokens, for which the GPU has memory")
     optimizer = config.optimizer.model_copy(update={"micro_batch_tokens": tokens})
     return config.model_copy(update={"optimizer": optimizer})
@@ -70,7 +69,7 @@ def _kept(config: RunConfig, stored: dict[str, Any]) -> RunConfig:
     """Return `config` with what the run decided when it began, where it leaves that open."""
     for group, name in DECIDED:
         options = getattr(config, group)
-        if getattr(options, name) in _UNSET:
+        if getattr(options, name) in OPEN:
             decided = options.model_copy(update={name: stored[group].get(name)})
             config = config.model_copy(update={group: decided})
     return config

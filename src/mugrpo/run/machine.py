@@ -5,16 +5,18 @@ from typing import NamedTuple
 
 from mugrpo.config.engines import VLLMOptions
 from mugrpo.config.run import RunConfig
+from mugrpo.config.training import MICRO_BATCH_TOKENS
 from mugrpo.disk.errors import UsageError
 from mugrpo.engines import reserved_gpus
 from mugrpo.run.memory import (
     GIB,
     activations,
+    engine_weights,
     fitting_tokens,
     held,
-    itemsize,
     left_for_updates,
     parameters,
+    require_engine,
     require_gpu,
 )
 
@@ -54,19 +56,12 @@ def fitting(config: RunConfig, machine: Machine, prompt: int = 0) -> Iterator[st
     Raises UsageError with the remedy if one has not, see `require_room`.
     """
     gpus, memory, nodes = machine
-    weights, _ = parameters(config.model)
-    model, updates = (n / GIB for n in held(config, weights))
+    updates = held(config, parameters(config.model)[0])[1] / GIB
     engine, reserved, room = config.engine, reserved_gpus(config), memory
-    left = left_for_updates(config, memory * GIB) / GIB
-    if reserved:
-        model = itemsize(config) * weights / GIB
+    left, model = left_for_updates(config, memory * GIB) / GIB, engine_weights(config) / GIB
     if isinstance(engine, VLLMOptions):
-        room, model = engine.gpu_memory_utilization * memory, model / reserved[0]
-    if not engine.runs_already and model > room:
-        raise UsageError(
-            f"an engine's weights take {model:.1f} GiB of each of its GPUs, where it has {room:.1f}"
-            ": use a smaller model, or vLLM with a larger --engine.tensor_parallel"
-        )
+        room = engine.gpu_memory_utilization * memory
+    require_engine(config, memory * GIB, prompt)
 
     def fault(ranks: int) -> str:
         if updates / ranks <= left:
@@ -84,7 +79,10 @@ def fitting(config: RunConfig, machine: Machine, prompt: int = 0) -> Iterator[st
             use = f"--distributed.processes {min(others, key=lambda n: abs(n - ranks))}"
         raise UsageError(f"{found}: use {use}")
     yield from require_gpu(config, memory * GIB, prompt)
-    tokens = config.optimizer.micro_batch_tokens or fitting_tokens(config, memory * GIB, ranks)
+    tokens = config.optimizer.micro_batch_tokens
+    if not tokens:  # on a cluster the run begins without its GPUs in sight
+        clustered = config.backend.clustered
+        tokens = MICRO_BATCH_TOKENS if clustered else fitting_tokens(config, memory * GIB, ranks)
     of = f"{len(reserved)} x {max(reserved)} GPUs" if reserved else "none with a GPU of its own"
     launched = "" if ranks <= gpus or config.backend.clustered else ", by torchrun or srun"
     yield f"ranks       {ranks} on {-(-ranks // gpus)} of {machine}{launched}"

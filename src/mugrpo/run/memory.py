@@ -11,7 +11,7 @@ from mugrpo.config.engines import OwnEngineOptions, VLLMOptions
 from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.engines import reserved_gpus
+from mugrpo.engines import engines_on_a_gpu, reserved_gpus
 from mugrpo.model.hardware import device, gpu_memory, precision_of
 from mugrpo.model.loading import sketched
 from mugrpo.model.quantized import BYTES
@@ -46,27 +46,47 @@ def held(config: RunConfig, weights: int) -> tuple[int, int]:
     return model, model + 12 * weights  # gradient and two moments
 
 
-def left_for_updates(config: RunConfig, memory: float) -> float:
-    """Return what engines that stay on an update's GPU leave it of its memory."""
+def engine_weights(config: RunConfig) -> float:
+    """Return the bytes of an engine's weights on each of its GPUs."""
+    weights, options = parameters(config.model)[0], config.engine
+    if isinstance(options, VLLMOptions):
+        return itemsize(config) * weights / options.tensor_parallel
+    if config.engine_in_process or config.lora.rank:  # the trainer's model, or one like it
+        return held(config, weights)[0]
+    return itemsize(config) * weights
+
+
+def left_for_updates(config: RunConfig, memory: float, share: int = 1) -> float:
+    """Return what engines that stay on an update's GPU leave it of its memory.
+
+    `share` own engines are on each GPU.
+    """
     options = config.engine
     if not config.shares_gpus or not reserved_gpus(config):
         return memory
     if isinstance(options, VLLMOptions):
         return memory * (1 - options.gpu_memory_utilization * (options.rest == "stay"))
-    return memory - itemsize(config) * parameters(config.model)[0]  # they never sleep
+    return memory - share * engine_weights(config)  # they never sleep
 
 
-def fitting_tokens(config: RunConfig, memory: float, ranks: int) -> int:
+def fitting_tokens(config: RunConfig, memory: float, ranks: int, share: int = 1) -> int:
     """Return the tokens of a micro-batch for which each rank's GPU, with so much memory, has room.
 
     They are a multiple of 1,024 up to 16,384: with more, a GPU has no more to do at once. They are
-    1,024 if even those have no room. Logprobs of other policies take a second model.
+    1,024 if even those have no room.
+    """
+    fixed = activations(config, 0)
+    room = _SHARE * left_for_updates(config, memory, share) - lasting(config, ranks) - fixed
+    return max(1, min(16, int(room // max(1, activations(config, 1) - fixed) // 1024))) * 1024
+
+
+def lasting(config: RunConfig, ranks: int) -> float:
+    """Return the bytes that updates hold on a rank's GPU beside a micro-batch's.
+
+    Logprobs of other policies take a second model.
     """
     model, updates = held(config, parameters(config.model)[0])
-    other = model if config.needs and ranks == 1 else 0
-    fixed = activations(config, 0)
-    room = _SHARE * left_for_updates(config, memory) - updates / ranks - other - fixed
-    return max(1, min(16, int(room // (activations(config, 1) - fixed) // 1024))) * 1024
+    return updates / ranks + (model if config.needs and ranks == 1 else 0)
 
 
 def activations(config: RunConfig, tokens: int) -> int:
@@ -107,42 +127,62 @@ def require_room(config: RunConfig, folder: RunDir, prompt: int = 0) -> Iterator
         need = held(config, parameters(config.model)[0])[1]
         _require(need, host_memory(), "weights, gradients and moments", "memory")
     else:
-        yield from require_gpu(config, gpu_memory(), prompt)
+        yield from require_gpu(config, gpu_memory(), prompt, engines_on_a_gpu(config))
     found = disk(config, folder)
     if found.startswith("warning"):
         yield found
 
 
-def require_gpu(config: RunConfig, memory: float, prompt: int = 0) -> Iterator[str]:
+def require_gpu(config: RunConfig, memory: float, prompt: int = 0, share: int = 1) -> Iterator[str]:
     """Yield a warning if a whole response may have no room on a GPU with so much memory.
 
-    Raises UsageError as `require_room` does.
+    Raises UsageError as `require_room` does. `share` own engines are on each GPU.
     """
-    (weights, widths), ranks = parameters(config.model), config.distributed.processes
-    model, updates = held(config, weights)
-    left = left_for_updates(config, memory)
-    need = updates // ranks + activations(config, 1024)
+    require_engine(config, memory, prompt, share)
+    left, lasts = (
+        left_for_updates(config, memory, share),
+        lasting(config, config.distributed.processes),
+    )
     what = "weights, gradients, moments and a micro-batch of 1,024 tokens"
     first = "turn on --model.gradient_checkpointing, " * (not config.model.gradient_checkpointing)
-    _require(need, left, what, "memory of each GPU", first)
-    options, row = config.engine, prompt + config.rollouts.max_new_tokens
-    if isinstance(options, OwnEngineOptions):
-        beside = model if config.engine_in_process else itemsize(config) * weights
-        if config.engine_in_process and not config.shares_gpus:
-            beside = updates - 4 * weights * (not config.lora.rank)  # no gradient
-        each = row * cache_bytes(widths, itemsize(config)) + LOGITS * widths.vocabulary
-        if (need := beside + (options.slots or 1) * each) > memory:
-            raise UsageError(
-                f"the engine takes {need / GIB:.1f} GiB of a GPU that has {memory / GIB:.1f}: "
-                f"weights, and caches of {options.slots} slots with {row:,} tokens each; use "
-                f"--engine.slots {max(1, int((memory - beside) // each))}, or lower "
-                "rollouts.max_new_tokens"
-            )
-    if (need := updates // ranks + activations(config, row)) > left:
+    _require(lasts + activations(config, 1024), left, what, "memory of each GPU", first)
+    row = prompt + config.rollouts.max_new_tokens
+    if (need := lasts + activations(config, row)) > left:
         yield (
             f"warning: an update on a response of {row:,} tokens takes about {need / GIB:.0f} GiB "
             f"of a GPU where {left / GIB:.0f} are free: turn on --model.gradient_checkpointing "
             "or lower --rollouts.max_new_tokens"
+        )
+
+
+def require_engine(config: RunConfig, memory: float, prompt: int = 0, share: int = 1) -> None:
+    """Raise UsageError if an engine's weights, or an own engine's slots, have no room on a GPU."""
+    options, row = config.engine, prompt + config.rollouts.max_new_tokens
+    room, weights = memory / share, engine_weights(config)
+    if isinstance(options, VLLMOptions):
+        room = options.gpu_memory_utilization * memory
+    if not options.runs_already and weights > room:
+        raise UsageError(
+            f"an engine's weights take {weights / GIB:.1f} GiB of each of its GPUs, where it has "
+            f"{room / GIB:.1f}: use a smaller model, or vLLM with a larger --engine.tensor_parallel"
+        )
+    if not isinstance(options, OwnEngineOptions):
+        return
+    if config.engine_in_process and not config.shares_gpus:  # beside moments, without gradients
+        number = parameters(config.model)[0]
+        weights = held(config, number)[1] - 4 * number * (not config.lora.rank)
+    widths = parameters(config.model)[1]
+    each = row * cache_bytes(widths, itemsize(config)) + LOGITS * widths.vocabulary
+    slots = options.slots or 1
+    if (need := weights + slots * each) > room:
+        most = int((room - weights) // each)
+        use = (
+            f"use --engine.slots {most}, or lower" if most > 0 else "use a smaller model, or lower"
+        )
+        raise UsageError(
+            f"the engine takes {need / GIB:.1f} GiB of a GPU that has {room / GIB:.1f} for it: "
+            f"weights, and caches of {slots:,} slot{'s' * (slots > 1)} with {row:,} tokens each; "
+            f"{use} --rollouts.max_new_tokens"
         )
 
 

@@ -1,5 +1,6 @@
 """`mugrpo submit` with stand-ins for Slurm's programs, which remember what they are asked."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -130,6 +131,27 @@ def test_all_stages_are_chained_and_nothing_queued_is_submitted_again(
     again = command("submit", "runs/tiny")
     assert again.status == 0 and "nothing to submit" in again.out
     assert slurm.asked() == []
+
+
+def test_what_the_run_decided_is_changed_by_an_option_that_says_otherwise(
+    slurm: Slurm, command: Command
+):
+    """A run that begins here keeps what a CPU decides, which is said, until an option is given."""
+
+    def stored() -> tuple[str, int]:
+        config = json.loads(Path("runs/tiny/config.json").read_text())["config"]
+        return config["model"]["precision"], config["optimizer"]["micro_batch_tokens"]
+
+    begun = command("submit", "tiny.toml")
+    assert "submit again with --model.precision bf16 --optimizer.micro" in begun.out, begun.err
+    assert stored() == ("fp32", 4096)
+    changed = command("submit", "tiny.toml", "--optimizer.micro_batch_tokens", "512")
+    assert changed.status == 0 and stored() == ("fp32", 512) and "bf16" not in changed.out
+    assert command("submit", "tiny.toml").status == 0 and stored() == ("fp32", 512)
+    assert command("submit", "tiny.toml", "--model.precision", "bf16").status == 0
+    assert command("submit", "tiny.toml").status == 0 and stored() == ("bf16", 512)
+    own = ("--model.precision", "fp32", "--optimizer.micro_batch_tokens", "512")
+    assert "bf16" not in command("submit", "tiny.toml", "--run-dir", "runs/own", *own).out
 
 
 def test_updates_beside_generation_wait_for_the_updates_before_only(slurm: Slurm, command: Command):

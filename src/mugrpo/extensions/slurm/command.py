@@ -10,7 +10,7 @@ from typing import Any
 
 from mugrpo.arguments import BEGIN, Commands, add_target
 from mugrpo.config.load import changes, with_newer_options
-from mugrpo.config.run import DECIDED
+from mugrpo.config.run import DECIDED, OPEN, RunConfig
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.publishing import publish_file, publish_json
 from mugrpo.extensions.slurm.chain import Chain, Work
@@ -20,7 +20,7 @@ from mugrpo.extensions.slurm.settings import SlurmOptions, read_settings
 from mugrpo.processes.claims import Claims, claims_in
 from mugrpo.run.target import Target, read_target
 
-_STORED = {*(".".join(names) for names in DECIDED), "prompt.chat_template"}  # when a run begins
+_DECIDED = {".".join(names) for names in DECIDED}
 
 
 def add_submit(commands: Commands) -> None:
@@ -63,8 +63,11 @@ def run_submit(options: argparse.Namespace) -> None:
     if options.force or _changed(target):
         from mugrpo.cli import opened
 
+        begins = target.folder.read_config() is None
         with opened(options):  # which stores the config
             pass
+        if begins and (warning := _decided_here(target.config)):
+            options.say(warning)
         target = read_target(run, trust=options.trust)
     with _alone(run):
         jobs = _Jobs(run, settings, options.say)
@@ -128,7 +131,28 @@ def _changed(target: Target) -> bool:
     if (stored := target.folder.read_config()) is None:
         return True
     old, new = with_newer_options(stored["config"]), target.config.model_dump(mode="json")
-    return any(name not in _STORED for name, *_ in changes(old, new))
+    return any(
+        name != "prompt.chat_template" and (name not in _DECIDED or value not in OPEN)
+        for name, _, value in changes(old, new)  # a run keeps its own copy of a template
+    )
+
+
+def _decided_here(config: RunConfig) -> str:
+    """Return a warning that a run which begins here decides for jobs that may have a GPU, or ""."""
+    from mugrpo.model.hardware import device
+
+    options = {
+        "--model.precision bf16": config.model.precision,
+        "--optimizer.micro_batch_tokens 16384": config.optimizer.micro_batch_tokens,
+    }
+    left = [option for option, value in options.items() if value in OPEN]
+    if device() != "cpu" or not left:
+        return ""
+    return (
+        "warning: this machine has no GPU, so the run has fp32 and micro-batches of 4,096 tokens "
+        f"where that is left open; for jobs on GPUs submit again with {' '.join(left)}, or the "
+        "tokens that `mugrpo check --gpus` says"
+    )
 
 
 def _files(run: Path, settings: SlurmOptions, *, beside: bool) -> dict[str, str]:
