@@ -257,3 +257,11 @@ def test_training_and_check_refuse_an_engine_without_room_in_the_same_words():
             list(tried)
         said.append(str(refused.value))
     assert said[0] == said[1]
+
+
+def test_what_helps_a_generation_that_runs_out_of_memory_is_a_number():
+    assert build_config({}, "test").engine.memory_remedy.startswith(
+        "set --engine.slots 64 or fewer"
+    )
+    few = build_config({"engine": {"slots": 8}}, "test").engine
+    assert few.memory_remedy == "lower --engine.slots (now 8, with --force)"
