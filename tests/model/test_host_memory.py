@@ -101,6 +101,28 @@ def test_pinned_memory_is_at_most_a_quarter_of_the_machines(pinned, monkeypatch,
     assert all(torch.equal(copy[0], TENSORS[0]) for copy in copies)
 
 
+@pytest.mark.parametrize(
+    ("names", "ranks"),
+    [
+        ({}, 8),  # of a run that nobody launched
+        ({"LOCAL_WORLD_SIZE": "2"}, 2),  # torchrun, Ray
+        ({"SLURM_STEP_TASKS_PER_NODE": "4(x2)"}, 4),
+        ({"SLURM_STEP_TASKS_PER_NODE": "16"}, 8),  # it started others too
+    ],
+)
+def test_the_ranks_of_a_machine_share_its_quarter(pinned, monkeypatch, names, ranks):
+    monkeypatch.delenv("SLURM_STEP_TASKS_PER_NODE", raising=False)
+    for name, value in names.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 8)
+    for memory, blocks in ((4 * ranks * BYTES - 1, 0), (4 * ranks * BYTES, 1)):
+        pinned.clear()
+        monkeypatch.setattr(host_memory, "host_memory", lambda memory=memory: memory)
+        copied(HostMemory(), TENSORS)
+        assert pinned == [BYTES] * blocks
+
+
 def test_a_model_in_a_block_is_saved_as_it_is(pinned, tmp_path: Path):
     """transformers clones tensors that share a storage, and drops tied ones."""
     model = load_model(model_path(ModelOptions()))

@@ -48,6 +48,22 @@ def test_longest_seconds_on_h100s_by_hand(monkeypatch: pytest.MonkeyPatch):
     assert seconds == pytest.approx(4 * 10 * 0.12 + updates, rel=1e-6)
 
 
+def test_open_slots_are_the_most_that_a_gpu_has(monkeypatch: pytest.MonkeyPatch):
+    """2,048 responses of a stage are one wave of 512 steps with 10 layers on a GPU. A CPU decodes
+    128 together, and 16 waves."""
+    monkeypatch.setattr(estimate, "_rate", lambda precision: 1e30)
+    monkeypatch.setattr(estimate, "parameters", lambda options: (1, layers(10)))
+    schedule = SCHEDULE | {"stages": 1, "problems_per_update": 256, "group_size": 8}
+    raw = {"schedule": schedule, "rollouts": {"max_new_tokens": 512}, "evaluation": {"every": 0}}
+    config = build_config(raw, "here")
+    assert config.engine.slots == 0
+    h100 = estimate.longest_seconds(config, prompt=0.0, held_out=0, h100s=1)
+    assert h100 == pytest.approx(512 * 10 * 1.2e-3, rel=1e-3)
+    monkeypatch.setattr(estimate, "device", lambda: "cpu")
+    cpu = estimate.longest_seconds(config, prompt=0.0, held_out=0)
+    assert cpu == pytest.approx(16 * 512 * 10 * 2e-4, rel=1e-3)
+
+
 def test_rough_durations():
     found = [rounded(s) for s in (4.2, 77.0, 95.0, 1200.0, 9000.0, 86400 * 12.0)]
     assert found == ["4 seconds", "77 seconds", "1.6 minutes", "20 minutes", "2.5 hours", "12 days"]

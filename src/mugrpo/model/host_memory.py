@@ -5,6 +5,8 @@ H100. Pinning took as long, at 1.0 GB/s, for torch's own pinned tensors, each of
 to a power of two. So all tensors of a copy share one block, which stays.
 """
 
+import os
+import re
 import weakref
 from collections.abc import Iterable
 from contextlib import suppress
@@ -12,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 
 from mugrpo.config.cores import host_memory
@@ -24,9 +27,9 @@ _PAGE = 4096
 class HostMemory:
     """Blocks of pinned host memory, each for a copy of many tensors.
 
-    They are two at most, and a quarter of the machine's memory. A block is used again when no
-    tensor in it is left, so nothing that a thread still writes to disk is overwritten. If none is
-    free, or without a GPU, a copy gets ordinary memory.
+    They are two at most, and of the machine's memory a quarter, divided by its ranks. A block is
+    used again when no tensor in it is left, so nothing that a thread still writes to disk is
+    overwritten. If none is free, or without a GPU, a copy gets ordinary memory.
     """
 
     def __init__(self) -> None:
@@ -43,9 +46,18 @@ class HostMemory:
         used = [block for block in self._blocks if block not in free]
         if block is None and len(used) < _MOST:
             taken = sum(len(block.memory) for block in used)
-            if taken + more <= host_memory() / 4:
+            if taken + more <= host_memory() / ranks_here() / 4:
                 self._blocks = [*used, block := _Block(more)]  # the free ones are too small
         return Rooms(block)
+
+
+def ranks_here() -> int:
+    """Return how many ranks this machine has, with this one: all of the run's if nobody says."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return 1
+    said = map(os.environ.get, ("LOCAL_WORLD_SIZE", "SLURM_STEP_TASKS_PER_NODE"))
+    first = re.match(r"\d+", next(filter(None, said), ""))  # 4(x2), say: 4 on each of 2 machines
+    return min(dist.get_world_size(), int(first[0])) if first else dist.get_world_size()
 
 
 class _Block:

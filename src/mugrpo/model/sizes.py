@@ -6,7 +6,7 @@ computes together where an option leaves it to memory.
 
 from typing import Any, NamedTuple
 
-_MOST_SLOTS = 2048
+MOST_SLOTS = 2048
 LOGITS = 20  # bytes of an engine's passes over a number of the logits, which are in fp32
 
 
@@ -74,7 +74,7 @@ def slots_that_fit(free_bytes: int, room: int, kv_bytes_a_token: int, vocabulary
     Above 64 it is a multiple of 64.
     """
     each = 2 * room * kv_bytes_a_token + LOGITS * vocabulary
-    fitting = max(1, min(_MOST_SLOTS, free_bytes // max(1, each)))
+    fitting = max(1, min(MOST_SLOTS, free_bytes // max(1, each)))
     return fitting if fitting <= 64 else fitting // 64 * 64
 
 

@@ -8,6 +8,7 @@ import torch
 from mugrpo.config.engines import slots_for
 from mugrpo.config.run import RunConfig
 from mugrpo.model.hardware import device, precision_of
+from mugrpo.model.sizes import MOST_SLOTS
 from mugrpo.run.memory import parameters
 
 # Shares of the product's rate that a step of decoding and an update reach: measured for SmolLM2 on
@@ -15,7 +16,10 @@ from mugrpo.run.memory import parameters
 _DECODING, _UPDATE = 0.3, 0.5
 _H100 = 0.26 * 754e12 / _UPDATE  # the rate in bf16 whose share that an update reached there
 _FP32 = 1 / 15  # of it, by the data sheet
-_LAUNCHES = {"cpu": 2e-4, "cuda": 1.2e-3}  # least seconds of a layer in a step, measured there
+# Least seconds of a layer in a step: measured there, with steps whose every operation the host
+# starts. CUDA graphs have 26 operations a layer; at 5 us each at most, an estimate, they take a
+# tenth of it. Until they are timed, the bound is that of the slower steps.
+_LAUNCHES = {"cpu": 2e-4, "cuda": 1.2e-3}
 
 
 def longest_seconds(config: RunConfig, prompt: float, held_out: int, *, h100s: int = 0) -> float:
@@ -32,7 +36,9 @@ def longest_seconds(config: RunConfig, prompt: float, held_out: int, *, h100s: i
     if not h100s:
         rate, launch = _rate(precision), device()
     tokens = config.rollouts.max_new_tokens
-    slots = getattr(config.engine, "slots", 0) or slots_for(tokens)
+    # On a GPU as many as fit, which is not known here: taken to be the most.
+    most = MOST_SLOTS if launch == "cuda" else slots_for(tokens)
+    slots = getattr(config.engine, "slots", 0) or most
 
     def generating(responses: int, prompts: float) -> float:
         responses, prompts = math.ceil(responses / (h100s or 1)), prompts / (h100s or 1)

@@ -61,7 +61,8 @@ def fitting(config: RunConfig, machine: Machine, prompt: int = 0) -> Iterator[st
     left, model = left_for_updates(config, memory * GIB) / GIB, engine_weights(config) / GIB
     if isinstance(engine, VLLMOptions):
         room = engine.gpu_memory_utilization * memory
-    require_engine(config, memory * GIB, prompt)
+    if reserved:
+        require_engine(config, memory * GIB, prompt)
 
     def fault(ranks: int) -> str:
         if updates / ranks <= left:

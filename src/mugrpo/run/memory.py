@@ -138,14 +138,16 @@ def require_gpu(config: RunConfig, memory: float, prompt: int = 0, share: int = 
 
     Raises UsageError as `require_room` does. `share` own engines are on each GPU.
     """
-    require_engine(config, memory, prompt, share)
-    left, lasts = (
-        left_for_updates(config, memory, share),
-        lasting(config, config.distributed.processes),
-    )
-    what = "weights, gradients, moments and a micro-batch of 1,024 tokens"
+    if apart := bool(reserved_gpus(config)):
+        require_engine(config, memory, prompt, share)
+    left = left_for_updates(config, memory, share)
+    lasts = lasting(config, ranks := config.distributed.processes)
+    second = ", a second model" * bool(config.needs and ranks == 1)
+    what = f"weights, gradients, moments{second} and a micro-batch of 1,024 tokens"
     first = "turn on --model.gradient_checkpointing, " * (not config.model.gradient_checkpointing)
     _require(lasts + activations(config, 1024), left, what, "memory of each GPU", first)
+    if not apart:  # an engine in this process takes less than updates, unless ranks split those
+        require_engine(config, memory, prompt, share)
     row = prompt + config.rollouts.max_new_tokens
     if (need := lasts + activations(config, row)) > left:
         yield (
