@@ -20,7 +20,7 @@ NEVER = {("rollouts", "optimize")}
 WITHOUT_TORCH = {"disk", "config", "arguments"}
 
 # The mathematics imports nothing else of mugrpo.
-_MODEL = "attention logprobs rows shaping shared_prompts varlen"
+_MODEL = "attention compiled logprobs rows shaping shared_prompts varlen"
 _OPTIMIZE = "advantages corrections learning_rate masks objectives ratios reduction reference"
 MATHEMATICS = [
     *(f"mugrpo.model.{name}" for name in _MODEL.split()),

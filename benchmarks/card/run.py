@@ -8,6 +8,7 @@ machine that a part runs.
 
 import argparse
 import importlib.util
+import lzma
 import os
 import re
 import shlex
@@ -64,10 +65,10 @@ PARTS: dict[str, list[Command]] = {
     "refresh": [Command(120, "-m card.refresh")],
     "resume": [Command(240, "-m card.resume")],
     "vllm": [
-        Command(200, "-m card.beside_vllm --eager"),
-        Command(240, "-m card.beside_vllm"),
+        Command(160, "-m card.beside_vllm --eager"),
+        Command(200, "-m card.beside_vllm"),
         Command(
-            200,
+            120,
             f"-m mugrpo demo {SHORT} --engine.name vllm --engine.slots 64 "
             "--engine.gpu_memory_utilization 0.2 "
             "--engine.arguments '{ max_model_len = 128, enforce_eager = true }'",
@@ -98,8 +99,19 @@ def install(wheels: Sequence[Path]) -> None:
         (site / "ready").touch()
 
 
+def keep(folder: Path) -> None:
+    """Keep a piece for later calls, whole or not at all."""
+    if (kept := HOME / "kept" / folder.name).exists():
+        return
+    shutil.copytree(folder, kept.with_suffix(".new"), dirs_exist_ok=True)
+    kept.with_suffix(".new").rename(kept)
+
+
 def unpacked_vllm() -> Path:
-    """Return the folder with vLLM, unpacked from the pieces that were kept, once."""
+    """Return the folder with vLLM, unpacked from the pieces that were kept, once.
+
+    Raises an error if one is missing or is not whole.
+    """
     target, pieces = HOME / "vllm", sorted((HOME / "kept").glob("vllm-*/piece"))
     if pieces and not (target / "ready").exists():
         whole = HOME / "vllm.tar.xz"
@@ -173,8 +185,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     cli.add_argument("parts", nargs="+", help=f"{', '.join(PARTS)}, or keep=NAME")
     cli.add_argument("--tiny", action="store_true", help="only show that the parts run")
     cli.add_argument("--old", type=Path, help="folder with the src of an earlier commit")
-    cli.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results")
+    given = os.environ.get("OUT")  # where a lent machine takes results from
+    cli.add_argument("--output", type=Path, default=given or ROOT / "benchmarks" / "results")
     options = cli.parse_args(argv)
+    if wrong := [p for p in options.parts if p not in PARTS and not p.startswith("keep=")]:
+        raise SystemExit(f"there is no part {wrong[0]}; there are {', '.join(PARTS)}")
     # The pack lies in this checkout, or has it.
     base = ROOT.parent if (ROOT.parent / "whl").exists() else ROOT / ".card" / "base"
     packed = base / "old"
@@ -185,13 +200,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     install(sorted(base.glob("whl/*.whl")))
     failed = []
     for part in options.parts:
-        if part.startswith("keep="):  # a piece that a later call needs
-            name = part.removeprefix("keep=")
-            shutil.copytree(base.parent / name, HOME / "kept" / name, dirs_exist_ok=True)
+        try:
+            if part.startswith("keep="):  # a piece that a later call needs
+                keep(base.parent / part.removeprefix("keep="))
+                continue
+            environment = environment_of(base, part)
+        except (OSError, EOFError, tarfile.TarError, lzma.LZMAError) as error:
+            print(f"{part} is left out: {error}", flush=True)  # a piece is missing, or a part of it
+            failed.append(part)
             continue
-        if part not in PARTS:
-            raise SystemExit(f"there is no part {part}; there are {', '.join(PARTS)}")
-        environment = environment_of(base, part)
         ended_well = [run(command, environment, old, options) for command in PARTS[part]]
         failed += [] if all(ended_well) else [part]
     if failed:

@@ -72,6 +72,7 @@ class Updates:
             precision,
             model={"gradient_checkpointing": True},  # allowed; `turn` says whether
             lora={"rank": self.rank},
+            engine={"name": "vllm"},  # none is made; the trainer may leave the GPU to it: `rest`
             schedule={"problems_per_update": self.groups, "group_size": 8},
             rollouts={"max_new_tokens": self.lengths[1]},
             # the weights do not change, so sides stay comparable
@@ -83,6 +84,7 @@ class Updates:
         budget = TokenBudget(config.optimizer, self.notices.append)
         self.trainer = Trainer(self.policy, config, budget)
         self.kernel = self.policy.kernel if DEVICE.type == "cuda" else stand_in
+        self.micro_batch_tokens = budget.tokens
         self.compiled = getattr(self.policy, "compiled", False)  # an old tree compiles nothing
 
     def turn(
@@ -97,6 +99,7 @@ class Updates:
         """Make an update: packed and compiled as far as the model and torch allow."""
         groups = random_groups(self.groups, *self.lengths, seed=2 + repetition)
         experience = random_experience(self.shape.vocab, groups)
+        self.trainer.budget.tokens = self.micro_batch_tokens  # another way may have lowered it
         self.policy.can_share_prompts = self.trainer.share = shared
         self.policy.kernel = self.kernel if packed else None
         self.policy.compiled = self.compiled and compiled
@@ -109,14 +112,23 @@ class Updates:
             "flop": update_flop(self.shape, groups, shared=shared, adapter=bool(self.rank)),
             "peak_gib": peak_gib(DEVICE),
             "micro_batch_tokens": self.trainer.budget.tokens,
+            "lowered": self.trainer.budget.tokens < self.micro_batch_tokens,
             "kernel": self.policy.kernel is not None,
             "compiled": self.policy.compiled,
             **{name: metrics[name] for name in METRICS},
         }
         self.trainer.optimizer.zero_grad()
-        if DEVICE.type == "cuda":
-            torch.cuda.empty_cache()  # the other tree's turn is next
         return notes
+
+    def wake(self) -> None:
+        self.trainer.wake()
+        self.policy.working()  # its copy in bf16 is made here, not while seconds are counted
+
+    def rest(self) -> None:
+        """Leave the GPU to the other tree: two of 1.5 B, with their moments, may not fit."""
+        self.trainer.sleep()
+        if DEVICE.type == "cuda":
+            torch.cuda.empty_cache()
 
     def waits(self) -> dict[str, int]:
         """Return how often the host waits for the GPU in an update, by the place in the code."""
@@ -158,13 +170,18 @@ class Server:
             return {"flops": ceilings.matmul("forward", size, size, size)}
         if self.updates is None:
             self.updates = Updates(form, tiny=tiny)
-        if what == "last":
-            return {
-                "notices": self.updates.notices,
-                "waits": self.updates.waits(),
-                "kernels": kernels(lambda: self.updates.turn(-2), 16),
-            }
-        return self.updates.turn(**how)
+        updates = self.updates
+        updates.wake()
+        try:
+            if what == "last":
+                return {
+                    "notices": updates.notices,
+                    "waits": updates.waits(),
+                    "kernels": kernels(lambda: updates.turn(-2), 16),
+                }
+            return updates.turn(**how)
+        finally:
+            updates.rest()
 
 
 def measure(form: str, options: Any) -> dict[str, Any]:
@@ -177,6 +194,9 @@ def measure(form: str, options: Any) -> dict[str, Any]:
         def side(way: str, repetition: int) -> Measured:
             tree, how = WAYS[way]
             notes = trees[tree].ask(what="turn", repetition=repetition, **told, **how)
+            if repetition < 0 and notes["lowered"]:  # other micro-batches are not comparable
+                tokens = notes["micro_batch_tokens"]
+                raise RuntimeError(f"memory suffices only for micro-batches of {tokens} tokens")
             notes["mfu"] = notes["flop"] / (notes["seconds"] * ceiling)
             return Measured(notes["seconds"], notes["tokens"], notes)
 
@@ -197,7 +217,7 @@ def measure(form: str, options: Any) -> dict[str, Any]:
     document = publish(row, options.output and options.output / f"{name}.json")
     for way, measured in found.items():
         notes = measured[-1].notes
-        names = ("peak_gib", "micro_batch_tokens", "kernel", "compiled", "grad_norm")
+        names = ("peak_gib", "micro_batch_tokens", "lowered", "kernel", "compiled", "grad_norm")
         shown = {name: notes[name] for name in names}
         print(f"  {way}: {notes['mfu']:.1%} MFU of {ceiling / 1e12:.4g} TFLOP/s, {shown}")
     for key, value in details.items():

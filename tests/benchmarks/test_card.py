@@ -1,6 +1,7 @@
 """The parts that are run on a GPU: they run on a CPU too, and compare what they say they do."""
 
 import json
+import re
 import subprocess
 import sys
 import traceback
@@ -9,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from card import right, update
-from card.update import LARGE, MEDIUM, WAYS, Updates
+from card import decode, right, run, update
+from card.update import LARGE, MEDIUM, SMALL, WAYS, Updates
 from card.work import model_config, random_policy, run_config
 from mugrpo.model import rows
-from mugrpo.optimize import batching
+from mugrpo.optimize import batching, gradient
 from side_by_side import ROOT
+from tests.faults.harm import fail_at
 
 
 def test_responses_are_equal_if_ids_and_reasons_are():
@@ -23,6 +25,58 @@ def test_responses_are_equal_if_ids_and_reasons_are():
     found = right.compared(ours, theirs)
     assert found["equal"] == "1 of 2" and found["tokens"] == 3
     assert found["logprobs differ by"] == 0.5  # only of responses that are equal
+
+
+def test_a_way_whose_micro_batches_became_smaller_says_so_and_lowers_those_of_no_other():
+    updates = Updates(MEDIUM, tiny=True, precision="fp32")
+    with pytest.MonkeyPatch.context() as patch:
+        fail_at(patch, gradient, "reduced_loss", 1)
+        assert updates.turn(0)["lowered"]
+    assert not updates.turn(0)["lowered"]
+
+
+def test_a_tree_leaves_the_gpu_to_the_other_one_between_turns(monkeypatch):
+    server, calls = update.Server(), []
+    server.updates = updates = Updates(MEDIUM, tiny=True, precision="fp32")
+    assert updates.trainer.config.shares_gpus
+    for owner, name in ((updates, "turn"), (updates.trainer, "wake"), (updates.trainer, "sleep")):
+        monkeypatch.setattr(owner, name, lambda *_, name=name, **__: calls.append(name))
+    server(what="turn", form=MEDIUM, tiny=True, repetition=0)
+    assert calls == ["wake", "turn", "sleep"]
+
+
+def test_engines_are_let_go_for_the_peers_copy_of_the_model():
+    decoding = decode.Decoding()
+    told = {"form": SMALL, "tiny": True, "slots": 4, "new": 6, "only_short": True, "profile": False}
+    decoding(way="made", **told)
+    assert [*decoding.engines] == ["made"]
+    decoding(way="plain", **told)
+    assert [*decoding.engines] == ["plain"]
+
+
+def test_a_call_goes_on_without_a_missing_or_partial_piece(tmp_path, monkeypatch, capsys):
+    ran = []
+    monkeypatch.setattr(run, "HOME", tmp_path)
+    monkeypatch.setattr(run, "run", lambda command, *_: ran.append(command) or True)
+    monkeypatch.setenv("OUT", str(tmp_path / "out"))
+    (tmp_path / "kept" / "vllm-02").mkdir(parents=True)
+    (tmp_path / "kept" / "vllm-02" / "piece").write_bytes(b"the end of an archive")
+    with pytest.raises(SystemExit, match="failed: keep=vllm-09, vllm"):
+        run.main(["keep=vllm-09", "vllm", "look"])
+    assert ran == run.PARTS["look"] and (tmp_path / "out").is_dir()
+    assert capsys.readouterr().out.count("is left out") == 2
+    with pytest.raises(SystemExit, match="there is no part lok"):
+        run.main(["lok"])
+
+
+def test_no_call_of_the_readme_takes_more_than_ten_minutes():
+    calls = re.findall(
+        r"card/run\.py ((?:[a-z]|keep=)[^`.]*)`", (ROOT / "benchmarks/README.md").read_text()
+    )
+    parts = [[word for word in call.split() if word in run.PARTS] for call in calls]
+    assert len(parts) == 3
+    for words in parts:
+        assert 0 < sum(c.seconds for word in words for c in run.PARTS[word]) <= 600
 
 
 def test_the_last_part_of_updates_runs_and_counts_waits_by_place(monkeypatch):
