@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo
+from torch._inductor import compile_fx
 
 from mugrpo.model.compiled import compiled_code, failing
 
@@ -49,6 +50,24 @@ def test_what_does_not_compile_runs_as_it_is_and_is_not_tried_again(broken):
     assert torch.equal(in_a_thread(lambda: code(ROWS)), ROWS * 2)
     assert torch.equal(code(ROWS), ROWS * 2)
     assert len(broken) == 1
+
+
+def test_what_does_not_compile_for_the_backward_pass_runs_as_it_is(monkeypatch):
+    compiler, failed = compile_fx._compile_fx_inner, []
+
+    def fails(*args: Any, **options: Any) -> Any:
+        if options.get("is_backward"):
+            failed.append(1)
+            raise RuntimeError("ptxas failed")
+        return compiler(*args, **options)
+
+    monkeypatch.setattr(compile_fx, "_compile_fx_inner", fails)
+    torch._dynamo.reset()
+    code = compiled_code(lambda rows: (rows.sin() * rows).exp(), dynamic=True)
+    rows = torch.ones(5, 7, requires_grad=True)
+    code(rows).sum().backward()
+    assert failed and rows.grad is not None
+    torch._dynamo.reset()
 
 
 def test_a_trial_is_told_what_does_not_compile(broken):

@@ -16,6 +16,7 @@ def compiled_code(
 ) -> Callable[..., Any]:
     """Return `function` as compiled code. What turns out not to compile, ever, runs as it is."""
     import torch._dynamo  # it takes a second
+    import torch._functorch.config as ahead
 
     limits, call = torch._dynamo.config, torch.compile(function, dynamic=dynamic, options=_OPTIONS)
 
@@ -23,6 +24,9 @@ def compiled_code(
         nonlocal call
         if limits.recompile_limit < _VARIANTS:  # each of autograd's threads has limits of its own
             limits.recompile_limit = _VARIANTS
+        # What fails for the backward pass should fail here, where it can run as it is.
+        if not getattr(ahead, "force_non_lazy_backward_lowering", True):
+            ahead.force_non_lazy_backward_lowering = True
         try:
             return call(*args, **kwargs)
         except torch._dynamo.exc.TorchDynamoException:  # not what compiled code raises
