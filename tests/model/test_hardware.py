@@ -33,8 +33,8 @@ def test_by_default_it_is_bf16_on_a_gpu_that_computes_in_it_and_in_vllm_too(monk
 
 
 def test_nothing_reads_the_option_past_what_resolves_it():
-    """Where "auto" is resolved, for this machine and for a run that has begun. What else read the
-    option would take "auto" for one of the two."""
+    """Where "auto" is resolved, for this machine and for a run that has begun, and where `submit`
+    asks whether it is "auto". What else read the option would take that for a precision."""
     house = Path(__file__).parents[2] / "src" / "mugrpo"
     readers = {
         file.name
@@ -43,7 +43,7 @@ def test_nothing_reads_the_option_past_what_resolves_it():
         if isinstance(node, ast.Attribute) and node.attr == "precision"
         if ast.unparse(node.value).endswith(("model", "options"))
     }
-    assert readers == {"hardware.py", "deciding.py"}
+    assert readers == {"hardware.py", "deciding.py", "command.py"}
 
 
 DENIED, BROKEN, ABSENT = (OSError(number, "") for number in (errno.EPERM, errno.EIO, errno.ENXIO))
