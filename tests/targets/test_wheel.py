@@ -144,6 +144,7 @@ USES: dict[str, list[str] | str] = {
     "hub": "import datasets; print(datasets.Dataset.from_list([{'a': 1}])[0])",
     "lora": ["demo", *TINY, "--lora.rank=2"],
     "math": ["check", "mine.toml"],
+    "qlora": ["demo", *TINY, "--lora.rank=2", "--lora.quantize=nf4"],
     "ray": "import ray.train.torch",
     "reasoning-gym": "import reasoning_gym; reasoning_gym.create_dataset('chain_sum', size=1)",
     "site": "import material, mkdocs.commands.build",
