@@ -113,7 +113,7 @@ def imported_peft(options: LoRAOptions | None = None) -> Any:
         if options and options.quantize:
             import bitsandbytes  # noqa: F401
     except ImportError as error:
-        extra = "qlora" if "bitsandbytes" in str(error) else "lora"
+        extra = "qlora" if options and options.quantize else "lora"
         raise UsageError(f"lora needs a package ({error}): pip install 'mugrpo[{extra}]'") from None
     return peft
 
