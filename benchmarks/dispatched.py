@@ -48,10 +48,11 @@ LOOKUPS = {"index_select", "index", "gather", "embedding", "take"}  # they read 
 
 
 class Counted(TorchDispatchMode):
-    """Counts within its block what tensors on the GPU are used for, `present` at first.
+    """Counts the operations, waits and bytes of GPU tensors within its block.
 
-    On a machine without a GPU, it takes for these: `present`; what is made of them; what is made
-    or sent with `device=` or `.to(device)`. It raises RuntimeError if an operation mixes them with
+    Without a GPU, these stand for tensors of a GPU: those in `present`, results computed from them,
+    and tensors made with `device=` or sent with `.to(device)`. It raises RuntimeError if an
+    operation mixes them with
     tensors of the host, as CUDA would. Views and metadata are no operations: an operation's
     result is new memory, or memory that it changes.
 

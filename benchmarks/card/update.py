@@ -96,7 +96,7 @@ class Updates:
         compiled: bool = True,
         checkpointing: bool = False,
     ) -> dict[str, Any]:
-        """Make an update: packed and compiled as far as the model and torch allow."""
+        """Make one update. `packed` and `compiled` apply only if the trainer's trials passed."""
         groups = random_groups(self.groups, *self.lengths, seed=2 + repetition)
         experience = random_experience(self.shape.vocab, groups)
         self.trainer.budget.tokens = self.micro_batch_tokens  # another way may have lowered it

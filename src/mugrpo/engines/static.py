@@ -58,7 +58,7 @@ def rounded(room: int) -> int:
 class StaticSlots:
     """The sequences in the slots: keys and values, state, and the step that changes them in place.
 
-    It belongs to the weights that it was made with, and holds for one temperature.
+    Its graphs read the weights it was made with, and sample at one temperature.
     """
 
     def __init__(
@@ -254,7 +254,7 @@ class StaticSlots:
         return read_AHQD.reshape(A, 1, -1, values.shape[-1]).to(query_AQ1D.dtype)
 
     def _bias(self, window: int | None) -> torch.Tensor:
-        """Return -inf where the step's tokens do not attend, else 0: [A, 1, 1, R]."""
+        """Return the attention bias [A, 1, 1, R]: -inf at masked positions, 0 elsewhere."""
         if window not in self._biases:
             used_A1 = self._used_A[:, None]
             places_R = torch.arange(self.room, device=used_A1.device)
@@ -291,7 +291,7 @@ def _without_waits() -> Iterator[None]:
 
 
 def _addresses(model: Any) -> list[int]:
-    """Return where the weights are that graphs read. A move to host memory and back changes it."""
+    """Return the address of each weight. Moving weights to host memory and back changes it."""
     return [weight.data_ptr() for weight in model.parameters()]
 
 

@@ -66,7 +66,7 @@ class Waiting:
     def groups(self, free: int) -> Iterator[tuple[Prefilled, list[tuple[int, Request]]]]:
         """Yield the next requests, at most `free`, with their indices: neighbors with one prompt.
 
-        A prompt is kept only as long as the next request has it.
+        Drop a computed prompt once the next request has another one.
         """
         while free and (key := self._next_prompt()):
             if key not in self._ready:

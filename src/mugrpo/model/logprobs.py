@@ -187,7 +187,7 @@ def response_logprobs(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return logprob and entropy of each response token under `model`, both [B, T], 0 where masked.
 
-    Rows are arrays, or tensors (the host waits for those on a GPU); results are where the model is.
+    The host waits for inputs that are on a GPU. Results are on the model's device.
     `ids_BL` holds prompt and response end to end, padded on the right. If `prompts_B`, the number
     of each row's prompt, is given, each prompt is computed once for all its responses. With a
     `kernel`, attention needs no mask and no padding is computed. For `compiled`, see

@@ -23,7 +23,7 @@ _WORTH = 10**8  # weights; the updates of a smaller model gain less than compili
 
 
 def choose_compiled(policy: Policy, say: Callable[[str], None]) -> None:
-    """Let updates of `policy` run compiled code on a GPU if it pays, can be made, and agrees.
+    """Turn on compiled code for updates of a large model on a GPU if the trial passes.
 
     Call `say` with a sentence if not. torch's own TORCH_COMPILE_DISABLE=1 leaves all as it is.
     """
