@@ -1,6 +1,7 @@
 """The canary compares logprobs of engine and trainer, here on values."""
 
 import math
+from pathlib import Path
 from threading import Barrier
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,11 +13,13 @@ import torch
 from mugrpo.config.run import ModelOptions
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.records import FinishReason, Rollout
+from mugrpo.hosts import canary
 from mugrpo.hosts.canary import CANARY_TOLERANCE, canary_warning, logprob_gap
 from mugrpo.hosts.engines import Engines
 from mugrpo.model.policy import load_policy
 from mugrpo.optimize.forward import rollout_logprobs
 from tests.cases import table
+from tests.runs import Command, read_metrics, write_config
 from tests.updates import config_of
 
 
@@ -50,6 +53,25 @@ def test_a_gap_above_the_tolerance_stops_the_run(gap):
 
 def test_it_accepts_what_rounding_explains():
     assert CANARY_TOLERANCE == {"fp32": 1e-3, "bf16": 0.1}
+
+
+def test_engines_are_tried_once_and_each_refresh_pays_for_a_few_tokens_of_one_group(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+):
+    """Two stages and three evaluations are five refreshes of one engine."""
+    compared: list[tuple[int, int, int]] = []
+
+    def counted(run: Any, rollouts: Any, logprobs: Any) -> float:
+        longest = max(len(r.response_ids) for r in rollouts)
+        compared.append((len({r.problem_id for r in rollouts}), len(rollouts), longest))
+        return 0.0
+
+    monkeypatch.setattr(canary, "checked_gap", counted)
+    assert command("train", write_config(tmp_path), "--run-dir", tmp_path / "run").status == 0
+    assert compared[0] == (4, 5, 6)  # the config's longest
+    assert set(compared[1:]) == {(1, 8, 4)}
+    refreshes = [one for one in read_metrics(tmp_path / "run") if one["kind"] != "update"]
+    assert len(compared) == 1 + len(refreshes)
 
 
 def test_engines_sleep_at_once():

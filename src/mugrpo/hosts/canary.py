@@ -1,13 +1,16 @@
-"""The canary: the engines have the policy's weights if their logprobs are the trainer's."""
+"""The canary: the engines have the policy's weights if their logprobs are the trainer's.
+
+Each refresh changes the weights, and pays for a few tokens of one group. What depends on lengths is
+the engine's own, so it is tried once, when the engines have started.
+"""
 
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mugrpo.config.engines import CANARY_RESPONSES
+from mugrpo.config.engines import CANARY_RESPONSES, TRIAL_GROUPS
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.publishing import failpoint
 from mugrpo.disk.records import Rollout
@@ -26,33 +29,47 @@ from mugrpo.run.opening import OpenRun
 # bits of a logit, rounding moves single logprobs by tenths, so it is the mean over tokens.
 CANARY_TOLERANCE: Mapping[Precision, float] = {"fp32": 1e-3, "bf16": 0.1}
 _WARNING = 0.5  # of the tolerance
-_LONGEST = 16  # most tokens of a response that are compared: a refresh waits for them
+_TOKENS = 4  # of a response, most that are compared at a refresh
+_TRIED = 16  # the same at a trial
 
 
 def canary_rollouts(
     run: OpenRun, engines: Sequence[Engine], update: int, groups: Sequence[Draw], stage: str
 ) -> list[Rollout]:
-    """Return a short response from each engine to each of the first groups, seeded as `stage`'s.
+    """Return short responses of each engine to the first of `groups`, seeded as those of `stage`.
 
-    The first prompt is also repeated up to the length of the stage's longest row, which shows what
-    depends on length without sampling so long a response.
+    They share one prompt, because a prompt costs more than the tokens that are compared.
+    """
+    samplers = samplers_of(run, engines, stage, CANARY_RESPONSES, update)
+    return _sampled(run, samplers, groups[:1], _TOKENS)
+
+
+def trial_rollouts(
+    run: OpenRun, engines: Sequence[Engine], update: int, groups: Sequence[Draw], stage: str
+) -> list[Rollout]:
+    """Return a response from each engine to each of the first groups, and one in a long row.
+
+    For the latter, the first prompt is repeated up to the length of the stage's longest row, which
+    shows what depends on length without sampling so long a response.
     """
     longest = max(len(run.prompts(problem)) for problem, _ in groups)
-    longest += max(0, run.config.rollouts.max_new_tokens - _LONGEST)
-
-    def sampled(samplers: tuple[Sampler, Sampler]) -> list[Rollout]:
-        short, long = (
-            partial(sampler.sample, on_decoded=lambda _: run.stop.check(), longest=_LONGEST)
-            for sampler in samplers
-        )
-        return [*short(groups[:CANARY_RESPONSES]), *long(groups[:1])]
-
+    longest += max(0, run.config.rollouts.max_new_tokens - _TRIED)
     common = (run, engines, stage, 1, update)
-    shorts = samplers_of(*common)
-    longs = samplers_of(*common, encode=lambda p: np.resize(run.prompts(p), longest))
+    long = samplers_of(*common, encode=lambda p: np.resize(run.prompts(p), longest))
+    return [
+        *_sampled(run, samplers_of(*common), groups[:TRIAL_GROUPS], _TRIED),
+        *_sampled(run, long, groups[:1], _TRIED),
+    ]
+
+
+def _sampled(
+    run: OpenRun, samplers: Sequence[Sampler], groups: Sequence[Draw], longest: int
+) -> list[Rollout]:
+    def sampled(sampler: Sampler) -> Sequence[Rollout]:
+        return sampler.sample(groups, lambda _: run.stop.check(), longest=longest)
+
     with out_of_memory_explained("generation", run.config.engine.memory_remedy):
-        each = at_once(sampled, list(zip(shorts, longs, strict=True)))
-    return [rollout for rollouts in each for rollout in rollouts]
+        return [rollout for rollouts in at_once(sampled, samplers) for rollout in rollouts]
 
 
 def checked_refresh(
@@ -65,12 +82,17 @@ def checked_refresh(
 ) -> Refreshed:
     """Give the engines the weights after `update` updates, and compare with the trainer's logprobs.
 
-    Raises RunStopped if the engines' logprobs are others, and as `pin_policy` does.
+    Engines that have just started are tried first. Raises RunStopped if the engines' logprobs are
+    others, and as `pin_policy` does.
     """
     if stage.isdecimal():
         pin_policy(run.folder, run.config, update, int(stage))
     refreshed = engines.refresh(update)
     began = time.monotonic()
+    if not engines.tried:
+        rollouts = trial_rollouts(run, refreshed, update, groups, stage)
+        checked_gap(run, rollouts, logprobs(update, rollouts))
+        engines.tried = True
     rollouts = canary_rollouts(run, refreshed, update, groups, stage)
     failpoint("canary")
     gap = checked_gap(run, rollouts, logprobs(update, rollouts))

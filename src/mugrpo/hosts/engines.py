@@ -75,6 +75,7 @@ class Engines:
         self._weights = weights
         self._engines: list[Engine] = []
         self._dialogues: list[Dialogue | None] = []
+        self.tried = False  # since they have started; see `canary`
         self._used = False  # since they have slept
         self._refreshed: int | None = None  # the update whose weights they got last
         self.spent: dict[str, float] = {}  # seconds of that refresh, by its parts
@@ -83,6 +84,7 @@ class Engines:
         """Return the engines. Start them if they are not running."""
         run = self._run
         if not self._engines:
+            self.tried = False
             self._engines = make_engines(
                 run.config,
                 vocabulary=run.vocabulary,

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mugrpo.disk.metrics import number
-from mugrpo.disk.records import FinishReason, Status
+from mugrpo.disk.records import FinishReason, Rollout, Status
 from mugrpo.disk.shards import RowReader, ShardSet, read_rollouts
 from mugrpo.rollouts.statistics import logged_means
 from mugrpo.rollouts.student import quantile
@@ -50,11 +50,7 @@ def evaluated(folder: Path, sources: Sequence[str | None] = ()) -> dict[str, Any
     rollouts, scores = (ShardSet(folder / kind, kind) for kind in ("rollouts", "scores"))
     measured: dict[str, Any] = {}
     for shard, prefix in zip(rollouts.numbers(), _PASSES, strict=False):
-        responses = list(read_rollouts(rollouts, shard))
-        verdicts = RowReader(scores).rows((shard, row) for row in range(len(responses)))
-        k = 1 + max(response.sample for response in responses)
-        undecided = set(scores.entry(shard).get("undecided", ()))
-        decided = [response.problem_id not in undecided for response in responses[::k]]
+        responses, verdicts, k, decided = _judged(rollouts, scores, shard)
         found = accuracy(verdicts, k, decided)
         found |= accuracy_by_source(verdicts, k, decided, sources)
         found |= logged_means([scores.entry(shard)])
@@ -66,6 +62,38 @@ def evaluated(folder: Path, sources: Sequence[str | None] = ()) -> dict[str, Any
             measured["entropy"] = -float(np.concatenate(sampled).mean(dtype=np.float64))
         measured |= {f"{prefix}{name}": value for name, value in found.items()}
     return measured
+
+
+def shares_of_problems(folder: Path) -> Floats:
+    """Return each problem's share of right samples in the evaluation in `folder`, [P].
+
+    It is NaN if none has a verdict. Raises RunStopped if a shard is missing or damaged.
+    """
+    rollouts, scores = (ShardSet(folder / kind, kind) for kind in ("rollouts", "scores"))
+    _, verdicts, k, decided = _judged(rollouts, scores, 0)
+    return avg_at(*_counts(verdicts, k, decided))
+
+
+def _judged(
+    rollouts: ShardSet, scores: ShardSet, shard: int
+) -> tuple[list[Rollout], list[dict[str, Any]], int, list[bool]]:
+    """Return a shard's responses and verdicts, their number for a problem, and who is `decided`."""
+    responses = list(read_rollouts(rollouts, shard))
+    verdicts = RowReader(scores).rows((shard, row) for row in range(len(responses)))
+    k = 1 + max(response.sample for response in responses)
+    undecided = set(scores.entry(shard).get("undecided", ()))
+    return responses, verdicts, k, [r.problem_id not in undecided for r in responses[::k]]
+
+
+def _counts(
+    verdicts: Sequence[dict[str, Any]], k: int, decided: Sequence[bool]
+) -> tuple[list[int], list[int]]:
+    """Return how many of each problem's samples are right, and how many have a verdict, [P]."""
+    starts = range(0, len(verdicts), k)
+    right_P = [sum(v["status"] == Status.RIGHT for v in verdicts[i : i + k]) for i in starts]
+    known = [v["reward"] is not None and v["status"] != Status.GRADED for v in verdicts]
+    judged_P = [sum(known[i : i + k]) * d for i, d in zip(starts, decided, strict=True)]
+    return right_P, judged_P
 
 
 def accuracy(verdicts: Sequence[dict[str, Any]], k: int, decided: Sequence[bool]) -> dict[str, Any]:
@@ -81,9 +109,7 @@ def accuracy(verdicts: Sequence[dict[str, Any]], k: int, decided: Sequence[bool]
     all judged. What no sample tells is None.
     """
     starts = range(0, len(verdicts), k)
-    right_P = [sum(v["status"] == Status.RIGHT for v in verdicts[i : i + k]) for i in starts]
-    known = [v["reward"] is not None and v["status"] != Status.GRADED for v in verdicts]
-    judged_P = [sum(known[i : i + k]) * d for i, d in zip(starts, decided, strict=True)]
+    right_P, judged_P = _counts(verdicts, k, decided)
     statuses = Counter(v["status"] for v in verdicts)
     kept_P = ([v["reward"] for v in verdicts[i : i + k] if v["reward"] is not None] for i in starts)
     reward, *ends = _mean_reward([kept for kept in kept_P if kept])

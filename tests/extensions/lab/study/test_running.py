@@ -1,5 +1,6 @@
 """A study of four tiny cells that is stopped after the first, continued, and shown."""
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -11,17 +12,20 @@ from typing import Any, NamedTuple
 import pytest
 
 from mugrpo.cli import main
-from mugrpo.disk.errors import Interrupted, UsageError
+from mugrpo.disk import metrics
+from mugrpo.disk.errors import Interrupted, RunStopped, UsageError
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.extensions.lab.study import running
 from mugrpo.extensions.lab.study.outcome import Results
 from mugrpo.extensions.lab.study.page import RESULTS, folder_of
 from mugrpo.extensions.lab.study.running import Cells, run_study, show_study
 from mugrpo.extensions.lab.study.spec import load_study
+from mugrpo.extensions.lab.study.starts import take_start
 from mugrpo.processes.lifetime import StopFlag
 from mugrpo.run.deciding import decided
 from mugrpo.run.opening import open_run
 from mugrpo.run.progress import Progress
+from tests.cases import table
 from tests.faults.harm import refused
 from tests.runs import ENVIRONMENT, ROOT, Command, checkpoints, mugrpo, read_metrics, write_config
 from tests.waiting import until
@@ -143,6 +147,37 @@ def test_a_cell_is_the_run_that_its_config_makes(studied: Studied, tmp_path: Pat
         assert by_hand[key] == shown[key]
     ours, theirs = ([(p["update"], p["accuracy"]) for p in r["curve"]] for r in (by_hand, shown))
     assert ours == theirs and [u for u, _ in ours] == [0, 3, 6]
+
+
+def test_cells_of_a_seed_share_what_the_first_has_measured_before_training(studied: Studied):
+    """Also the seconds, which no two evaluations have alike. Of seed 11, both ran at once."""
+    first = [
+        next(
+            line
+            for line in metrics.read_metrics(studied.work / f"cells/{rate}/seed-10/metrics.jsonl")
+            if line["kind"] == "evaluation"
+        )
+        for rate in ("low", "high")
+    ]
+    assert first[0] == first[1] and first[0]["time/evaluate"] > 0
+    assert len(list((studied.work / "starts").iterdir())) == 2
+
+
+@table("harm", ["responses", "line"])
+def test_what_cells_share_is_compared_with_its_checksums(studied: Studied, tmp_path, harm):
+    study, all_ = load_study(studied.file)
+    cell, starts = all_[1], tmp_path / "starts"
+    shutil.copytree(studied.work / "starts", starts)
+    for kept in starts.iterdir():
+        shard = kept / "evaluation" / "rollouts" / "shard-00000.parquet"
+        file = shard if harm == "responses" else kept / "line.json"
+        file.write_bytes(file.read_bytes().replace(b"0", b"1", 3))
+    with (
+        open_run(Path(study.base), overrides=cell.overrides, run_dir=tmp_path / "run") as run,
+        pytest.raises(RunStopped, match=r"shard-00000.parquet|line.json"),
+    ):
+        take_start(starts, run, cell.threads)
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
 @pytest.mark.parametrize("jobs", [0, -1])

@@ -14,6 +14,7 @@ from mugrpo.config.load import changes, with_newer_options
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.metrics import UPDATE, Line, number
 from mugrpo.disk.publishing import publish_file
+from mugrpo.disk.run_dir import RunDir
 from mugrpo.extensions.lab.study.spec import Cell
 from mugrpo.report.read import (
     RunData,
@@ -23,11 +24,14 @@ from mugrpo.report.read import (
     training_clock,
     training_seconds,
 )
+from mugrpo.rollouts.evaluation import shares_of_problems
 
 # The updates between two evaluations are summarized by these means and this maximum.
 _GREATEST = "ratio/negative/max"
 _NEGATIVE = "ratio/negative/mean"  # in the Mu-GRPO paper it falls to 0.1 to 0.4 in a collapse
 _MEANS = ("kl_behavior", "tv_token", "entropy", "grad_norm", "effective_sample_share", _NEGATIVE)
+
+BY_PROBLEM = "accuracy_by_problem"  # the last evaluation's, NaN if not known
 
 Row = dict[str, Any]
 
@@ -61,6 +65,9 @@ class Results:
             raise RunStopped(run.faults[0])
         config = _relative(cell.config.model_dump(mode="json"))
         values = {**outcome(run), **_alignment(run_dir), "config": config}
+        last = run.evaluations[-1]["update"] if run.evaluations else 0
+        if (measured := RunDir(run_dir).evaluation(last)).exists():
+            values[BY_PROBLEM] = shares_of_problems(measured).tolist()
         axes = {f"axis/{axis}": label for axis, label in cell.values.items()}
         row = {**values, "cell": cell.name, **axes, "seed": cell.seed, "threads": cell.threads}
         self.rows = [*(r for r in self.rows if r["cell"] != cell.name), row]
@@ -122,7 +129,11 @@ def outcome(run: RunData) -> Row:
 
 def _of_an_end(line: Line) -> Row:
     """Return the numbers of the first or last evaluation that the others do not have."""
-    names = {"greedy": "greedy/accuracy", "entropy": "entropy"}
+    names = {
+        "greedy": "greedy/accuracy",
+        "entropy": "entropy",
+        "truncated_share": "truncated_share",
+    }
     names |= {name: name for name in line if name.startswith(("pass@", "accuracy/"))}
     return {name: number(line, key) for name, key in names.items() if key in line}
 

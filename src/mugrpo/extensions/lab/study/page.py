@@ -4,6 +4,7 @@ Every seed is drawn beside the mean and its 95 % interval: if runs either learn 
 is near their mean.
 """
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
@@ -18,7 +19,7 @@ from mugrpo.extensions.lab.study.intervals import (
     estimate,
     geometric,
 )
-from mugrpo.extensions.lab.study.outcome import Row, quantity, rows_of
+from mugrpo.extensions.lab.study.outcome import BY_PROBLEM, Row, quantity, rows_of
 from mugrpo.extensions.lab.study.spec import Figure, Study, arms
 from mugrpo.report.charts import (
     Axis,
@@ -208,7 +209,8 @@ def compared(study: Study, rows: Sequence[Row]) -> str:
 
     An arm's baseline has the values of one of `study.baseline`, and the arm's own on the other
     axes. Times and ratios are compared by their quotient (with an interval of its logarithm),
-    everything else by its difference. The last column has the p-value of a paired t test that the
+    everything else by its difference. An interval over problems, of each one's mean over the seeds,
+    says nothing about other seeds. The last column has the p-value of a paired t test that the
     accuracies do not differ. With `study.equivalence`, another one has that of two one-sided tests
     that they differ by less than it. Both are adjusted by Holm's rule for all tests of their kind
     in these tables.
@@ -224,15 +226,18 @@ def compared(study: Study, rows: Sequence[Row]) -> str:
         for *_, of in pairs
     ]
     tests = {"equal accuracy, p": [difference_p(one) for one in gained]}
+    by_problem = any(row.get(BY_PROBLEM) for row in rows)
     if (margin := study.equivalence) is not None:
         within = [equivalence(one, margin) for one in gained]
         tests[f"accuracy within ±{plain(margin)}, p"] = within
     p_values = zip(*map(holm, tests.values()), strict=True)
-    head = [*study.axes, "pairs", *map(named, study.columns), *tests]
+    extra = ["accuracy, interval over problems"] * by_problem
+    head = [*study.axes, "pairs", *map(named, study.columns), *extra, *tests]
     tables: dict[str, list[list[str]]] = {}
     for (baseline, arm, of), adjusted in zip(pairs, p_values, strict=True):
         differences = (_difference(column, of) for column in study.columns)
-        row = [*arm.values(), f"{len(of)}", *differences, *map(_p, adjusted)]
+        over = [_over_problems(of)] * by_problem
+        row = [*arm.values(), f"{len(of)}", *differences, *over, *map(_p, adjusted)]
         tables.setdefault(", ".join(baseline.values()), []).append(row)
     return "\n\n".join(
         f"Against {name}, seed by seed:\n\n{_markdown(head, body)}" for name, body in tables.items()
@@ -310,6 +315,22 @@ def _difference(column: str, pairs: Sequence[tuple[Row, Row]]) -> str:
         text = _geometric_mean(ratios)
         return f"x {text}" if text else ""
     text = _mean(column, [_minus(a, b) for a, b in both])
+    return text if not text or text[0] in ("-", MINUS) else f"+{text}"
+
+
+def _over_problems(pairs: Sequence[tuple[Row, Row]]) -> str:
+    """Return the difference of accuracies with its interval over problems, of these very seeds."""
+    each = [
+        [_minus(a, b) for a, b in zip(ours[BY_PROBLEM], theirs[BY_PROBLEM], strict=True)]
+        for ours, theirs in pairs
+        if ours.get(BY_PROBLEM) and theirs.get(BY_PROBLEM)
+    ]
+    of_problems = [
+        fmean(known)
+        for one in zip(*each, strict=True)
+        if (known := [x for x in one if x is not None and not math.isnan(x)])
+    ]
+    text = _mean("accuracy", of_problems)
     return text if not text or text[0] in ("-", MINUS) else f"+{text}"
 
 

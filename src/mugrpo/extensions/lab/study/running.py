@@ -1,6 +1,7 @@
 """The command `mugrpo study`: run a study's cells, as many at once as the cores allow.
 
     WORK/cells/CELL/          a cell's run, with its output in CELL.log
+    WORK/starts/              evaluations before training, which cells share (see `starts`)
 
 A cell is a run like any other: it can be inspected, and resumed after a kill. A finished cell
 becomes a row of the study's table. Its rollouts, checkpoints and evaluations are then removed,
@@ -25,6 +26,7 @@ from mugrpo.extensions.lab.alignment import can_align
 from mugrpo.extensions.lab.study.outcome import Results
 from mugrpo.extensions.lab.study.page import RESULTS, compared, folder_of, table, write_page
 from mugrpo.extensions.lab.study.spec import Cell, load_study
+from mugrpo.extensions.lab.study.starts import keep_start, take_start
 from mugrpo.processes.lifetime import StopFlag, passed_on
 from mugrpo.report.summary import LEARNED_NOTHING
 from mugrpo.run.opening import open_run
@@ -83,9 +85,9 @@ class Cells:
         quiet = Progress(Console(quiet=True))
         with (
             self._alone,  # it refuses a folder that holds another run
-            open_run(self.base, overrides=cell.overrides, run_dir=folder, progress=quiet),
+            open_run(self.base, overrides=cell.overrides, run_dir=folder, progress=quiet) as run,
         ):
-            pass
+            take_start(self.work / "starts", run, cell.threads)
         log = folder.with_name(f"{folder.name}.log")
         aligned = self.aligned and can_align(cell.config)
         for command in ("train", "alignment") if aligned else ("train",):
@@ -95,6 +97,7 @@ class Cells:
             return None
         with self._alone:
             row = self.results.add(cell, folder)
+            keep_start(self.work / "starts", RunDir(folder), cell.threads)
             if not self.keep:
                 for path in (folder / name for name in _REMOVED):
                     shutil.rmtree(path, ignore_errors=True)

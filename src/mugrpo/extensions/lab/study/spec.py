@@ -39,13 +39,14 @@ from mugrpo.disk.metrics import PHASES
 # The columns of a study's table: names, and patterns of those that depend on the run.
 _COLUMNS = (
     *("accuracy", "best", "greedy", "entropy", "mean", "worst_fall", "training_seconds"),
+    "truncated_share",
     *("updates", "stages", "rollouts", "skipped", "kl_behavior", "tv_token"),
     *("ratio/negative/mean", "ratio/negative/max", "seed", "threads"),
     *("alignment", "alignment/positive", "alignment/negative", "alignment/fresh"),
     *(f"seconds/{phase}" for phase in PHASES),
 )
 _PATTERNS = (
-    r"start/(accuracy|greedy|entropy)|(start/)?(pass@\d+|accuracy/\w+)"
+    r"start/(accuracy|greedy|entropy|truncated_share)|(start/)?(pass@\d+|accuracy/\w+)"
     r"|\w+_fraction|seconds/refresh/\w+|\w+_to_\d+(\.\d+)?"
 )
 
