@@ -94,6 +94,7 @@ def line_chart(
     width: int = 400,
     height: int = 220,
     live: bool = True,
+    legend: bool = True,
 ) -> Picture | None:
     """Return the lines as a picture, the last one on top, or None if they have no values.
 
@@ -132,7 +133,7 @@ def line_chart(
     plain = layer("lines", [row for row in rows if "y2" not in row], "x", "y")
     hues = {line.label: color(hue(line.hue)) for line in lines}
     styles: dict[str, Any] = {
-        "color": _channel(alt.Color, "label", labels, [hues[label] for label in labels]),
+        "color": _channel(alt.Color, "label", labels, [hues[label] for label in labels], legend),
         "opacity": alt.Opacity("opacity:Q", scale=None),
     }
     if len(kinds) > 1:
@@ -180,12 +181,14 @@ def color(name: str) -> str:
     return f"var(--{name})"
 
 
-def _channel(kind: type[Any], name: str, domain: list[str], values: list[Any]) -> Any:
+def _channel(
+    kind: type[Any], name: str, domain: list[str], values: list[Any], shown: bool = True
+) -> Any:
     """Return a channel of the field `name`, with a legend if it has several values."""
     columns = 1 if max(map(len, domain)) > 16 else 4
     legend = alt.Legend(title=None, columns=columns, symbolType="stroke", labelLimit=330)
     scale = alt.Scale(type="ordinal", domain=domain, range=values)
-    return kind(f"{name}:O", scale=scale, legend=legend if len(domain) > 1 else None)
+    return kind(f"{name}:O", scale=scale, legend=legend if shown and len(domain) > 1 else None)
 
 
 def _row(number: int, line: Line, log: bool) -> dict[str, Any]:

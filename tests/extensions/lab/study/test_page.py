@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 
 from mugrpo.disk.errors import UsageError
+from mugrpo.disk.metrics import PHASES
+from mugrpo.extensions.lab.study import figures
+from mugrpo.extensions.lab.study.figures import draw
 from mugrpo.extensions.lab.study.outcome import outcome
-from mugrpo.extensions.lab.study.page import compared, draw, table, write_page
+from mugrpo.extensions.lab.study.page import compared, table, write_page
 from mugrpo.extensions.lab.study.running import show_study
-from mugrpo.extensions.lab.study.spec import load_study
-from mugrpo.report.charts import svg_file, vega_lite
+from mugrpo.extensions.lab.study.spec import Figure, load_study
+from mugrpo.report.charts import Axis, Line, svg_file, vega_lite
 from mugrpo.report.readable import TIMES
 from tests.extensions.lab.study.builders import evaluation, run_data
 
@@ -155,6 +158,57 @@ def test_a_picture_against_seconds_has_the_means_at_mean_seconds(study, finished
     lines = rows_in(draw(study, against, plain), "lines")
     assert [row["x"] for row in lines] == [[0, 6], [0, 6], [0, 9], [0, 7]]
     assert {row["label"] for row in lines} == {"plain"}
+
+
+def test_a_bar_has_a_part_a_phase_with_its_mean_seconds(study, finished):
+    """Two seeds of 3 and 5 seconds of generation are drawn as 4."""
+    for row, seconds in zip(finished[3:], (3.0, 5.0), strict=True):
+        row.update({f"seconds/{phase}": 1.0 for phase in PHASES}, stages=4)
+        row["seconds/generate"] = seconds
+    bars = draw(study, Figure(name="f", title="F", kind="time", lines="method"), finished[3:])
+    parts = [(row["part"], row["from"], row["to"]) for row in rows_in(bars, "parts")]
+    assert parts == [
+        ("generate", 0, 4),
+        ("refresh", 4, 5),
+        ("optimize", 5, 6),
+        ("score, save", 6, 8),
+        ("evaluate", 8, 9),
+    ]
+    (arm,) = rows_in(bars, "arms")
+    assert (arm["head"], arm["text"], arm["end"]) == ("other: 4 refreshes", "0.900", 9)
+    assert "seconds" in svg_file(bars)
+    assert draw(study, Figure(name="f", title="F", kind="time"), []) is None
+
+
+def test_a_speedup_by_hand(study, finished):
+    """Beside refreshes 9 and 4 seconds, with 15 and 4 of them: 24 / 8 at a second each."""
+    study = study.model_copy(update={"baseline": ({"method": "plain"},)})
+    for row in finished:
+        plain = row["axis/method"] == "plain"
+        row.update({"training_seconds": 10.0 if plain else 5.0, "seconds/refresh": 1.0})
+        row["stages"] = 15 if plain else 4
+    shown = Figure(name="f", title="F", kind="speedup", lines="method", arms=("other",))
+    drawn = draw(study, shown, finished)
+    (line,) = rows_in(drawn, "lines")
+    at = dict(zip(line["x"], line["y"], strict=True))
+    for seconds in (0.1, 120.0):
+        found = at[min(at, key=lambda x, s=seconds: abs(x - s))]
+        assert found == pytest.approx((9 + 15 * seconds) / (4 + 4 * seconds), rel=1e-3)
+    assert "vLLM starts" in svg_file(drawn)
+    assert draw(study, shown, finished[3:]) is None  # the baseline has not ended
+    assert draw(study, shown, finished[:3]) is None
+
+
+def test_lines_have_their_names_at_their_ends_without_an_overlap(study):
+    """.9, .89 and .1 of 1 end at 23, 25.3 and 207 of 230 pixels: the second moves to 37."""
+    lines = [Line([0, 1], [0.1, y], f"{y}") for y in (0.89, 0.9, 0.1)]
+    chart = figures._names(lines, Axis("", low=0.0, high=1.0), 100)
+    (rows,) = chart.to_dict()["datasets"].values()
+    assert [(row["label"], row["pixel"]) for row in rows] == [
+        ("0.9", pytest.approx(23)),
+        ("0.89", pytest.approx(37)),
+        ("0.1", pytest.approx(207)),
+    ]
 
 
 def test_a_picture_is_light_and_dark_and_may_have_panels(study, finished):

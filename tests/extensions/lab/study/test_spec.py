@@ -71,6 +71,10 @@ def test_a_cell_is_the_base_then_set_then_the_values_then_the_seed(file):
     assert cells[0].name == "grpo/low/seed-4" and len({c.name for c in cells}) == 8
 
 
+def figure(kind: str, more: str) -> str:
+    return f'question = "Q"\nfigures = [{{ name = "f", title = "F", kind = {kind}, {more} }}]'
+
+
 @table(
     ("old", "new", "message"),
     [
@@ -84,6 +88,12 @@ def test_a_cell_is_the_base_then_set_then_the_values_then_the_seed(file):
         ('"GRPO!"', '"!"', r"axes\.method has a value '!' .* rename it"),
         ('question = "Q"', 'question = "Q"\nbaseline = {method = "x"}', r"baseline\.method = 'x'"),
         ('question = "Q"', 'question = "Q"\nbaseline = 3', r"baseline = 3: it should be a list"),
+        (
+            'question = "Q"',
+            figure('"time"', 'lines = "method", arms = ["x"]'),
+            r"f: 'x' is not a va",
+        ),
+        ('question = "Q"', figure('"speedup"', 'lines = "method"'), r"f: a speedup needs a basel"),
     ],
 )
 def test_a_bad_study_is_refused_in_one_sentence(file, old, new, message):

@@ -1,18 +1,12 @@
-"""A study's table with intervals, its pictures, and its page: question, setting, result, findings.
-
-Every seed is drawn beside the mean and its 95 % interval: if runs either learn or collapse, no run
-is near their mean.
-"""
+"""A study's table with intervals, and its page: question, setting, result, pictures, findings."""
 
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
-
-import altair as alt
 
 from mugrpo.disk.publishing import publish_file
+from mugrpo.extensions.lab.study.figures import draw, named
 from mugrpo.extensions.lab.study.intervals import (
     difference_p,
     equivalence,
@@ -20,159 +14,10 @@ from mugrpo.extensions.lab.study.intervals import (
     geometric,
 )
 from mugrpo.extensions.lab.study.outcome import BY_PROBLEM, Row, quantity, rows_of
-from mugrpo.extensions.lab.study.spec import Figure, Study, arms
-from mugrpo.report.charts import (
-    Axis,
-    Chart,
-    Line,
-    color,
-    hue,
-    line_chart,
-    svg_file,
-    words,
-)
+from mugrpo.extensions.lab.study.spec import Study, arms
+from mugrpo.report.charts import svg_file
 from mugrpo.report.readable import MINUS, duration, plain
 from mugrpo.rollouts.student import holm
-
-NAMES = {
-    "accuracy": "accuracy on held-out problems",
-    "best": "best accuracy",
-    "mean": "mean accuracy over the run",
-    "worst_fall": "worst fall of accuracy",
-    "greedy": "greedy accuracy",
-    "entropy": "entropy, nats per token",
-    "stages": "refreshes",
-    "training_seconds": "seconds of training",
-    "vetoed_fraction": "share of tokens vetoed",
-    "ratio/negative/mean": "mean ratio, A < 0",
-    "ratio/negative/max": "largest ratio, A < 0",
-    "kl_behavior": "KL(β‖π)",
-    "tv_token": "total variation, token",
-}
-
-_SPAN_0_TO_1 = ("accuracy", "best", "mean")
-_PANEL, _ALONE, _HEIGHT = 340, 580, 230
-_SHADES = 5  # with more lines, intervals are not shaded
-_ROW, _DOTS = 24, 440
-
-
-def draw(study: Study, figure: Figure, rows: Sequence[Row]) -> Chart:
-    """Return the figure under its title."""
-    chart = curves(study, figure, rows) if figure.kind == "curves" else values(study, figure, rows)
-    return chart.properties(title=figure.title, padding=14)
-
-
-def curves(study: Study, figure: Figure, rows: Sequence[Row]) -> Chart:
-    """Return lines of a quantity over the runs: seeds thin, mean thick, its interval shaded.
-
-    With more than five lines, none is shaded: overlapping shades cannot be told apart.
-    """
-    panels = list(study.axes[figure.panels]) if figure.panels else [""]
-    lines = list(study.axes[figure.lines]) if figure.lines else [""]
-    y = _axis(figure, [point.get(figure.of) for row in rows for point in row["curve"]])
-    charts = []
-    for panel in panels:
-        drawn: list[Line] = []
-        for index, line in reversed(list(enumerate(lines))):  # the first on top
-            arm = {a: v for a, v in ((figure.panels, panel), (figure.lines, line)) if a}
-            if runs := [row["curve"] for row in rows_of(rows, arm)]:
-                drawn += _lines(runs, figure, words(line), index, len(lines) <= _SHADES)
-        width = _PANEL if len(panels) > 1 else _ALONE
-        x = Axis("updates" if figure.against == "updates" else "seconds of training", low=0)
-        size: dict[str, Any] = {"width": width, "height": _HEIGHT}
-        if picture := line_chart(x, y, drawn, live=False, **size):
-            chart = alt.layer(*picture.layers[:-1]).properties(**size)
-            charts.append(chart.properties(title=f"{figure.panels}: {panel}") if panel else chart)
-    return alt.hconcat(*charts)
-
-
-def values(study: Study, figure: Figure, rows: Sequence[Row]) -> Chart:
-    """Return one number per cell: a row per arm, with a dot per seed and the mean's interval."""
-    axis = _axis(figure, [quantity(row, figure.of) for row in rows])
-    hues = {label: hue(i) for i, label in enumerate(study.axes.get(figure.lines or "", {}))}
-    dots, bars, labels = [], [], []
-    for arm in arms(study):
-        label = words(", ".join(arm.values()))
-        about = {"arm": label, "hue": color(hues.get(arm.get(figure.lines or "", ""), "run-0"))}
-        labels.append(label)
-        known = _known([quantity(row, figure.of) for row in rows_of(rows, arm)], figure.log)
-        dots += [{**about, "x": value} for value in known]
-        if interval := _interval(known, figure.log):
-            middle, low, high = interval
-            bars.append({**about, "x": middle, "low": low, "high": high})
-    shown = alt.Axis(title=None, domain=False, ticks=False, grid=False, labelLimit=320)
-    y = alt.Y("arm:N", sort=None, axis=shown, scale=alt.Scale(domain=labels))
-    shade = alt.Color("hue:N", scale=None)
-    seed = alt.Chart(alt.InlineData(values=dots), name="seeds").mark_circle(size=24, opacity=0.45)
-    mean = alt.Chart(alt.InlineData(values=bars), name="means")
-    layers = [
-        seed.encode(axis.channel(alt.X, "x", grid=True), y, color=shade),
-        mean.properties(name="intervals")
-        .mark_rule(strokeWidth=1.6)
-        .encode(axis.channel(alt.X, "low"), y, x2="high:Q", color=shade),
-        mean.mark_tick(thickness=2.2, size=13).encode(axis.channel(alt.X, "x"), y, color=shade),
-    ]
-    return alt.layer(*layers).properties(width=_DOTS, height=_ROW * len(labels))
-
-
-def named(key: str) -> str:
-    """Return a quantity's name for readers."""
-    name = key.removeprefix("start/")
-    before = "" if name == key else " before training"
-    return NAMES.get(name, name.replace("_", " ")) + before
-
-
-def _axis(figure: Figure, numbers: Sequence[float | None]) -> Axis:
-    """Return an axis that spans the values, not the intervals: with two seeds, those are huge."""
-    known = _known(numbers, figure.log)
-    if figure.of in _SPAN_0_TO_1 or not known:
-        top = 1.0 if not known or max(known) > 0.5 else 1.2 * max(known)
-        return Axis(named(figure.of), figure.log, *(() if figure.log else (0.0, top)))
-    low, high = min(known), max(known)
-    if figure.log:
-        room = (high / low) ** 0.06 * 1.1
-        return Axis(named(figure.of), True, low / room, high * room)
-    room = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
-    return Axis(named(figure.of), False, low - room, high + room)
-
-
-def _known(numbers: Sequence[float | None], log: bool) -> list[float]:
-    return [n for n in numbers if n is not None and (n > 0 or not log)]
-
-
-def _lines(
-    runs: Sequence[Sequence[Row]], figure: Figure, line: str, index: int, shaded: bool
-) -> list[Line]:
-    """Return a line of every run, of their mean, and the mean's interval if `shaded`.
-
-    A run that lacks the number at an update is left out of the mean there. Against seconds, the
-    mean of an update is drawn at the mean of its seconds.
-    """
-    key, x = figure.of, "update" if figure.against == "updates" else "seconds"
-    updates = sorted({point["update"] for run in runs for point in run})
-    at = {u: [p.get(key) for run in runs for p in run if p["update"] == u] for u in updates}
-    ends = {u: interval for u, values in at.items() if (interval := _interval(values, figure.log))}
-    places = [fmean(p[x] for run in runs for p in run if p["update"] == u) for u in ends]
-    middles, lows, highs = ([one[i] for one in ends.values()] for i in range(3))
-    seeds = [
-        Line([p[x] for p in run], [p.get(key) for p in run], line, index, faint=True)
-        for run in runs
-    ]
-    band = Line(places, lows, line, index, uppers=highs)
-    return [*([band] if shaded else []), *seeds, Line(places, middles, line, index)]
-
-
-def _interval(values: Sequence[float | None], log: bool) -> tuple[float, float, float] | None:
-    """Return (mean, low, high), computed on logarithms if `log`, or None without values."""
-    if log:
-        ends = geometric(values)
-        return ends[:3] if ends else None
-    mean = estimate(values)
-    if mean is None:
-        return None
-    half = mean.half_width or 0.0
-    return mean.mean, mean.mean - half, mean.mean + half
-
 
 RESULTS = "cells.parquet"
 PAGE = "README.md"
@@ -257,8 +102,10 @@ def write_page(study: Study, file: Path, rows: Sequence[Row], cells: int) -> Pat
     folder = folder_of(file)
     images = []
     for figure in study.figures:
+        if (chart := draw(study, figure, rows)) is None:
+            continue
         with publish_file(folder / f"{figure.name}.svg") as out:
-            out.write(svg_file(draw(study, figure, rows)).encode())
+            out.write(svg_file(chart).encode())
         images.append(f"![{figure.title}]({figure.name}.svg)")
     spent = sum(row["training_seconds"] + row["seconds/evaluate"] for row in rows)
     parts = [

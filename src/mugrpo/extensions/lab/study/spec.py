@@ -58,14 +58,17 @@ class Figure(Options):
     """The file's name, without its ending."""
     title: str
     """What the picture shows."""
-    kind: Literal["curves", "values"]
-    """A quantity over a run, or one number per cell."""
+    kind: Literal["curves", "values", "time", "speedup"]
+    """A quantity over a run; one number per cell; where an arm's seconds go; how many times as fast
+    arms are as the first baseline, by the seconds that a refresh costs."""
     of: str = "accuracy"
     """The quantity: a number of each evaluation for curves, of each cell for values."""
     against: Literal["updates", "seconds"] = "updates"
     """What the curves are drawn against: updates, or seconds of training."""
     lines: str | None = None
     """The axis with a line for each value; in a picture of values, with a color for each."""
+    arms: tuple[str, ...] = ()
+    """The values of the axis `lines` that are shown, but in a picture of values; all if empty."""
     panels: str | None = None
     """The axis with a panel for each value."""
     log: bool = False
@@ -147,7 +150,8 @@ def load_study(file: Path) -> tuple[Study, list[Cell]]:
     Raises UsageError if the file is not a valid study, or if a cell's options are not valid.
     """
     study = validated(Study, read_toml(file), str(file))
-    for fault in (*_faults(study), *_unknown_values(study), *_column_faults(study)):
+    faults = (_faults, _figure_faults, _unknown_values, _column_faults)
+    for fault in (fault for of in faults for fault in of(study)):
         raise UsageError(f"{file}: {fault}")
     return study, list(_cells(study, file))
 
@@ -183,10 +187,19 @@ def _faults(study: Study) -> Iterator[str]:
                     f"axes.{axis} has a value {label!r} whose folder name, {slug!r}, is empty or "
                     "that of another value; rename it"
                 )
+
+
+def _figure_faults(study: Study) -> Iterator[str]:
+    """Yield a sentence for each figure that cannot be drawn."""
     for figure in study.figures:
         for named in (figure.lines, figure.panels):
             if named is not None and named not in study.axes:
                 yield f"figure {figure.name}: there is no axis {named!r}"
+        for label in figure.arms:
+            if label not in study.axes.get(figure.lines or "", {}):
+                yield f"figure {figure.name}: {label!r} is not a value of the axis of its lines"
+        if figure.kind == "speedup" and not (study.baseline and [*study.axes] == [figure.lines]):
+            yield f"figure {figure.name}: a speedup needs a baseline, and its lines the only axis"
 
 
 def _unknown_values(study: Study) -> Iterator[str]:

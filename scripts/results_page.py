@@ -1,0 +1,120 @@
+"""Write the tables of docs/results.md from the studies' rows: the papers' claims, and seconds.
+
+claims.toml has the claims and the machines. A claim with fewer than two seeds is undecided.
+"""
+
+import math
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from mugrpo.extensions.lab.study.intervals import estimate, geometric
+from mugrpo.extensions.lab.study.outcome import Results, Row, rows_of
+from mugrpo.report.readable import MINUS, plain
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "results.md"
+CLAIMS = ROOT / "scripts" / "claims.toml"
+BEGIN, END = "<!-- {}: scripts/results_page.py -->\n\n", "<!-- end of {} -->"
+MARGIN = 0.02  # of accuracies that count as near
+LEAST = 1.21  # times as fast, of the Mu-GRPO paper's five models
+COLLAPSED = 0.5  # of a run's best accuracy
+PHASES = ("generate", "score", "optimize", "refresh", "refresh/canary", "checkpoint", "evaluate")
+HEAD = "| the claim | task | model | seeds | here | verdict | study |\n| --- |" + " --- |" * 6
+
+
+def page() -> str:
+    """Return docs/results.md with tables of the present rows."""
+    text, given = PAGE.read_text(), tomllib.loads(CLAIMS.read_text())
+    claims = [HEAD, *(line for claim in given["claim"] for line in _lines(claim))]
+    for name, lines in {"claims": claims, "seconds": _seconds(given["machine"])}.items():
+        begin, end = BEGIN.format(name), END.format(name)
+        before, _, rest = text.partition(begin)
+        _, _, after = rest.partition(end)
+        text = before + begin + "\n".join(lines) + "\n\n" + end + after
+    return text
+
+
+def _seconds(machines: list[dict[str, Any]]) -> list[str]:
+    """Return a table of the seconds of each phase, means over seeds: two arms a machine."""
+    columns = []
+    for machine in machines:
+        rows = Results(_folder(machine["study"]) / "cells.parquet").rows
+        for arm in machine["arms"]:
+            if of := rows_of(rows, {"arm": arm}):
+                columns.append((f"{machine['name']}: {arm}", of))
+    body = [["seconds of", *(name for name, _ in columns)], ["---"] * (len(columns) + 1)]
+    body.append(["(seeds, refreshes)", *(f"{len(of)}, {_of(of, 'stages')}" for _, of in columns)])
+    body += [[name, *(_of(of, f"seconds/{name}") for _, of in columns)] for name in PHASES]
+    body.append(["training", *(_of(of, "training_seconds") for _, of in columns)])
+    return [f"| {' | '.join(cells)} |" for cells in body]
+
+
+def _of(rows: list[Row], name: str) -> str:
+    return plain(fmean(row[name] or 0.0 for row in rows))
+
+
+def _lines(claim: dict[str, Any]) -> Iterator[str]:
+    says = f"{claim['says']} ({claim['paper']})"
+    for case in claim["cases"]:
+        if not (rows := Results(_folder(case["study"]) / "cells.parquet").rows):
+            continue
+        seeds, here, verdict = checked(rows, case, claim["expects"])
+        if not seeds:
+            continue
+        model = case.get("model", "0.5 M, embedded")
+        link = f"[{case['study']}](../studies/results/{case['study']}/README.md)"
+        cells = (says, case["task"], model, str(seeds), here, verdict, link)
+        yield f"| {' | '.join(cells)} |"
+        says = ""
+
+
+def checked(rows: list[Row], case: dict[str, Any], expects: str) -> tuple[int, str, str]:
+    """Return the number of seeds, what was seen and the verdict on a case of a claim.
+
+    `expects` is described in claims.toml. Intervals are 95 %, over seeds.
+    """
+    arm = {row["seed"]: row for row in rows_of(rows, case["arm"])}
+    if expects in ("collapse", "none"):
+        fell = sum(row["accuracy"] < COLLAPSED * row["best"] for row in arm.values())
+        agrees, differs = (len(arm), 0) if expects == "collapse" else (0, len(arm))
+        verdict = {agrees: "agrees", differs: "does not"}.get(fell, "undecided")
+        return len(arm), f"{fell} of {len(arm)} collapse", _of_seeds(len(arm), verdict)
+    other = {row["seed"]: row for row in rows_of(rows, case["arm"] | case["other"])}
+    pairs = [(arm[seed], other[seed]) for seed in sorted(arm.keys() & other.keys())]
+    if expects in ("faster", "slower"):
+        times = [b["training_seconds"] / a["training_seconds"] for a, b in pairs]
+        mean, low, high, _ = geometric(times) or (math.nan,) * 4
+        around = f" ({low:.2f} to {high:.2f})" if len(pairs) > 1 else ""
+        agrees, differs = (
+            (low >= LEAST, high < LEAST) if expects == "faster" else (high < 1, low >= 1)
+        )
+        return len(pairs), f"{mean:.2f} times as fast{around}", _verdict(pairs, agrees, differs)
+    found = estimate([a["accuracy"] - b["accuracy"] for a, b in pairs])
+    if found is None:
+        return 0, "", ""
+    half = found.half_width or 0.0
+    low, high = found.mean - half, found.mean + half
+    agrees, differs = (
+        (high < 0, low >= 0) if expects == "below" else (low >= -MARGIN, high < -MARGIN)
+    )
+    here = f"{found.mean:+.3f}".replace("-", MINUS) + (f" ± {half:.3f}" if len(pairs) > 1 else "")
+    return len(pairs), here, _verdict(pairs, agrees, differs)
+
+
+def _verdict(pairs: list[Any], agrees: bool, differs: bool) -> str:
+    return _of_seeds(len(pairs), "agrees" if agrees else "does not" if differs else "undecided")
+
+
+def _of_seeds(count: int, verdict: str) -> str:
+    return verdict if count > 1 else "undecided"
+
+
+def _folder(study: str) -> Path:
+    return ROOT / "studies" / "results" / study
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
