@@ -208,7 +208,7 @@ def _add_first(commands: Commands) -> None:
     demo.set_defaults(target=DEMO)
     text = "write a config for a file of problems: guess its columns and the reward"
     init = _of_cli(commands, "init", text, "--from problems.jsonl")
-    problems = "problems with their answers (.jsonl, .parquet, .csv), or a data set on the hub"
+    problems = "problems with their answers (a file, see task.data), or a data set on the hub"
     init.add_argument("--from", dest="data", required=True, metavar="FILE", help=problems)
     config = "the config to write (default: %(default)s)"
     init.add_argument("--out", type=Path, default=Path("mine.toml"), help=config)

@@ -1,5 +1,6 @@
 """Rows of files and of the hub: what is read, and which place is named when something is wrong."""
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,9 @@ def file(tmp_path: Path):
             b'\xef\xbb\xbfprompt,answer\n3+2=,5\n"say ""hi"", now",\n',
             {2: {"prompt": "3+2=", "answer": "5"}, 3: {"prompt": 'say "hi", now', "answer": ""}},
         ),
+        ("p.tsv", b"prompt\tanswer\n3, 2\t5\n", {2: {"prompt": "3, 2", "answer": "5"}}),
+        ("p.JSONL.GZ", gzip.compress(b'{"a": 1}\n\n{"a": 2}'), {1: {"a": 1}, 3: {"a": 2}}),
+        ("p.v2.csv.gz", gzip.compress(b"a\n7\n"), {2: {"a": "7"}}),
         *(
             (
                 "p.csv",
@@ -56,6 +60,11 @@ def file(tmp_path: Path):
 def test_rows_have_the_place_of_their_line_and_blank_lines_are_skipped(file, name, content, rows):
     data = file(name, content)
     assert read_rows(data) == [(f"{data}, line {n}", row) for n, row in rows.items()]
+
+
+def test_the_rows_of_a_list_are_numbered_from_one(file):
+    data = file("p.json", b'[{"a": 1}, {"a": [2]}]')
+    assert read_rows(data) == [(f"{data}, row 1", {"a": 1}), (f"{data}, row 2", {"a": [2]})]
 
 
 def test_parquet_rows_are_numbered_from_one_across_row_groups(tmp_path):
@@ -149,12 +158,18 @@ def test_split_subset_and_revision_reach_the_hub_and_its_narrow_floats_are_short
         ("p.csv", b'a\n1\n"x\ny\nz\n', "cannot be read: unexpected end of data"),
         ("p.csv", b"a,b\n", "has no rows"),
         ("p.parquet", b"garbage", "p.parquet cannot be read"),
-        ("p.txt", b"", "name one (.jsonl, .parquet, .csv)"),
+        ("p.json", b'{"data": []}', "is not a list of objects; write one, or an object a line"),
+        ("p.json", b'[{"a": 1}, 2]', "is not a list of objects"),
+        ("p.json", b'[{"a": 1}', "p.json cannot be read"),
+        ("p.jsonl.gz", b'{"a": 1}', "p.jsonl.gz cannot be read: Not a gzipped file"),
+        ("p.jsonl.gz", gzip.compress(b'{"a": 1}')[:-4], "p.jsonl.gz cannot be read"),
+        ("p.txt", b"", "name one (.jsonl, .json, .csv, .tsv, .parquet)"),
+        ("p.parquet.gz", b"", "name one"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_refused_with_the_place(file, name, content, part):
     data = file(name, content)
     assert part in refusal(read_rows, data)
     Path(data).unlink()
-    if Path(data).suffix != ".txt":
+    if Path(data).suffixes not in ([".txt"], [".parquet", ".gz"]):
         assert f"there is no data file {data};" in refusal(read_rows, data)

@@ -156,7 +156,7 @@ def read_toml(file: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise UsageError(f"{file}: byte {error.start} is not UTF-8; save it as UTF-8") from None
     except (ValueError, OSError, RecursionError) as error:  # a whole number may be too long
-        if file.suffix in (".jsonl", ".csv", ".parquet"):
+        if file.suffix in (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".gz"):
             text = f"{file} holds problems, not a config; `mugrpo init --from {file}` writes one"
             raise UsageError(text) from None
         raise UsageError(f"{file}: {error}; fix it (https://toml.io)") from None

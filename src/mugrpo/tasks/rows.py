@@ -1,12 +1,14 @@
 """Rows of a data set, each with the place that error messages give."""
 
 import csv
+import gzip
 import json
 import os
 import re
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +19,8 @@ from mugrpo.processes.messages import first_line
 
 Row = tuple[str, dict[str, Any]]  # (place such as "problems.jsonl, line 3", column -> value)
 
-_FORMATS = (".jsonl", ".parquet", ".csv")
+_TEXTS = (".jsonl", ".json", ".csv", ".tsv")  # which may end in .gz, too
+FORMATS = (*_TEXTS, ".parquet")
 _BATCH = 1000  # rows of a hub data set that are held at once
 
 
@@ -29,7 +32,9 @@ def read_rows(
     revision: str | None = None,
     split_option: str = "split",
 ) -> list[Row]:
-    """Return the rows of a local file (.jsonl, .parquet, .csv) or of a data set on the hub.
+    """Return the rows of a local file or of a data set on the hub.
+
+    Files end in .jsonl, .json (a list of objects), .csv or .tsv, also with .gz, or in .parquet.
 
     Raises UsageError if the data cannot be read or has no rows. The error names file and line if a
     row is at fault. `split_option` is the option of the task that names the split.
@@ -38,8 +43,8 @@ def read_rows(
     named = {split_option: split, "subset": subset, "revision": revision}
     if not is_local(data):
         rows = list(_hub_rows(data, split or "train", subset, revision))
-    elif path.suffix.lower() not in _FORMATS:
-        raise UsageError(f"{data} is not a file of problems; name one ({', '.join(_FORMATS)})")
+    elif file_format(path) is None:
+        raise UsageError(f"{data} is not a file of problems; name one ({', '.join(FORMATS)})")
     elif options := [f"task.{name} = {value!r}" for name, value in named.items() if value]:
         raise UsageError(
             f"{data} is a local file, which has no split, subset or revision; leave out "
@@ -54,26 +59,41 @@ def read_rows(
 
 def is_local(data: str) -> bool:
     """Return whether `data` names a local file, existing or not, rather than a hub data set."""
-    return os.path.exists(data) or Path(data).suffix.lower() in _FORMATS
+    return os.path.exists(data) or file_format(Path(data)) is not None
+
+
+def file_format(path: Path) -> str | None:
+    """Return the ending that says how a file's rows are read, or None. `.gz` does not count."""
+    *_, before, last = ["", "", *(suffix.lower() for suffix in path.suffixes)]
+    name, known = (before, _TEXTS) if last == ".gz" else (last, FORMATS)
+    return name if name in known else None
+
+
+def _opened(path: Path) -> TextIO:
+    opening: Any = gzip.open if path.suffix.lower() == ".gz" else open
+    file: TextIO = opening(path, "rt", encoding="utf-8-sig", newline="")
+    return file
 
 
 def _file_rows(path: Path) -> Iterator[Row]:
-    readers = {".jsonl": _jsonl_rows, ".parquet": _parquet_rows, ".csv": _csv_rows}
+    readers = {".jsonl": _jsonl_rows, ".json": _json_rows, ".parquet": _parquet_rows}
     try:
-        yield from readers[path.suffix.lower()](path)
+        yield from readers.get(file_format(path) or "", _table_rows)(path)
     except UsageError:  # a ValueError, which names its line already
         raise
     except FileNotFoundError:
         raise UsageError(f"{absent(path, 'data file')}; name the place where it is") from None
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: byte {error.start} is not UTF-8; save it as UTF-8") from None
-    except (OSError, ValueError, csv.Error, pa.ArrowException) as error:
+    except (OSError, EOFError, ValueError, csv.Error, pa.ArrowException, zlib.error) as error:
         raise UsageError(f"{path} cannot be read: {first_line(error)}") from None
 
 
 def _jsonl_rows(path: Path) -> Iterator[Row]:
+    with _opened(path) as file:
+        text = file.read()
     # split at "\n" alone: JSON may hold other line breaks, such as U+2028
-    for number, line in enumerate(path.read_text("utf-8-sig").split("\n"), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:
@@ -87,10 +107,26 @@ def _jsonl_rows(path: Path) -> Iterator[Row]:
         yield f"{path}, line {number}", row
 
 
-def _csv_rows(path: Path) -> Iterator[Row]:
+def _json_rows(path: Path) -> Iterator[Row]:
+    with _opened(path) as file:
+        try:
+            rows = json.load(file)
+        except RecursionError as error:
+            raise UsageError(f"{path} is not JSON: {error}") from None
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise UsageError(
+            f"{path} is not a list of objects; write one, or an object a line as {path.stem}.jsonl"
+        )
+    for number, row in enumerate(rows, 1):
+        yield f"{path}, row {number}", row
+
+
+def _table_rows(path: Path) -> Iterator[Row]:
     csv.field_size_limit(2**31 - 1)
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.reader(file, strict=True)
+    with _opened(path) as file:
+        reader = csv.reader(
+            file, strict=True, delimiter="\t" if file_format(path) == ".tsv" else ","
+        )
         header, line = next(reader, []), reader.line_num + 1
         for values in reader:
             place, line = f"{path}, line {line}", reader.line_num + 1
