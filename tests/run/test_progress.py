@@ -56,19 +56,19 @@ def test_the_time_left_is_told_once_a_fiftieth_is_done(clock, before, done, text
     assert progress.line() == f"stage 1  {before + done}/1000 rollouts  {text}"
 
 
-def test_without_a_terminal_a_line_is_printed_after_ten_seconds_and_at_the_end(clock):
+def test_without_a_terminal_a_line_is_printed_after_half_a_minute_and_at_the_end(clock):
     out = io.StringIO()
     progress = Progress(Console(file=out, soft_wrap=True))
     progress.begin("stage 0 (last: 3)  generate", "rollouts", 40)
-    for seconds, rollouts, tokens in ((11, 8, 110), (5, 8, 0), (6, 24, 0)):
+    for seconds, rollouts, tokens in ((11, 4, 110), (20, 4, 200), (5, 8, 0), (6, 24, 0)):
         clock.now += seconds
         progress.advance(rollouts, tokens)
     progress.measured = "accuracy 0.250"
     progress.end()
     progress.say("a sentence")
     assert out.getvalue().splitlines() == [
-        "stage 0 (last: 3)  generate  8/40 rollouts  10 tokens/s  0:44 left",
-        "stage 0 (last: 3)  generate  40/40 rollouts  5 tokens/s  0:22  accuracy 0.250",
+        "stage 0 (last: 3)  generate  8/40 rollouts  10 tokens/s  2:04 left",
+        "stage 0 (last: 3)  generate  40/40 rollouts  7 tokens/s  0:42  accuracy 0.250",
         "a sentence",
     ]
 
@@ -84,6 +84,27 @@ def test_a_terminal_has_a_bar_that_leaves_nothing(clock, monkeypatch):
     progress.end()
     assert progress._display is None
     assert "40/40 rollouts" in out.getvalue().splitlines()[-1]
+
+
+@pytest.mark.parametrize("width", [66, 80, 130])
+def test_all_of_it_is_in_one_line_of_a_narrow_terminal(clock, monkeypatch, width):
+    """ "stage 0 (last: 3) generate 8/40 10 tok/s 0:44 left accuracy 0.250" has 64 characters."""
+    monkeypatch.delenv("CI", raising=False)
+    out = io.StringIO()
+    progress = Progress(Console(file=out, force_terminal=True, width=width, _environ={}))
+    progress.measured = "accuracy 0.250"
+    progress.begin("stage 0 (last: 3)  generate", "rollouts", 40)
+    clock.now += 11
+    progress.advance(8, 110)
+    display = progress._display
+    assert display
+    plain = io.StringIO()
+    Console(file=plain, width=width).print(display.make_tasks_table(display.tasks))
+    (line,) = plain.getvalue().splitlines()
+    for part in ("8/40", "10 tok", "0:44 left", "accuracy 0.250"):
+        assert part in line
+    assert ("━" in line) == (width == 130)
+    progress.stop()
 
 
 @pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {"CI": "true"}])

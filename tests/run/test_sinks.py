@@ -8,8 +8,9 @@ import pytest
 from mugrpo.config.training import SinkOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.metrics import MetricsLog
-from mugrpo.run.sinks import Sinks
+from mugrpo.run.sinks import FIRST, Sinks
 from tests.cases import table
+from tests.runs import read_metrics, write_config
 
 
 class Recorder(ModuleType):
@@ -25,8 +26,48 @@ class Recorder(ModuleType):
     def log(self, values: dict[str, float]) -> None:
         self.calls.append(("log", values))
 
+    def Table(self, **cells: Any) -> dict[str, Any]:  # noqa: N802
+        return cells
+
     def finish(self) -> None:
         self.calls.append(("finish", {}))
+
+
+def test_trackio_gets_what_weights_and_biases_gets(monkeypatch, tmp_path):
+    """But for the options that it does not have."""
+    calls = {}
+    for name in ("wandb", "trackio"):
+        monkeypatch.setitem(sys.modules, name, module := Recorder(name))
+        sinks = Sinks(SinkOptions(**{name: "p"}), tmp_path, {}, 0, print)
+        sinks.log("update", 4, {"loss": 0.5})
+        sinks.show(4, ["prompt", "reward"], [("2+2=", 1.0)])
+        sinks.close()
+        calls[name] = [*module.calls]
+    (_, ours), *rest = calls["trackio"]
+    (_, theirs), *others = calls["wandb"]
+    assert ours.pop("embed") is False and theirs.pop("dir") and theirs.pop("id") == ours["name"]
+    assert ours == theirs and rest == others
+    table = {"columns": ["prompt", "reward"], "data": [["2+2=", 1.0]]}
+    assert rest[1] == ("log", {"update": 4, "rollouts": table})
+
+
+def test_a_stage_has_a_table_of_its_first_rollouts(tmp_path, command, recorder, monkeypatch):
+    words = ["--run-dir", tmp_path / "run", "--sinks.wandb", "p"]
+    assert command("train", write_config(tmp_path), *words).status == 0
+    tables = [values for _, values in recorder.calls if "rollouts" in values]
+    stages = [line for line in read_metrics(tmp_path / "run") if line["kind"] == "refresh"]
+    assert [one["update"] for one in tables] == [line["update"] for line in stages]
+    for one in tables:
+        assert one["rollouts"]["columns"] == ["prompt", "response", "reward"]
+        assert len(one["rollouts"]["data"]) == 8
+        for prompt, response, reward in one["rollouts"]["data"]:
+            assert "=" in prompt and response and reward in (0.0, 1.0)
+
+
+def test_all_dashboards_begin_with_the_same_twelve_numbers(reference: Path):
+    assert sum(map(len, FIRST.values())) == 12
+    last = {line["kind"]: line for line in read_metrics(reference)}
+    assert all(name in last[kind] for kind, names in FIRST.items() for name in names)
 
 
 @pytest.fixture
@@ -105,4 +146,10 @@ def test_tensorboard_shows_the_updates_made_after_a_resume_and_not_those_they_re
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     found = [(e.step, e.value) for e in events.Scalars("Main/loss")]
+    sinks = Sinks(SinkOptions(tensorboard=True), tmp_path, {}, 3, print)
+    sinks.show(3, ["prompt", "reward"], [("a|b\nc", 1.0)])
+    sinks.close()
+    events.Reload()
+    (text,) = events.Tensors("rollouts/text_summary")
+    assert b"| prompt | reward |\n| --- | --- |\n| a b c | 1.0 |" in text.tensor_proto.string_val[0]
     assert found == [(1, 0.5), (2, 0.25), (3, 0.25)]

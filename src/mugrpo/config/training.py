@@ -232,5 +232,7 @@ class SinkOptions(Options):
 
     tensorboard: bool = Field(False, json_schema_extra=HARMLESS)
     """Write TensorBoard event files into the run's directory."""
+    trackio: str | None = Field(None, json_schema_extra=HARMLESS)
+    """A Trackio project to log to."""
     wandb: str | None = Field(None, json_schema_extra=HARMLESS)
     """A Weights & Biases project to log to."""

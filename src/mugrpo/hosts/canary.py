@@ -29,7 +29,7 @@ from mugrpo.run.opening import OpenRun
 # bits of a logit, rounding moves single logprobs by tenths, so it is the mean over tokens.
 CANARY_TOLERANCE: Mapping[Precision, float] = {"fp32": 1e-3, "bf16": 0.1}
 _WARNING = 0.5  # of the tolerance
-_TOKENS = 4  # of a response, most that are compared at a refresh
+_PROMPT, _TOKENS = 32, 3  # most tokens of a prompt and of a response at a refresh
 _TRIED = 16  # the same at a trial
 
 
@@ -38,9 +38,10 @@ def canary_rollouts(
 ) -> list[Rollout]:
     """Return short responses of each engine to the first of `groups`, seeded as those of `stage`.
 
-    They share one prompt, because a prompt costs more than the tokens that are compared.
+    They share the end of one prompt: prompts cost more than the tokens that are compared.
     """
-    samplers = samplers_of(run, engines, stage, CANARY_RESPONSES, update)
+    common = (run, engines, stage, CANARY_RESPONSES, update)
+    samplers = samplers_of(*common, encode=lambda p: run.prompts(p)[-_PROMPT:])
     return _sampled(run, samplers, groups[:1], _TOKENS)
 
 

@@ -1,6 +1,6 @@
 """What a run writes about itself: metrics.jsonl, its sinks, and signs of trouble in the numbers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mugrpo.config.run import RunConfig
@@ -56,6 +56,18 @@ class Journal:
     def put(self, kind: str, update: int, **values: Any) -> bool:
         """See `MetricsLog.put`, and `append`."""
         return self.open().put(kind, update, **values)
+
+    @property
+    def shown(self) -> bool:
+        """Whether a sink shows what this journal gets."""
+        self.open()
+        return bool(self._opened and self._opened[1])
+
+    def show(self, update: int, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """Show a table of rollouts in the sinks."""
+        self.open()
+        assert self._opened
+        self._opened[1].show(update, columns, rows)
 
     def close(self) -> None:
         """Close the file and the sinks until they are needed again."""

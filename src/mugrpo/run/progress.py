@@ -10,11 +10,14 @@ from dataclasses import dataclass, field
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Display
+from rich.table import Column
 from rich.text import Text
 
 from mugrpo.processes.messages import visible
 
-_PLAIN_INTERVAL = 10.0  # seconds between plain lines of one phase
+_PLAIN_INTERVAL = 30.0  # seconds between plain lines of one phase
+_BAR = 24  # columns of a terminal that is wide enough
+_WIDE = 120
 _TELLING = 0.02  # share of a phase that tells how long the rest takes; the first rollouts are short
 
 
@@ -28,23 +31,24 @@ class _Phase:
     tokens: int = 0
     began: float = field(default_factory=lambda: time.monotonic())
 
-    def pace(self) -> str:
+    def pace(self, *, short: bool = False) -> list[str]:
         """Return the count, tokens/s, and the time left or, while too little is done, taken."""
         seconds = time.monotonic() - self.began
-        parts = [f"{self.done}/{self.total} {self.unit}"]
+        parts = [f"{self.done}/{self.total}" + f" {self.unit}" * (not short)]
         if self.tokens and seconds > 0:
-            parts.append(f"{self.tokens / seconds:,.0f} tokens/s")
+            parts.append(f"{self.tokens / seconds:,.0f} {'tok' if short else 'tokens'}/s")
         fresh, left = self.done - self.before, self.total - self.done
         told = left and fresh >= max(1, _TELLING * (fresh + left))
         parts.append(f"{clock(seconds / fresh * left)} left" if told else clock(seconds))
-        return "  ".join(parts)
+        return parts
 
 
 class Progress:
     """A display of the current phase of work, and of sentences between phases.
 
     `begin` a phase, `advance` it, `end` it; `say` a sentence. A line is printed at the end of each
-    phase. Meanwhile, a terminal has a bar, and elsewhere a line is printed every ten seconds.
+    phase. Meanwhile, a terminal has that line, with a bar if there is room, and elsewhere a line is
+    printed every half minute.
     """
 
     def __init__(self, console: Console | None = None, *, shown: bool = True) -> None:
@@ -100,9 +104,16 @@ class Progress:
         """Print `sentence`. Characters that a terminal would obey are shown instead."""
         self.console.print(Text(visible(sentence)))
 
-    def line(self) -> str:
-        """Return the current phase in one line: count, tokens/s, time left, what was measured."""
-        return "  ".join(filter(None, (self._phase.heading, self._phase.pace(), self.measured)))
+    def line(self, width: int | None = None) -> str:
+        """Return the current phase in one line: count, tokens/s, time left, what was measured.
+
+        Beyond `width` it is said in fewer words.
+        """
+        phase = self._phase
+        line = "  ".join(filter(None, (phase.heading, *phase.pace(), self.measured)))
+        if width is None or len(line) <= width:
+            return line
+        return " ".join((*phase.heading.split(), *phase.pace(short=True), self.measured)).rstrip()
 
     def _show(self) -> None:
         """Draw the bar, if the screen can be redrawn. Continuous integration is no terminal."""
@@ -112,12 +123,14 @@ class Progress:
         if not console.is_terminal or console.is_dumb_terminal:
             return
         if self._display is None:
-            columns = TextColumn("{task.description}", markup=False), BarColumn()
-            self._display = Display(*columns, console=console, transient=True)
+            whole = Column(no_wrap=True, overflow="ellipsis")
+            text = TextColumn("{task.description}", markup=False, table_column=whole)
+            bar = [BarColumn(_BAR)] * (console.width >= _WIDE)
+            self._display = Display(text, *bar, console=console, transient=True)
             self._display.add_task("")
             self._display.start()
         (task,) = self._display.task_ids
-        line = visible(self.line())
+        line = visible(self.line(console.width - 1))
         self._display.update(task, description=line, total=phase.total, completed=phase.done)
 
     def _print(self) -> None:

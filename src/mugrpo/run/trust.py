@@ -126,7 +126,7 @@ def _reached_by(config: RunConfig) -> Iterator[Named]:
     engine, environment = config.engine, config.environment
     given = {f"engine.{name}": getattr(engine, name) for name in engine.reaches}
     given |= {f"environment.{name}": getattr(environment, name) for name in environment.reaches}
-    given["sinks.wandb"] = config.sinks.wandb
+    given |= {"sinks.trackio": config.sinks.trackio, "sinks.wandb": config.sinks.wandb}
     for option, value in given.items():
         for one in filter(None, value if isinstance(value, tuple) else [value]):
             files = (Path(one),) if isinstance(one, str) and os.path.isfile(one) else ()

@@ -1,10 +1,15 @@
 """The phase that publishes a stage's missing scores."""
 
+from itertools import islice
+
 from mugrpo.disk.records import WHOLE, Part
+from mugrpo.disk.shards import ShardSet, read_rollouts, read_scores
 from mugrpo.rollouts.statistics import refresh_metrics, refresh_text
 from mugrpo.run.opening import OpenRun
 from mugrpo.run.stage import Stage, surplus_text
 from mugrpo.stages.work import working
+
+_SHOWN = 8  # rollouts of a stage, in dashboards
 
 
 def score(run: OpenRun, stage: Stage, part: Part = WHOLE) -> None:
@@ -42,3 +47,18 @@ def log_refresh(run: OpenRun, stage: Stage) -> None:
         run.progress.say(refresh_text(refresh, run.config.rollouts.max_new_tokens))
         if text := surplus_text(stage):
             run.progress.say(text)
+        if run.journal.shown:
+            columns = ("prompt", "response", "reward")
+            run.journal.show(stage.first_update, columns, _first(run, rollouts, scores))
+
+
+def _first(
+    run: OpenRun, rollouts: ShardSet, scores: ShardSet
+) -> list[tuple[str, str, float | None]]:
+    """Return the first responses of a stage as people read them, with prompt and reward."""
+    decode, shard = run.prompts.tokenizer.decode, rollouts.numbers()[0]
+    pairs = zip(read_rollouts(rollouts, shard), read_scores(scores, shard), strict=True)
+    return [
+        (decode(one.prompt_ids), decode(one.response_ids), score.reward)
+        for one, score in islice(pairs, _SHOWN)
+    ]
