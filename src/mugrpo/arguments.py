@@ -266,6 +266,7 @@ def _add_others(commands: Commands) -> None:
     report.add_argument("targets", type=Path, nargs="+", metavar="RUN", help=several)
     out = "the file (default: report.html, in the run's directory if there is only one)"
     report.add_argument("--out", type=Path, help=out)
+    report.add_argument("--open", action="store_true", help="show it in the browser")
     every = "write it again every N seconds until Ctrl-C; the open page follows"
     report.add_argument("--every", type=int, metavar="N", help=every)
     add("objectives", "list presets, objectives and their parts", group=COMPARE)

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import sys
 import time
+import webbrowser
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -212,7 +213,10 @@ def run_report(options: argparse.Namespace) -> None:
     every, stop = options.every, options.stop
     if every is not None and every < 1:
         raise UsageError(f"--every {every}: it must be 1 second or more")
-    _say(write_report(options.targets, options.out, every, _say))
+    page = write_report(options.targets, options.out, every, _say)
+    _say(page)
+    if options.open:
+        webbrowser.open(page.absolute().as_uri())
     while every:
         end = time.monotonic() + every
         while time.monotonic() < end and not stop.signal_name:

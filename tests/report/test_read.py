@@ -49,7 +49,10 @@ def test_an_incomplete_last_line_is_skipped_and_a_bad_one_noted(tmp_path: Path):
     write_config(tmp_path)
     write_metrics(tmp_path, [update(1), update(2)], torn='{"kind": "upd')
     run = read_runs([tmp_path])[0]
-    assert [line["update"] for line in run.updates] == [1, 2] and run.notes == []
+    assert [line["update"] for line in run.updates] == [1, 2]
+    assert run.notes == [
+        f"this run stopped after 2 of 8 updates; `mugrpo train {tmp_path}` goes on"
+    ]
     first, second = (tmp_path / "metrics.jsonl").read_text().splitlines()[:2]
     (tmp_path / "metrics.jsonl").write_text(f"{first}\nrubbish\n{second}\n")
     run = read_runs([tmp_path])[0]
@@ -79,7 +82,7 @@ def test_neighbours_become_one_line_if_they_are_too_many(tmp_path: Path, monkeyp
         lines[6],
     ]
     assert run.count("update") == 7 and training_seconds(run) == 7.0
-    assert "the lines of 3 updates are drawn as one" in run.notes[0] and run.faults == []
+    assert "the lines of 3 updates are drawn as one" in run.notes[-1] and run.faults == []
 
 
 def test_a_page_holds_few_lines_however_long_the_file(tmp_path: Path, monkeypatch):
@@ -103,7 +106,7 @@ def test_damaged_samples_are_noted_and_left_out(tmp_path: Path):
     write_samples(tmp_path, 2, []).write_text('{"update": 2}')
     run = read_runs([tmp_path])[0]
     assert [file["update"] for file in run.samples] == [1]
-    assert "has no samples that can be shown" in run.notes[0]
+    assert "has no samples that can be shown" in run.notes[-1]
 
 
 def test_only_finite_numbers_count():

@@ -5,7 +5,10 @@ import errno
 import hashlib
 import os
 import signal
+import webbrowser
+from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from threading import Timer
 
 import pytest
@@ -15,10 +18,12 @@ from mugrpo.cli import main
 from mugrpo.disk.errors import UsageError
 from mugrpo.report import write_report
 from mugrpo.report.card import write_card
+from mugrpo.report.page import page as made_page
+from mugrpo.report.read import read_runs
 from mugrpo.report.readable import with_signs
 from tests.cases import table
 from tests.faults.harm import contents
-from tests.report.parsed import layer, report
+from tests.report.parsed import Parsed, layer, report
 from tests.report.synthetic import (
     HOSTILE,
     answered,
@@ -54,7 +59,7 @@ def test_the_numbers_are_those_worked_out_by_hand(tmp_path):
     assert page.of("h1") == ["run"] and "before and after update 8, 512" in page.text
 
 
-def test_the_policy_allows_one_style_and_script_alone_and_the_config_is_open_in_print(tmp_path):
+def test_the_policy_allows_one_style_and_script_alone_and_the_config_is_not_printed(tmp_path):
     write_config(tmp_path / "run")
     page = report(tmp_path / "run")
     (policy,) = [
@@ -76,9 +81,8 @@ def test_the_policy_allows_one_style_and_script_alone_and_the_config_is_open_in_
     assert script.startswith("/*!") and "University of Washington Interactive Data Lab" in script
     assert "ast:true" in script  # Vega's interpreter, instead of its compiler
     (fold,) = [a for tag, a in page.elements if tag == "details" and a.get("class") == "fold"]
-    assert "open" not in fold and "beforeprint" in page.script
     printed = page.style.partition("@media print")[2]
-    assert ".fold::details-content { content-visibility: visible" in printed
+    assert "open" not in fold and ".fold { display: none; }" in printed
 
 
 def hostile_run(root) -> None:
@@ -139,6 +143,48 @@ def test_several_runs_share_charts_with_a_legend(tmp_path):
     for name in ("Accuracy against updates", "Entropy", "Behavior reward"):
         drawn = layer(charts[name], "lines")
         assert [row["label"] for row in drawn] == ["b/run", "a/run"]  # the first on top
+
+
+def test_what_differs_between_two_runs_comes_first(tmp_path):
+    """Problems p and q, 0 and 1 before, 1 and 1 after: +0.5, with 12.7 x .707 / sqrt 2 around."""
+    for name in ("a", "b"):
+        timed_run(tmp_path / name, refresh_seconds=1.0 if name == "b" else 2.0)
+        write_config(tmp_path / name, group_size=16 if name == "b" else 8)
+    first, second = read_runs([tmp_path / "a", tmp_path / "b"])
+    first = replace(first, shares={"p": 0.0, "q": 1.0, "r": 0.0})
+    second = replace(second, shares={"p": 1.0, "q": 1.0})
+    (tmp_path / "both.html").write_text(made_page([first, second]))
+    page = Parsed(tmp_path / "both.html")
+    assert "b ends +0.500 in accuracy from a (95 % interval -5.853 to +6.853), over the same 2" in (
+        page.text
+    )
+    assert "0.96 times its seconds" in page.text  # 48 of 50
+    options = [name for name in page.rows() if "." in name]
+    assert options[0] == "schedule.group_size"
+
+
+def test_a_run_that_nobody_goes_on_with_says_so_first_then_a_collapse(tmp_path):
+    write_config(tmp_path / "run")
+    lines = [update(1, **{"ratio/negative/max": 200.0}), evaluation(1, 0.8), evaluation(2, 0.1)]
+    write_metrics(tmp_path / "run", lines)
+    (run,) = read_runs([tmp_path / "run"])
+    assert "a collapse: accuracy fell from" in run.notes[0]
+    assert run.notes[1].startswith("this run stopped after 2 of 8 updates; `mugrpo train ")
+
+
+def test_a_share_of_each_problem_is_what_its_accuracy_is_the_mean_of(reference: Path):
+    (run,) = read_runs([reference])
+    last = run.evaluations[-1]
+    assert len(run.shares) == last["problems"]
+    assert fmean(run.shares.values()) == pytest.approx(last["accuracy"])
+
+
+def test_a_report_can_be_opened_at_once(tmp_path, command, monkeypatch):
+    write_config(tmp_path / "run")
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", opened.append)
+    assert command("report", tmp_path / "run", "--open").status == 0
+    assert opened == [(tmp_path / "run" / "report.html").as_uri()]
 
 
 def test_a_report_is_written_into_its_run_or_for_several_runs_here(tmp_path, monkeypatch):
@@ -215,7 +261,7 @@ def test_intervals_of_accuracy_are_printed_and_drawn_if_they_are_known(tmp_path)
         assert (band["y"], band["y2"]) == ([0.2, 0.6], [0.4, 0.9])
     write_metrics(tmp_path / "run", [evaluation(0, 0.25), *made, evaluation(8, 0.75)])
     old = report(tmp_path / "run")
-    assert "interval" not in old.text and old.rows()["accuracy after"] == ["0.750"]
+    assert "95 % interval" not in old.text and old.rows()["accuracy after"] == ["0.750"]
 
 
 def test_a_page_that_is_written_again_is_loaded_again_until_ctrl_c(tmp_path: Path):

@@ -29,6 +29,14 @@ _DASHES = ([1, 0], [6, 4], [1, 3.5], [9, 3, 2, 3], [2, 2])
 _COLUMNS = 160  # a longer line has the least and the greatest value of each column
 _FINITE = 1e300  # Vega's arithmetic overflows beyond, and below 1 / _FINITE
 _LEAST_SPAN = 0.1  # of a linear axis, over its values
+BAR = 52  # pixels from one bar to the next
+TIMES = {  # what a picture of seconds tells apart -> phases
+    "generate": ("generate",),
+    "refresh": ("refresh",),
+    "optimize": ("optimize",),
+    "score, save": ("score", "checkpoint"),
+    "evaluate": ("evaluate",),
+}
 _TICK = 6  # pixels from one row of ticks above a chart to the next
 
 
@@ -154,6 +162,51 @@ def _not_enlarged(y: Axis, least: float, greatest: float) -> Axis:
         return y
     middle = (least + greatest) / 2
     return replace(y, low=middle - span / 2, high=middle + span / 2)
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A bar of several parts: the text above it, the parts' sizes, and the text at its end."""
+
+    head: str
+    parts: dict[str, float]
+    end: str = ""
+
+
+def bar_layers(x: Axis, bars: Sequence[Bar], size: int = 13) -> list[alt.Chart]:
+    """Return the layers of a picture of bars, one under another, to the same scale.
+
+    Their parts have a color each, in the order of the first bar. The last layer serves a mouse.
+    """
+    names = [f"{number}" for number in range(len(bars))]  # heads may be alike
+    parts, heads = list[dict[str, Any]](), list[dict[str, Any]]()
+    for name, bar in zip(names, bars, strict=True):
+        until = 0.0
+        for part, length in bar.parts.items():
+            row = {"bar": name, "part": part, "from": until, "to": until + length, "is": length}
+            parts.append(row)
+            until += length
+        heads.append({"bar": name, "to": until, "head": bar.head, "end": bar.end})
+    x = replace(x, low=0, high=1.14 * max(row["to"] for row in heads) or 1.0)
+    y = alt.Y("bar:N", sort=None, axis=None, scale=alt.Scale(domain=names))
+    each = list(bars[0].parts)
+    legend = alt.Legend(title=None, columns=3, symbolType="square", symbolStrokeWidth=0)
+    scale = alt.Scale(domain=each, range=[color(hue(i)) for i in range(len(each))])
+    color_of = alt.Color("part:N", scale=scale, legend=legend)
+    marks = alt.Chart(alt.InlineData(values=parts), name="parts").mark_bar(size=18)
+    whole = marks.encode(x.channel(alt.X, "from"), y, color_of, x2="to:Q")
+    texts = alt.Chart(alt.InlineData(values=heads), name="bars")
+    above = texts.mark_text(align="left", baseline="middle", dy=-20, fontSize=size)
+    after = texts.properties(name="ends").mark_text(
+        align="left", baseline="middle", dx=6, fontSize=size
+    )
+    told = [alt.Tooltip("part:N"), alt.Tooltip("is:Q", title=x.label, format=",.4~g")]
+    return [
+        whole,
+        above.encode(alt.Text("head:N"), y, x=alt.XValue(0)),
+        after.encode(x.channel(alt.X, "to"), y, alt.Text("end:N")),
+        whole.properties(name="points").encode(opacity=alt.OpacityValue(0), tooltip=told),
+    ]
 
 
 def refresh_ticks(xs: Sequence[float], row: int, index: int) -> alt.Chart:

@@ -35,7 +35,4 @@ const seen = new IntersectionObserver(
   },
   { rootMargin: "300px" },
 );
-addEventListener("beforeprint", () => {
-  for (const fold of document.querySelectorAll(".fold")) fold.open = true;
-});
 for (const chart of document.querySelectorAll(".chart")) seen.observe(chart);

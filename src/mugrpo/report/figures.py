@@ -15,11 +15,16 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader
 from markupsafe import Markup
 
+from mugrpo.disk.metrics import number
 from mugrpo.report.charts import (
+    BAR,
+    TIMES,
     Axis,
+    Bar,
     Line,
     Picture,
     Values,
+    bar_layers,
     line_chart,
     page_parts,
     refresh_ticks,
@@ -27,19 +32,21 @@ from mugrpo.report.charts import (
     sheet,
     words,
 )
-from mugrpo.report.read import RunData, column, training_clock
+from mugrpo.report.read import RunData, column, phase_seconds, training_clock
 from mugrpo.report.readable import time_unit, with_signs
 
 Content = str | Markup | None
 
 _WIDE: dict[str, Any] = {"width": 480, "height": 300}  # pixels of a chart, two to a row
-_BY_STAGE = (  # kind of the lines, prefix and suffix of their keys, title, note
-    ("refresh", "rewards/", "/mean", "Rewards", "mean over each stage's judged rollouts"),
+# Kind of the lines, prefix and suffix of their keys, title, note.
+_REWARDS = ("refresh", "rewards/", "/mean", "Rewards", "mean over each stage's judged rollouts")
+_LENGTH = ("refresh", "mean_length", "", "Response length", "tokens, mean over the stage")
+_CUT = ("refresh", "truncated_share", "", "Truncated responses", "share of the stage's")
+_BY_STAGE = (
     ("refresh", "logged/", "", "Logged", "mean over each stage's judged rollouts"),
     ("evaluation", "accuracy/", "", "Accuracy by source", "share of right responses"),
     ("refresh", "reward/", "", "Reward by source", "mean over its rollouts of the stage"),
     ("refresh", "share/", "", "Share of rollouts by source", "of the stage"),
-    ("refresh", "mean_length", "", "Response length", "tokens, mean over the stage"),
 )
 
 
@@ -128,9 +135,9 @@ def lines_of(
             (xs, lows), (_, highs) = (points(run, key) for key in band)
             label = name or next(iter(series.values()))
             lines.append(Line(xs, lows, label, index, uppers=highs))
-        for number, (key, label) in reversed(list(enumerate(series.items()))):
+        for place, (key, label) in reversed(list(enumerate(series.items()))):
             xs, ys = points(run, key)
-            look = (name, index, label) if several else (label, number, "")
+            look = (name, index, label) if several else (label, place, "")
             lines.append(Line(xs, ys, *look))
     return lines
 
@@ -202,9 +209,43 @@ def _of_evaluations(runs: Sequence[RunData], name: str) -> list[Markup | None]:
     ]
 
 
+def first_figures(runs: Sequence[RunData]) -> Iterator[Markup | None]:
+    """Yield what answers whether a run learned and what it cost, besides its headline."""
+    yield from _by_stage(runs, (_REWARDS, _LENGTH, _CUT))
+    ratio = {"ratio/negative/mean": "mean"}
+    for panel in (
+        Panel("Entropy", "of the policy", "nats per token", {"entropy": "entropy"}),
+        Panel("Ratio of negatives", "mean of tokens with A < 0; 1 on fresh rollouts", "", ratio),
+    ):
+        yield update_figure(runs, panel)
+    yield drawn("Where the time went", "all phases, to scale", _times(runs))
+
+
+def _times(runs: Sequence[RunData]) -> Picture | None:
+    """Return a bar for each run: its phases to scale, and its accuracy or reward at the end."""
+    spent = [phase_seconds(run) for run in runs]
+    longest = max(sum(one.values()) for one in spent)
+    if not longest:
+        return None
+    divisor, unit = time_unit(longest)
+    bars = []
+    for run, of in zip(runs, spent, strict=True):
+        parts = {part: sum(of[p] for p in phases) / divisor for part, phases in TIMES.items()}
+        last = number(run.evaluations[-1], run.headline) if run.evaluations else None
+        end = "" if last is None else f"{last:.3f}"
+        bars.append(Bar(run_label(run, runs) if len(runs) > 1 else "", parts, end))
+    return Picture(bar_layers(Axis(unit), bars), height=BAR * len(bars))
+
+
 def stage_figures(runs: Sequence[RunData]) -> Iterator[Markup | None]:
-    """Yield charts by stage of each reward, of what was logged, and of a mixture's sources."""
-    for kind, prefix, suffix, title, note in _BY_STAGE:
+    """Yield charts by stage of what was logged, and of a mixture's sources."""
+    yield from _by_stage(runs, _BY_STAGE)
+
+
+def _by_stage(
+    runs: Sequence[RunData], shown: Sequence[tuple[str, str, str, str, str]]
+) -> Iterator[Markup | None]:
+    for kind, prefix, suffix, title, note in shown:
         keys = list(dict.fromkeys(key for run in runs for key in run.keys(kind, prefix, suffix)))
         series = {key: words(key[len(prefix) : len(key) - len(suffix)] or title) for key in keys}
         points = partial(points_of, kind) if kind == "evaluation" else stage_steps

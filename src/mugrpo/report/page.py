@@ -1,7 +1,9 @@
 """The page: sections in reading order, one style sheet, one script, and no network requests."""
 
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
+from statistics import fmean, stdev
 from typing import Any
 
 from markupsafe import Markup
@@ -13,6 +15,7 @@ from mugrpo.report.figures import (
     Panel,
     document,
     drawn,
+    first_figures,
     headline_figures,
     lines_of,
     part,
@@ -31,6 +34,7 @@ from mugrpo.report.read import (
 from mugrpo.report.readable import MISSING, cut, duration
 from mugrpo.report.samples import evaluated_groups, sampled_rollouts
 from mugrpo.rollouts.evaluation import value_text
+from mugrpo.rollouts.student import quantile
 
 _LONGEST_OPTION = 300  # characters shown of an option's value
 _ESSENTIAL = (
@@ -54,7 +58,6 @@ _RATIOS = tuple(
     for sign in ("positive", "negative")
 )
 _POLICY = (
-    Panel("Entropy", "of the policy", "nats per token", {"entropy": "entropy"}),
     Panel(
         "KL from the behavior policy",
         "KL(β‖π), estimated on β's samples",
@@ -99,7 +102,6 @@ def _sections(runs: Sequence[RunData]) -> list[Markup | None]:
     told = [(run.name, note) for run in runs for note in (*run.faults, *run.notes)]
     notes = [note if alone else f"{name}: {note}" for name, note in told]
     others = [update_figure(runs, panel) for panel in _OPTIMIZATION]
-    title = " and ".join(sorted({run.headline.capitalize() for run in runs}))
     places = (place for one in installed().values() for place in one.sections)
     added = (imported(place)(runs) for place in places)
     configs = map(full_config, runs)
@@ -109,16 +111,22 @@ def _sections(runs: Sequence[RunData]) -> list[Markup | None]:
     return [
         part("header", "mugrpo report", runs[0].name if alone else f"{len(runs)} runs compared"),
         part("notes", notes),
-        tiles(runs[0]) if alone else None,
+        tiles(runs[0]) if alone else differences(runs),
         *(part("preformatted", "\n".join(run.working)) for run in runs if run.working),
-        part("section", title, part("grid", headline_figures(runs), "grid pair")),
+        part(
+            "section",
+            "Did it learn, and what did it cost?",
+            part("grid", headline_figures(runs), "grid pair"),
+            part("grid", list(first_figures(runs))),
+        ),
         *(part("section", title, part("grid", figures)) for title, figures in added),
-        part("section", "Results and options", results_table(runs), config_table(runs), *configs),
+        part("section", "Results", results_table(runs)),
         part("section", "By stage", part("grid", list(stage_figures(runs)))),
         part("section", "Policy and behavior policy", part("grid", list(_policy(runs)))),
         part("section", "Optimization", part("grid", others)),
         part("section", "Sampled rollouts, token by token", *sampled),
         part("section", "Held-out problems", *evaluated),
+        part("section", "Options", config_table(runs), *configs),
         part("paragraph", foot, "muted"),
     ]
 
@@ -174,6 +182,25 @@ def tiles(run: RunData) -> Markup:
     )
 
 
+def differences(runs: Sequence[RunData]) -> Markup | None:
+    """Return what the second run gains over the first, over the problems that both have judged."""
+    both = runs[0].shares.keys() & runs[1].shares.keys() if len(runs) == 2 else ()
+    if not both:
+        return None
+    gained = [runs[1].shares[problem] - runs[0].shares[problem] for problem in sorted(both)]
+    mean, half = fmean(gained), 0.0
+    if len(gained) > 1:
+        half = float(quantile(0.975, len(gained) - 1)) * stdev(gained) / math.sqrt(len(gained))
+    around = f" (95 % interval {mean - half:+.3f} to {mean + half:+.3f})"
+    times = [training_seconds(run) for run in runs]
+    faster = f"; {times[1] / times[0]:.2f} times its seconds of training" if times[0] else ""
+    sentence = (
+        f"{runs[1].name} ends {mean:+.3f} in accuracy from {runs[0].name}{around}, over the same "
+        f"{len(gained):,} problems{faster}. The interval says nothing about other seeds."
+    )
+    return part("paragraph", sentence, "lead")
+
+
 def results_table(runs: Sequence[RunData]) -> Markup:
     """Return a table of results with a column per run."""
     rows: list[tuple[str, Callable[[RunData], str]]] = [
@@ -195,13 +222,17 @@ def results_table(runs: Sequence[RunData]) -> Markup:
 
 
 def config_table(runs: Sequence[RunData]) -> Markup:
-    """Return a table of the main options, of all that differ between runs, and of versions."""
+    """Return a table of the main options, of all that differ between runs, and of versions.
+
+    What differs comes first.
+    """
     names = [name for name in _ESSENTIAL if any(name in run.options for run in runs)]
     every = dict.fromkeys(name for run in runs for name in run.options)
     names += [name for name in every if name not in names and _differs(runs, name)]
     rows = [
         (name, [_option(run.options, name) for run in runs], _differs(runs, name)) for name in names
     ]
+    rows.sort(key=lambda row: not row[2])
     versions = [name for name in _VERSIONS if any(run.provenance.get(name) for run in runs)]
     rows += [(name, [_option(run.provenance, name) for run in runs], False) for name in versions]
     return _table(runs, rows)

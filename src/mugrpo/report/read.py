@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import ceil
+from math import ceil, isnan
 from pathlib import Path
 from sys import intern
 from typing import Any
@@ -30,7 +30,7 @@ from mugrpo.disk.metrics import (
 from mugrpo.disk.publishing import read_checked
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.report.status import parts_at_work
-from mugrpo.rollouts.evaluation import headline
+from mugrpo.rollouts.evaluation import headline, shares_of_problems
 from mugrpo.run.faults import faults
 from mugrpo.run.signs import Signs
 
@@ -55,6 +55,7 @@ class RunData:
     counts: dict[str, int] = field(default_factory=dict)  # kind -> lines, if neighbours became one
     faults: list[str] = field(default_factory=list)  # for each, what is wrong and the remedy
     working: list[str] = field(default_factory=list)  # who makes what of the stage, in parts
+    shares: dict[str, float] = field(default_factory=dict)  # of right samples, problem by problem
 
     def count(self, kind: str) -> int:
         """Return how many lines of `kind` the run has."""
@@ -146,6 +147,13 @@ def _read_run(root: Path, name: str) -> RunData:
     # What a process is writing is checked by that process.
     wrong = faults(run_dir, contents=not run_dir.held(), history=history)
     notes, width = list(_lost(run_dir, history)), ceil(max(history.made, 1) / _DRAWN)
+    working = parts_at_work(run_dir)
+    if history.made < planned and not working and not run_dir.held():
+        notes.insert(
+            0,
+            f"this run stopped after {history.made:,} of {planned:,} updates; "
+            f"`mugrpo train {root}` goes on",
+        )
     if width > 1:
         notes.append(
             f"the lines of {width} updates are drawn as one: the sums of seconds and counts, and "
@@ -160,11 +168,22 @@ def _read_run(root: Path, name: str) -> RunData:
         kinds=kinds,
         samples=read_samples(_evenly(sample_files(run_dir, "update"), _SAMPLE_FILES), notes),
         evaluated=read_samples(_evenly(sample_files(run_dir, "evaluation"), _EVALUATIONS), notes),
-        notes=notes,
+        notes=sorted(notes, key=lambda note: "a collapse:" not in note),
         counts=counts,
         faults=[fault.sentence(run_dir) for fault in wrong],
-        working=parts_at_work(run_dir),
+        working=working,
+        shares=_shares(run_dir, kinds.get("evaluation", [])),
     )
+
+
+def _shares(run_dir: RunDir, evaluations: Sequence[Line]) -> dict[str, float]:
+    """Return what the last evaluation measured of each problem, or {} if it is not there."""
+    folder = run_dir.evaluation(evaluations[-1]["update"] if evaluations else 0)
+    try:
+        shares = shares_of_problems(folder) if folder.exists() else {}
+    except RunStopped:  # a fault says so
+        return {}
+    return {problem: share for problem, share in shares.items() if not isnan(share)}
 
 
 def _lost(run_dir: RunDir, history: History) -> Iterator[str]:

@@ -64,14 +64,15 @@ def evaluated(folder: Path, sources: Sequence[str | None] = ()) -> dict[str, Any
     return measured
 
 
-def shares_of_problems(folder: Path) -> Floats:
-    """Return each problem's share of right samples in the evaluation in `folder`, [P].
+def shares_of_problems(folder: Path) -> dict[str, float]:
+    """Return problem -> its share of right samples in the evaluation in `folder`.
 
     It is NaN if none has a verdict. Raises RunStopped if a shard is missing or damaged.
     """
     rollouts, scores = (ShardSet(folder / kind, kind) for kind in ("rollouts", "scores"))
-    _, verdicts, k, decided = _judged(rollouts, scores, 0)
-    return avg_at(*_counts(verdicts, k, decided))
+    responses, verdicts, k, decided = _judged(rollouts, scores, 0)
+    shares = avg_at(*_counts(verdicts, k, decided)).tolist()
+    return dict(zip((r.problem_id for r in responses[::k]), shares, strict=True))
 
 
 def _judged(

@@ -28,8 +28,10 @@ def suite_fault(run_dir: RunDir, line: Line) -> Fault | None:
     A line without a result is told by nothing else.
     """
     kind, update, name = line["kind"], line["update"], line["kind"].removeprefix(SUITE)
+    if not kind.startswith(SUITE) or Path(name).name != name:
+        return None
     file = run_dir.benchmarks / name / f"update-{update:06d}" / "result.json"
-    if not kind.startswith(SUITE) or Path(name).name != name or not file.is_file():
+    if not file.is_file():
         return None
     try:
         told = line_of(read_checked(file))

@@ -174,8 +174,8 @@ def test_a_bar_has_a_part_a_phase_with_its_mean_seconds(study, finished):
         ("score, save", 6, 8),
         ("evaluate", 8, 9),
     ]
-    (arm,) = rows_in(bars, "arms")
-    assert (arm["head"], arm["text"], arm["end"]) == ("other: 4 refreshes", "0.900", 9)
+    (arm,) = rows_in(bars, "bars")
+    assert (arm["head"], arm["end"], arm["to"]) == ("other: 4 refreshes", "0.900", 9)
     assert "seconds" in svg_file(bars)
     assert draw(study, Figure(name="f", title="F", kind="time"), []) is None
 

@@ -13,7 +13,19 @@ import altair as alt
 from mugrpo.extensions.lab.study.intervals import estimate, geometric
 from mugrpo.extensions.lab.study.outcome import Row, quantity, rows_of
 from mugrpo.extensions.lab.study.spec import Figure, Study, arms
-from mugrpo.report.charts import Axis, Chart, Line, color, hue, line_chart, words
+from mugrpo.report.charts import (
+    BAR,
+    TIMES,
+    Axis,
+    Bar,
+    Chart,
+    Line,
+    bar_layers,
+    color,
+    hue,
+    line_chart,
+    words,
+)
 
 NAMES = {
     "accuracy": "accuracy on held-out problems",
@@ -36,14 +48,6 @@ _PANEL, _ALONE, _HEIGHT = 340, 580, 230
 _SHADES = 5  # with more lines, intervals are not shaded
 _ROW, _DOTS = 24, 440
 _LETTER = 14  # pixels from one name to the next
-_BAR = 52  # pixels from one bar to the next
-_PARTS = {
-    "generate": ("generate",),
-    "refresh": ("refresh",),
-    "optimize": ("optimize",),
-    "score, save": ("score", "checkpoint"),
-    "evaluate": ("evaluate",),
-}
 _CHEAP, _DEAR = 0.1, 120.0  # seconds of a refresh
 _REFRESHES = [
     {"x": 0.7, "text": "in process"},
@@ -124,46 +128,22 @@ def times(study: Study, figure: Figure, rows: Sequence[Row]) -> Chart | None:
 
     Its name stands above it, with the number of its refreshes, and its accuracy at its end.
     """
-    parts: list[dict[str, Any]] = []
-    heads: list[dict[str, Any]] = []
+    bars = list[Bar]()
     for arm in arms(study):
         of = rows_of(rows, arm)
         if not of or (figure.arms and arm.get(figure.lines or "") not in figure.arms):
             continue
-        name, end = words(", ".join(arm.values())), 0.0
-        for part, phases in _PARTS.items():
-            spent = fmean(sum(row[f"seconds/{phase}"] for phase in phases) for row in of)
-            parts.append({"arm": name, "part": part, "from": end, "to": end + spent})
-            end += spent
-        refreshes = fmean(row["stages"] for row in of)
+        spent = {
+            part: fmean(sum(row[f"seconds/{phase}"] for phase in phases) for row in of)
+            for part, phases in TIMES.items()
+        }
+        head = f"{words(', '.join(arm.values()))}: {fmean(row['stages'] for row in of):g} refreshes"
         reached = estimate([row["accuracy"] for row in of])
-        accuracy = f"{reached.mean:.3f}" if reached else ""
-        heads.append(
-            {"arm": name, "end": end, "head": f"{name}: {refreshes:g} refreshes", "text": accuracy}
-        )
-    if not heads:
+        bars.append(Bar(head, spent, f"{reached.mean:.3f}" if reached else ""))
+    if not bars:
         return None
-    y = alt.Y("arm:N", sort=None, axis=None, scale=alt.Scale(domain=[one["arm"] for one in heads]))
-    scale = alt.Scale(domain=list(_PARTS), range=[color(hue(i)) for i in range(len(_PARTS))])
-    legend = alt.Legend(title=None, columns=len(_PARTS), symbolType="square", labelFontSize=13)
-    axis = Axis("seconds", low=0, high=1.12 * max(one["end"] for one in heads))
-    bars = alt.Chart(alt.InlineData(values=parts), name="parts").mark_bar(size=18)
-    names = alt.Chart(alt.InlineData(values=heads), name="arms")
-    left = names.mark_text(align="left", baseline="middle", dy=-20, fontSize=13)
-    right = names.properties(name="ends").mark_text(
-        align="left", baseline="middle", dx=6, fontSize=13
-    )
-    layers = [
-        bars.encode(
-            axis.channel(alt.X, "from"),
-            y,
-            x2="to:Q",
-            color=alt.Color("part:N", scale=scale, legend=legend, sort=None),
-        ),
-        left.encode(alt.Text("head:N"), y, x=alt.XValue(0)),
-        right.encode(axis.channel(alt.X, "end"), y, alt.Text("text:N")),
-    ]
-    return alt.layer(*layers).properties(width=_ALONE, height=_BAR * len(heads))
+    layers = bar_layers(Axis("seconds"), bars)[:-1]
+    return alt.layer(*layers).properties(width=_ALONE, height=BAR * len(bars))
 
 
 def speedups(study: Study, figure: Figure, rows: Sequence[Row]) -> Chart | None:

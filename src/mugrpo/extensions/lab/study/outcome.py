@@ -67,7 +67,7 @@ class Results:
         values = {**outcome(run), **_alignment(run_dir), "config": config}
         last = run.evaluations[-1]["update"] if run.evaluations else 0
         if (measured := RunDir(run_dir).evaluation(last)).exists():
-            values[BY_PROBLEM] = shares_of_problems(measured).tolist()
+            values[BY_PROBLEM] = list(shares_of_problems(measured).values())
         axes = {f"axis/{axis}": label for axis, label in cell.values.items()}
         row = {**values, "cell": cell.name, **axes, "seed": cell.seed, "threads": cell.threads}
         self.rows = [*(r for r in self.rows if r["cell"] != cell.name), row]
