@@ -27,6 +27,8 @@ TOOL = {
     "type": "function",
     "function": {**ADD, "parameters": {"type": "object", "properties": INTEGERS}},
 }
+ANSWERED = {"role": "tool", "name": "add", "content": "5"}
+EARLIER = "writes earlier messages differently"
 ASKED = Problem("p", "What is 2 + 3?", "5")
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
 
@@ -43,6 +45,22 @@ def prompts() -> PromptEncoder:
 
 def encoded(prompts: PromptEncoder, text: str) -> np.ndarray:
     return np.array(prompts.ids_of(text), np.int32)
+
+
+FAMILIES = ("qwen2_5", "qwen3", "qwen3_instruct_2507", "qwen3_5_think", "nemotron_3_nano")
+
+
+@table("template", FAMILIES)
+@table("messages", [[{"role": "user", "content": "No.\nAgain!"}], [ANSWERED]])
+def test_a_models_own_template_gives_the_suffixes_of_trls_training_template(template, messages):
+    """Qwen3's leaves out the thoughts of earlier turns, TRL's keeps them: so does a rollout."""
+    suffixes = [
+        MessageEncoder(prompts := prompts_of(template_of(name), TOOL)).suffix(
+            prompts.tokenizer.eos_token_id, messages
+        )
+        for name in (template, f"{template}_training")
+    ]
+    assert suffixes[0].tolist() == suffixes[1].tolist()
 
 
 @table("template", ["qwen3_training", "qwen2_5_training", "qwen3_5_think_training"])
@@ -181,7 +199,13 @@ def test_a_turns_end_is_not_written_twice(name: str, stop: str, expected: str):
 
 
 @table(
-    "template, words", [(PARTS, "leaves the user's message"), ("qwen3", "writes earlier messages")]
+    "template, words",
+    [
+        (PARTS, "leaves the user's message"),
+        # the last message has a note, which it loses; and the last user's message the tools
+        ("{% for m in messages %}{{ m.content }}{{ '!' if loop.last }};{% endfor %}", EARLIER),
+        ("{% for m in messages %}{{ 'T' if loop.last }}{{ m.content }};{% endfor %}", EARLIER),
+    ],
 )
 def test_a_template_that_cannot_write_turns_is_refused_at_the_start(template: str, words: str):
     template = template if "{" in template else template_of(template)

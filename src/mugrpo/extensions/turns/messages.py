@@ -143,7 +143,9 @@ class MessageEncoder:
     def _rest(self, messages: Sequence[Message]) -> str:
         """Return what the template writes for `messages` after a turn of the model, with its end.
 
-        Raises UsageError if that is not all of them, or if it rewrites earlier messages.
+        A template may leave out thoughts of the model's earlier turns, as Qwen3's does: what was
+        sampled is kept. Raises UsageError if that is not all of `messages`, or if it rewrites other
+        messages.
         """
         called = next((m.get("name", "tool") for m in messages if m["role"] == "tool"), None)
         turn: dict[str, Any] = {"role": "assistant", "content": SAID}
@@ -155,13 +157,19 @@ class MessageEncoder:
             self._answers[called] = written.removesuffix(self._end)
         before = self._answers[called]
         whole = self._prompts.rendered([ASKED, turn, *messages], prompting=True, about=_SAID_TO_IT)
+        rest = whole.removeprefix(before)
         if not whole.startswith(before):
-            raise UsageError(
-                "the chat template writes earlier messages differently once later ones follow, so "
-                "what was sampled cannot be kept; name another with --prompt.chat_template"
-            )
-        self._prompts.require_all(messages, whole[len(before) :], _SAID_TO_IT)
-        return whole[len(before) :]
+            kept, _, tail = before.rpartition(SAID)
+            head, said, rest = whole.partition(SAID)
+            only_thoughts = kept.startswith(head) and ASKED["content"] in head
+            if not (said and rest.startswith(tail) and only_thoughts):
+                raise UsageError(
+                    "the chat template writes earlier messages differently once later ones follow, "
+                    "so what was sampled cannot be kept; name another with --prompt.chat_template"
+                )
+            rest = rest.removeprefix(tail)
+        self._prompts.require_all(messages, rest, _SAID_TO_IT)
+        return rest
 
     @cached_property
     def _end(self) -> str:
