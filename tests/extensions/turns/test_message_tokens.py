@@ -28,6 +28,7 @@ TOOL = {
     "function": {**ADD, "parameters": {"type": "object", "properties": INTEGERS}},
 }
 ANSWERED = {"role": "tool", "name": "add", "content": "5"}
+MARKED = "{% for m in messages %}{{ 'T' if loop.revindex == 2 }}{{ m.content }};{% endfor %}"
 EARLIER = "writes earlier messages differently"
 ASKED = Problem("p", "What is 2 + 3?", "5")
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
@@ -202,9 +203,8 @@ def test_a_turns_end_is_not_written_twice(name: str, stop: str, expected: str):
     "template, words",
     [
         (PARTS, "leaves the user's message"),
-        # the last message has a note, which it loses; and the last user's message the tools
-        ("{% for m in messages %}{{ m.content }}{{ '!' if loop.last }};{% endfor %}", EARLIER),
-        ("{% for m in messages %}{{ 'T' if loop.last }}{{ m.content }};{% endfor %}", EARLIER),
+        # what is said to the model before its turn is marked, and later is not
+        (MARKED, EARLIER),
     ],
 )
 def test_a_template_that_cannot_write_turns_is_refused_at_the_start(template: str, words: str):
