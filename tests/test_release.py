@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from email import message_from_bytes
 from email.message import Message
@@ -68,3 +69,11 @@ def test_links_are_absolute_where_a_package_index_shows_them(about: Message):
     for link in links:
         path = link.partition(f"{home}/blob/main/")[2].partition("#")[0]
         assert not path or (ROOT / path).exists(), link
+
+
+def test_the_image_installs_extras_that_exist():
+    named = re.findall(r"'/src\[([\w,]+)\]'", (ROOT / "Dockerfile").read_text())
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    assert named and set(named[0].split(",")) <= extras.keys()
