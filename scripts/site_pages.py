@@ -31,7 +31,7 @@ def pages() -> list[Path]:
         *(ROOT / f"{name}.md" for name in AT_THE_ROOT),
         *sorted((ROOT / "docs").glob("*.md")),
         *sorted((ROOT / "src" / "mugrpo" / "extensions").rglob("*.md")),
-        *(ROOT / name for name in ("benchmarks/README.md", "studies/log.md")),
+        *(ROOT / name for name in ("benchmarks/README.md", "findings/README.md", "studies/log.md")),
         *studies,
     ]
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from mugrpo.report.readable import size_text
 from tests.faults.harm import contents, stopped
 from tests.runs import (
     Command,
@@ -56,8 +57,12 @@ def test_train_on_a_finished_run_changes_nothing_and_prints_the_summary(
     assert contents(run_dir) == files
     summary = again.out[again.out.index("6 updates\n") :]
     assert "accuracy" in summary and "refreshes" in summary
-    assert summary.splitlines()[-2:] == [
+    whole, saved = (
+        sum(map(len, contents(of).values())) for of in (run_dir, run_dir / "checkpoints")
+    )
+    assert summary.splitlines()[-3:] == [
         f"checkpoint  {run_dir / 'checkpoints' / 'update-000006'}",
+        f"disk        {size_text(whole)}, of which 6 checkpoints take {size_text(saved)}",
         f"report      mugrpo report {run_dir}",
     ]
 

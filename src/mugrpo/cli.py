@@ -101,7 +101,9 @@ def _complain(error: object) -> None:
 def run_train(options: argparse.Namespace) -> int:
     with opened(options) as run:
         from mugrpo.disk.metrics import counting, surveyed
+        from mugrpo.disk.publishing import folder_bytes
         from mugrpo.pipeline import train
+        from mugrpo.report.readable import size_text
         from mugrpo.report.summary import LEARNED_NOTHING, standstill, summarize
 
         train(run)
@@ -110,7 +112,10 @@ def run_train(options: argparse.Namespace) -> int:
         run.progress.say(summarize(counting(metrics, history)))
         last = run.folder.checkpoint(run.config.schedule.total_updates)
         report = shlex.join(["mugrpo", "report", str(run.folder.root)])
-        run.progress.say(f"checkpoint  {last}\nreport      {report}")
+        kept = run.folder.checkpoint_updates()
+        whole, saved = (folder_bytes(of) for of in (run.folder.root, run.folder.checkpoints))
+        disk = f"{size_text(whole)}, of which {len(kept)} checkpoints take {size_text(saved)}"
+        run.progress.say(f"checkpoint  {last}\ndisk        {disk}\nreport      {report}")
     lines = counting(metrics, history)
     if sentence := standstill(lines, run.config.rollouts.max_new_tokens):
         _complain(sentence)

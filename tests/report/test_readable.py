@@ -3,7 +3,7 @@ import html
 from markupsafe import Markup
 
 from mugrpo.report.figures import part
-from mugrpo.report.readable import cut, duration, plain, with_signs
+from mugrpo.report.readable import cut, duration, plain, size_text, with_signs
 from tests.cases import table
 from tests.report.synthetic import HOSTILE
 
@@ -24,6 +24,11 @@ from tests.report.synthetic import HOSTILE
         (duration, 59.97, "1:00"),
         (duration, 125, "2:05"),
         (duration, 3725, "1:02:05"),
+        (size_text, 999, "999 B"),
+        (size_text, 1000, "1.0 kB"),
+        (size_text, 999_600, "1.0 MB"),
+        (size_text, 5_940_000_000, "5.9 GB"),
+        (size_text, 24_000_000_000, "24 GB"),
         (with_signs, "text, ünïcode, 数学, \U0001f600", "text, ünïcode, 数学, \U0001f600"),
         (with_signs, "a\nb\tc", "a\nb\tc"),
         (with_signs, "\x00\x1b\r\x7f", "␀␛␍␡"),

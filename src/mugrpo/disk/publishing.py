@@ -128,6 +128,16 @@ def time_of(folder: Path) -> float:
             probe.unlink(missing_ok=True)
 
 
+def folder_bytes(folder: Path) -> int:
+    """Return the bytes of all files below `folder`. One that vanishes meanwhile has none."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                total += os.lstat(os.path.join(place, name)).st_size
+    return total
+
+
 def set_aside(path: Path, *, copy: bool = False) -> None:
     """Rename a bad file or folder to a name that nothing reads: `NAME.bad`, or `NAME.bad.2`, ...
 

@@ -45,6 +45,14 @@ def duration(seconds: float | None) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
+def size_text(size: int) -> str:
+    """Return bytes as text with two digits or three: 6.1 GB, 450 kB."""
+    value, units = float(size), ["B", "kB", "MB", "GB", "TB"]
+    while value >= 999.5 and len(units) > 1:
+        value, units = value / 1000, units[1:]
+    return f"{value:.{1 if value < 9.95 and units[0] != 'B' else 0}f} {units[0]}"
+
+
 def rounded(seconds: float) -> str:
     """Return a duration that is known roughly: 40 seconds, 3 minutes, 2.5 hours or 4 days."""
     for size, unit in ((86400, "day"), (3600, "hour"), (60, "minute")):
