@@ -1,6 +1,7 @@
-"""Write the tables of docs/results.md from the studies' rows: the papers' claims, and seconds.
+"""Write the tables of docs/results.md and README.md from the studies' rows.
 
-claims.toml has the claims and the machines. A claim with fewer than two seeds is undecided.
+claims.toml has the claims, the machines, and the arms of README's table. A claim with fewer than two
+seeds is undecided.
 """
 
 import math
@@ -15,7 +16,7 @@ from mugrpo.extensions.lab.study.outcome import Results, Row, rows_of
 from mugrpo.report.readable import MINUS, plain
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "results.md"
+RESULTS, README = ROOT / "docs" / "results.md", ROOT / "README.md"
 CLAIMS = ROOT / "scripts" / "claims.toml"
 BEGIN, END = "<!-- {}: scripts/results_page.py -->\n\n", "<!-- end of {} -->"
 MARGIN = 0.02  # of accuracies that count as near
@@ -25,16 +26,47 @@ PHASES = ("generate", "score", "optimize", "refresh", "refresh/canary", "checkpo
 HEAD = "| the claim | task | model | seeds | here | verdict | study |\n| --- |" + " --- |" * 6
 
 
-def page() -> str:
-    """Return docs/results.md with tables of the present rows."""
-    text, given = PAGE.read_text(), tomllib.loads(CLAIMS.read_text())
+def pages() -> dict[Path, str]:
+    """Return both pages with tables of the present rows."""
+    given = tomllib.loads(CLAIMS.read_text())
     claims = [HEAD, *(line for claim in given["claim"] for line in _lines(claim))]
-    for name, lines in {"claims": claims, "seconds": _seconds(given["machine"])}.items():
+    tables = {
+        RESULTS: {"claims": claims, "seconds": _seconds(given["machine"])},
+        README: {"summary": _summary(given["summary"])},
+    }
+    return {file: _filled(file.read_text(), made) for file, made in tables.items()}
+
+
+def _filled(text: str, tables: dict[str, list[str]]) -> str:
+    for name, lines in tables.items():
         begin, end = BEGIN.format(name), END.format(name)
         before, _, rest = text.partition(begin)
         _, _, after = rest.partition(end)
         text = before + begin + "\n".join(lines) + "\n\n" + end + after
     return text
+
+
+def _summary(given: dict[str, Any]) -> list[str]:
+    """Return a table of a study's arms: accuracy over seeds, time relative to the first, refreshes."""
+    rows = Results(_folder(given["study"]) / "cells.parquet").rows
+    first = {row["seed"]: row for row in rows_of(rows, {"arm": next(iter(given["arms"]))})}
+    head = ["method", "accuracy", "pass@2", "time", "refreshes"]
+    body = [head, ["---"] * len(head)]
+    for arm, name in given["arms"].items():
+        if not (of := rows_of(rows, {"arm": arm})):
+            continue
+        shares = [_share([row[key] for row in of]) for key in ("accuracy", "pass@2")]
+        pairs = [(row, first[row["seed"]]) for row in of if row["seed"] in first]
+        spent = geometric([a["training_seconds"] / b["training_seconds"] for a, b in pairs])
+        time = f"{spent[0]:.2f}" if spent else ""
+        body.append([name, *shares, time, _of(of, "stages")])
+    return [f"| {' | '.join(cells)} |" for cells in body]
+
+
+def _share(values: list[float]) -> str:
+    found = estimate(values)
+    assert found
+    return f"{found.mean:.3f}" + (f" ± {found.half_width:.3f}" if found.half_width else "")
 
 
 def _seconds(machines: list[dict[str, Any]]) -> list[str]:
@@ -117,4 +149,5 @@ def _folder(study: str) -> Path:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    for file, text in pages().items():
+        file.write_text(text)

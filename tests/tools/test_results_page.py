@@ -24,8 +24,9 @@ def checked(ours: list[Any], theirs: list[Any], expects: str) -> Any:
     return SCRIPT["checked"]([*ours, *theirs], case, expects)
 
 
-def test_the_page_is_what_the_rows_say():
-    assert SCRIPT["PAGE"].read_text() == SCRIPT["page"](), "run python scripts/results_page.py"
+def test_the_pages_are_what_the_rows_say():
+    for file, text in SCRIPT["pages"]().items():
+        assert file.read_text() == text, "run python scripts/results_page.py"
 
 
 @table(

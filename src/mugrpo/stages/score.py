@@ -2,7 +2,7 @@
 
 from itertools import islice
 
-from mugrpo.disk.records import WHOLE, Part
+from mugrpo.disk.records import WHOLE, Part, text_of
 from mugrpo.disk.shards import ShardSet, read_rollouts, read_scores
 from mugrpo.rollouts.statistics import refresh_metrics, refresh_text
 from mugrpo.run.opening import OpenRun
@@ -56,9 +56,9 @@ def _first(
     run: OpenRun, rollouts: ShardSet, scores: ShardSet
 ) -> list[tuple[str, str, float | None]]:
     """Return the first responses of a stage as people read them, with prompt and reward."""
-    decode, shard = run.prompts.tokenizer.decode, rollouts.numbers()[0]
+    tokenizer, shard = run.prompts.tokenizer, rollouts.numbers()[0]
     pairs = zip(read_rollouts(rollouts, shard), read_scores(scores, shard), strict=True)
     return [
-        (decode(one.prompt_ids), decode(one.response_ids), score.reward)
+        (text_of(one.prompt_ids, tokenizer), text_of(one.response_ids, tokenizer), score.reward)
         for one, score in islice(pairs, _SHOWN)
     ]
