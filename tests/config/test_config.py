@@ -320,7 +320,7 @@ evaluation.every evaluation.greedy evaluation.stop_on_collapse evaluation.end_sa
 evaluation.samples evaluation.suites evaluation.temperature
 rewards.failure_limit rewards.pays_for_nothing workers.count
 engine.processes engine.tensor_parallel engine.gpu_memory_utilization engine.rest
-distributed.processes sinks.tensorboard sinks.wandb
+distributed.processes sinks.tensorboard sinks.trackio sinks.wandb
 model.path task.data task.eval_data
 """  # processes affect only rounding; of paths and data, the contents are compared
 
