@@ -89,16 +89,17 @@ def checked_refresh(
     if stage.isdecimal():
         pin_policy(run.folder, run.config, update, int(stage))
     refreshed = engines.refresh(update)
-    began = time.monotonic()
+    # An evaluation may have refreshed the engines to this policy already. That counts here.
+    spent, began = {**engines.spent}, time.monotonic()
     if not engines.tried:
         rollouts = trial_rollouts(run, refreshed, update, groups, stage)
         checked_gap(run, rollouts, logprobs(update, rollouts))
         engines.tried = True
+        spent["trial"], began = time.monotonic() - began, time.monotonic()
     rollouts = canary_rollouts(run, refreshed, update, groups, stage)
     failpoint("canary")
     gap = checked_gap(run, rollouts, logprobs(update, rollouts))
-    # An evaluation may have refreshed the engines to this policy already. That counts here.
-    spent = {**engines.spent, "canary": time.monotonic() - began}
+    spent["canary"] = time.monotonic() - began
     return Refreshed(refreshed, engines.dialogues(), gap, spent)
 
 

@@ -55,7 +55,7 @@ def summarize(lines: Iterable[Line]) -> str:
     grpo, refreshes = -(-made[UPDATE] // _MU), made["refresh"]
     of_grpo = f"; GRPO with one every {_MU} updates makes {grpo}" if grpo > refreshes else ""
     text.append(f"refreshes   {refreshes} made{of_grpo}")
-    if len(parts) > 1:  # an engine in the trainer's process has nothing but the canary
+    if parts.keys() - {"trial", "canary"}:  # an engine in the trainer's process has no others
         each = "  ".join(f"{part} {spent:.1f} s" for part, spent in parts.items())
         text.append(f"            their seconds: {each}")
     if skipped:

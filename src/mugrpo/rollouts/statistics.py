@@ -17,7 +17,7 @@ def refresh_metrics(rollouts: ShardSet, scores: ShardSet) -> dict[str, Any]:
     Shards from another program may state only their number of rows; what they lack is not counted.
     `time/refresh` is the time it takes to hand the weights to the engine and check it, before the
     first rollout; `time/refresh/PART` is that of its parts: write, load (with starting or waking
-    the process), canary.
+    the process), trial (of engines that have started), canary.
     """
     shards, judged = rollouts.entries(), scores.entries()
     rows = sum(entry["rows"] for entry in shards)
