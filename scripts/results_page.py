@@ -1,7 +1,7 @@
 """Write the tables of docs/results.md and README.md from the studies' rows.
 
-claims.toml has the claims, the machines, and the arms of README's table. A claim with fewer than two
-seeds is undecided.
+claims.toml has the claims, the machines, and the arms of README's table. A claim with fewer than
+two seeds is undecided.
 """
 
 import math
@@ -40,14 +40,14 @@ def pages() -> dict[Path, str]:
 def _filled(text: str, tables: dict[str, list[str]]) -> str:
     for name, lines in tables.items():
         begin, end = BEGIN.format(name), END.format(name)
-        before, _, rest = text.partition(begin)
-        _, _, after = rest.partition(end)
-        text = before + begin + "\n".join(lines) + "\n\n" + end + after
+        before, found, rest = text.partition(begin)
+        if found:
+            text = before + begin + "\n".join(lines) + "\n\n" + end + rest.partition(end)[2]
     return text
 
 
 def _summary(given: dict[str, Any]) -> list[str]:
-    """Return a table of a study's arms: accuracy over seeds, time relative to the first, refreshes."""
+    """Return a table of a study's arms: accuracy over seeds, time over the first's, refreshes."""
     rows = Results(_folder(given["study"]) / "cells.parquet").rows
     first = {row["seed"]: row for row in rows_of(rows, {"arm": next(iter(given["arms"]))})}
     head = ["method", "accuracy", "pass@2", "time", "refreshes"]
