@@ -52,7 +52,7 @@ def test_a_run_goes_on_in_smaller_micro_batches_and_says_so(
 
 
 FIRST_EVALUATION = (1, State((0, 0), (0, 0), (), ""))
-CANARY = (4, State((0, 0), (0, 0), (), "evaluation 0"))
+CANARY = (5, State((0, 0), (0, 0), (), "evaluation 0"))
 SECOND_SHARD = (7, State((1, 0), (0, 0), (), "evaluation 0"))
 HF, CONTINUOUS = (HFEngine, "hf"), (ContinuousEngine, "continuous")
 

@@ -91,14 +91,18 @@ def checked_refresh(
     refreshed = engines.refresh(update)
     # An evaluation may have refreshed the engines to this policy already. That counts here.
     spent, began = {**engines.spent}, time.monotonic()
+    tried = list[Rollout]()
     if not engines.tried:
-        rollouts = trial_rollouts(run, refreshed, update, groups, stage)
-        checked_gap(run, rollouts, logprobs(update, rollouts))
-        engines.tried = True
+        tried = trial_rollouts(run, refreshed, update, groups, stage)
         spent["trial"], began = time.monotonic() - began, time.monotonic()
     rollouts = canary_rollouts(run, refreshed, update, groups, stage)
     failpoint("canary")
-    gap = checked_gap(run, rollouts, logprobs(update, rollouts))
+    # at once: a process without a trainer loads the model for it
+    found = logprobs(update, [*rollouts, *tried])
+    gap = checked_gap(run, rollouts, found[: len(rollouts)])
+    if tried:
+        checked_gap(run, tried, found[len(rollouts) :])
+    engines.tried = True
     spent["canary"] = time.monotonic() - began
     return Refreshed(refreshed, engines.dialogues(), gap, spent)
 
