@@ -5,7 +5,7 @@ the engine's own, so it is tried once, when the engines have started.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,6 @@ from mugrpo.disk.records import Rollout
 from mugrpo.engines.base import Engine
 from mugrpo.hosts.engines import Engines, at_once, samplers_of
 from mugrpo.hosts.host import Refreshed
-from mugrpo.hosts.reader import LogprobsAt
 from mugrpo.hosts.weights import pin_policy
 from mugrpo.model.hardware import Precision, precision_of
 from mugrpo.model.memory import out_of_memory_explained
@@ -28,6 +27,7 @@ from mugrpo.run.opening import OpenRun
 # The largest gap that rounding explains. In fp32 it is a single token's. In bf16, which keeps 8
 # bits of a logit, rounding moves single logprobs by tenths, so it is the mean over tokens.
 CANARY_TOLERANCE: Mapping[Precision, float] = {"fp32": 1e-3, "bf16": 0.1}
+LogprobsOfSets = Callable[..., list[list[NDArray[np.float32]]]]  # of (update, rollouts, ...)
 _WARNING = 0.5  # of the tolerance
 _PROMPT, _TOKENS = 32, 3  # most tokens of a prompt and of a response at a refresh
 _TRIED = 16  # the same at a trial
@@ -79,7 +79,7 @@ def checked_refresh(
     update: int,
     groups: Sequence[Draw],
     stage: str,
-    logprobs: LogprobsAt,
+    logprobs: LogprobsOfSets,
 ) -> Refreshed:
     """Give the engines the weights after `update` updates, and compare with the trainer's logprobs.
 
@@ -97,11 +97,10 @@ def checked_refresh(
         spent["trial"], began = time.monotonic() - began, time.monotonic()
     rollouts = canary_rollouts(run, refreshed, update, groups, stage)
     failpoint("canary")
-    # at once: a process without a trainer loads the model for it
-    found = logprobs(update, [*rollouts, *tried])
-    gap = checked_gap(run, rollouts, found[: len(rollouts)])
-    if tried:
-        checked_gap(run, tried, found[len(rollouts) :])
+    # In one call, as a process without a trainer loads the model for it. Each set by itself, as the
+    # canary's gap must not depend on when engines started.
+    for made, found in zip((tried, rollouts), logprobs(update, tried, rollouts), strict=True):
+        gap = checked_gap(run, made, found) if made else 0.0
     engines.tried = True
     spent["canary"] = time.monotonic() - began
     return Refreshed(refreshed, engines.dialogues(), gap, spent)

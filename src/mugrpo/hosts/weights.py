@@ -108,9 +108,9 @@ class Weights:
         return rollout_logprobs(policy, rollouts, self._config, self.budget, self._check)
 
     def logprobs_for_engines(
-        self, update: int, rollouts: Sequence[Rollout]
-    ) -> list[NDArray[np.float32]]:
-        """Return what `logprobs` does, while engines have the machine.
+        self, update: int, *sets: Sequence[Rollout]
+    ) -> list[list[NDArray[np.float32]]]:
+        """Return what `logprobs` does for each of `sets`, while engines have the machine.
 
         If this process has no model, it loads one, and drops it: the engines may need the memory.
         Raises RunStopped if memory runs out.
@@ -118,7 +118,7 @@ class Weights:
         remedy = "leave more memory for it beside the engine"
         try:
             with out_of_memory_explained("the trainer's model", remedy):
-                return self.logprobs(update, rollouts)
+                return [self.logprobs(update, rollouts) if rollouts else [] for rollouts in sets]
         finally:
             if self.policy is None:
                 self.close()
