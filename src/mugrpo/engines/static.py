@@ -58,7 +58,7 @@ def rounded(room: int) -> int:
 class StaticSlots:
     """The sequences in the slots: keys and values, state, and the step that changes them in place.
 
-    Its graphs read the weights it was made with, and sample at one temperature.
+    Other weights or another temperature need new slots: the graphs hold both.
     """
 
     def __init__(

@@ -96,7 +96,7 @@ def _labels(study: Study, figure: Figure) -> list[str]:
 
 
 def _names(lines: Sequence[Line], y: Axis, width: int) -> alt.Chart:
-    """Return the lines' names beside their ends, moved apart where they would overlap."""
+    """Return each line's name at its end. Names that would overlap move down."""
     assert y.low is not None and y.high is not None
     ends = {}
     for line in lines:
@@ -124,7 +124,7 @@ def _names(lines: Sequence[Line], y: Axis, width: int) -> alt.Chart:
 
 
 def times(study: Study, figure: Figure, rows: Sequence[Row]) -> Chart | None:
-    """Return where the seconds of each arm go: a bar with a part a phase, means over its runs.
+    """Return a bar for each arm, divided into phases: mean seconds of its runs.
 
     Its name stands above it, with the number of its refreshes, and its accuracy at its end.
     """
