@@ -8,7 +8,7 @@ set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/venv"
-"$folder/venv/bin/pip" install --quiet "math-verify[antlr4_13_2]==0.9.0"
+"$folder/venv/bin/pip" install --quiet math-verify==0.9.0
 cd "$folder"
 cat >look.py <<'PY'
 from math_verify import parse, verify
