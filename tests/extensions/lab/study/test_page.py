@@ -165,7 +165,8 @@ def test_a_bar_has_a_part_a_phase_with_its_mean_seconds(study, finished):
     for row, seconds in zip(finished[3:], (3.0, 5.0), strict=True):
         row.update({f"seconds/{phase}": 1.0 for phase in PHASES}, stages=4)
         row["seconds/generate"] = seconds
-    bars = draw(study, Figure(name="f", title="F", kind="time", lines="method"), finished[3:])
+    shown = Figure(name="f", title="F", kind="time", lines="method")
+    bars = draw(study, shown, finished[3:])
     parts = [(row["part"], row["from"], row["to"]) for row in rows_in(bars, "parts")]
     assert parts == [
         ("generate", 0, 4),
@@ -177,7 +178,9 @@ def test_a_bar_has_a_part_a_phase_with_its_mean_seconds(study, finished):
     (arm,) = rows_in(bars, "bars")
     assert (arm["head"], arm["end"], arm["to"]) == ("other: 4 refreshes", "0.900", 9)
     assert "seconds" in svg_file(bars)
-    assert draw(study, Figure(name="f", title="F", kind="time"), []) is None
+    one = draw(study, shown.model_copy(update={"seeds": (1,)}), finished[3:])  # of 5 seconds
+    assert rows_in(one, "parts")[0]["to"] == 5
+    assert draw(study, shown, []) is None
 
 
 def test_a_speedup_by_hand(study, finished):

@@ -94,6 +94,7 @@ def figure(kind: str, more: str) -> str:
             r"f: 'x' is not a va",
         ),
         ('question = "Q"', figure('"speedup"', 'lines = "method"'), r"f: a speedup needs a basel"),
+        ('question = "Q"', figure('"time"', "seeds = [3]"), r"f: 3 is not a seed of the study"),
     ],
 )
 def test_a_bad_study_is_refused_in_one_sentence(file, old, new, message):

@@ -59,7 +59,8 @@ _REFRESHES = [
 def draw(study: Study, figure: Figure, rows: Sequence[Row]) -> Chart | None:
     """Return the figure under its title, or None if the runs that it shows have not ended."""
     kinds = {"curves": curves, "values": values, "time": times, "speedup": speedups}
-    chart: Chart | None = kinds[figure.kind](study, figure, rows)
+    shown = [row for row in rows if not figure.seeds or row["seed"] in figure.seeds]
+    chart: Chart | None = kinds[figure.kind](study, figure, shown)
     return chart.properties(title=figure.title, padding=14) if chart else None
 
 

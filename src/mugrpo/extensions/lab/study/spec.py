@@ -69,6 +69,8 @@ class Figure(Options):
     """The axis with a line for each value; in a picture of values, with a color for each."""
     arms: tuple[str, ...] = ()
     """The values of the axis `lines` that are shown, but in a picture of values; all if empty."""
+    seeds: tuple[int, ...] = ()
+    """The seeds that are shown, such as those whose seconds nothing disturbed; all if empty."""
     panels: str | None = None
     """The axis with a panel for each value."""
     log: bool = False
@@ -198,6 +200,8 @@ def _figure_faults(study: Study) -> Iterator[str]:
         for label in figure.arms:
             if label not in study.axes.get(figure.lines or "", {}):
                 yield f"figure {figure.name}: {label!r} is not a value of the axis of its lines"
+        for seed in set(figure.seeds) - set(study.seeds):
+            yield f"figure {figure.name}: {seed} is not a seed of the study"
         if figure.kind == "speedup" and not (study.baseline and [*study.axes] == [figure.lines]):
             yield f"figure {figure.name}: a speedup needs a baseline, and its lines the only axis"
 
