@@ -20,8 +20,9 @@ import torch
 import mugrpo
 
 OPTIONS = """
-    --schedule.stages 1 --schedule.batches_per_stage 16 --schedule.problems_per_update 8
-    --schedule.group_size 8 --optimizer.lr 2e-4 --engine.slots 512 --task.eval_problems 128
+    --preset tapered-grpo --schedule.stages 1 --schedule.batches_per_stage 16
+    --schedule.problems_per_update 8 --schedule.group_size 8 --optimizer.lr 2e-4
+    --engine.slots 512 --task.eval_problems 128
 """
 ABSENT = "sampling rewards veto sequence_mask correction reference"
 config = mugrpo.load_config(overrides=[*OPTIONS.split(), *sys.argv[1:]])

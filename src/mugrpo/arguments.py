@@ -202,7 +202,7 @@ def add_target(command: argparse.ArgumentParser) -> None:
 
 def _add_first(commands: Commands) -> None:
     """Add the commands that a new user needs first."""
-    text = "train the default method on an embedded task, in runs/demo"
+    text = "train tapered GRPO on an embedded task, in runs/demo"
     example = "--optimizer.lr 4e-4 --run-dir runs/faster"
     demo = _of_cli(commands, "demo", text, example, run="train", parents=[commands.opening])
     demo.set_defaults(target=DEMO)
