@@ -56,7 +56,8 @@ def _summary(given: dict[str, Any]) -> list[str]:
         if not (of := rows_of(rows, {"arm": arm})):
             continue
         shares = [_share([row[key] for row in of]) for key in ("accuracy", "pass@2")]
-        pairs = [(row, first[row["seed"]]) for row in of if row["seed"] in first]
+        timed = first.keys() & given.get("timed", first.keys())
+        pairs = [(row, first[row["seed"]]) for row in of if row["seed"] in timed]
         spent = geometric([a["training_seconds"] / b["training_seconds"] for a, b in pairs])
         time = f"{spent[0]:.2f}" if spent else ""
         body.append([name, *shares, time, _of(of, "stages")])
@@ -75,7 +76,8 @@ def _seconds(machines: list[dict[str, Any]]) -> list[str]:
     for machine in machines:
         rows = Results(_folder(machine["study"]) / "cells.parquet").rows
         for arm in machine["arms"]:
-            if of := rows_of(rows, {"arm": arm}):
+            shown = machine.get("timed", [row["seed"] for row in rows])
+            if of := [row for row in rows_of(rows, {"arm": arm}) if row["seed"] in shown]:
                 columns.append((f"{machine['name']}: {arm}", of))
     body = [["seconds of", *(name for name, _ in columns)], ["---"] * (len(columns) + 1)]
     body.append(["(seeds, refreshes)", *(f"{len(of)}, {_of(of, 'stages')}" for _, of in columns)])
@@ -117,6 +119,7 @@ def checked(rows: list[Row], case: dict[str, Any], expects: str) -> tuple[int, s
     other = {row["seed"]: row for row in rows_of(rows, case["arm"] | case["other"])}
     pairs = [(arm[seed], other[seed]) for seed in sorted(arm.keys() & other.keys())]
     if expects in ("faster", "slower"):
+        pairs = [pair for pair in pairs if pair[0]["seed"] in case.get("timed", other)]
         times = [b["training_seconds"] / a["training_seconds"] for a, b in pairs]
         mean, low, high, _ = geometric(times) or (math.nan,) * 4
         around = f" ({low:.2f} to {high:.2f})" if len(pairs) > 1 else ""
