@@ -40,7 +40,7 @@ def guessed(host: EnvironmentHost, game: int, number: int, guess: int) -> str:
 
 
 def test_rollouts_have_a_game_each_on_the_server(tmp_path: Path):
-    """Two games at once keep their own secrets, 5 and 2. Only the first is found."""
+    """Games that are played at once keep secrets of their own."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
