@@ -50,7 +50,7 @@ CONFIGS = {
         objective={"name": "grpo", "ratio_clip": [0.0, 1.1]},
         veto={"name": "negative_advantage", "threshold": 0.3},
     ),
-    "tapered-grpo": config_of("tapered-grpo"),
+    "tapered-grpo": config_of("tapered-grpo", objective={"negative_weight": 0.25}),
 }
 CONFIG = CONFIGS["mu-grpo"]
 

@@ -71,7 +71,6 @@ def test_defaults_are_those_of_a_config_without_a_preset():
         assert shown[name, owner] == (value if isinstance(value, str) else as_toml(value)), name
     # tapered-grpo sets these
     assert shown["objective.name", ""] == "topr" and shown["objective.taper", "topr"] == "prefix"
-    assert shown["objective.negative_weight", "topr"] == "0.25"
     assert shown["schedule.batches_per_stage", ""] == "16" and shown["schedule.growth", ""] == "2.0"
     # an option of another choice than the preset's has its own default
     assert shown["objective.ratio_clip", "grpo"] == "[0.8, 1.2]"

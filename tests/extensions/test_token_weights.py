@@ -37,7 +37,7 @@ def test_the_weights_of_tapered_and_mu_grpo_by_hand():
     now_BT = torch.tensor([[0.5, 0.25, 8.0]]).log()
     inputs = now_BT, torch.zeros(1, 3), torch.tensor([-2.0]), torch.ones(1, 3).bool()
     weights, metrics = Method.named("tapered-grpo").weights(*inputs)
-    assert weights[0].tolist() == pytest.approx([-2 * 0.25 / 2, -2 * 0.25 / 8, -2 * 0.25])
+    assert weights[0].tolist() == pytest.approx([-2 / 2, -2 / 8, -2])
     assert metrics["tapered_fraction"].tolist() == [[1, 1, 0]]
     weights, metrics = Method.named("mu-grpo", {"veto": {"threshold": 0.3}}).weights(*inputs)
     assert weights[0].tolist() == pytest.approx(

@@ -70,7 +70,7 @@ OTHERS = [ShiftedRMSNorm, CenteredRMSNorm, Gemma3RMSNorm, Qwen3NextRMSNormGated]
 def test_only_a_norm_that_computes_the_same_is_replaced(kind):
     norm = kind(8)
     use_short_norms(norm)
-    assert ("forward" in vars(norm)) is (kind is LlamaRMSNorm)
+    assert (type(norm) is not kind) is (kind is LlamaRMSNorm)
 
 
 @table("precision", ["fp32", "bf16"])
@@ -82,10 +82,10 @@ def test_a_model_has_the_gradients_that_it_had(form, precision):
     rows = (ids, torch.tensor([4, 6]), torch.ones(2, 6, dtype=torch.bool))
     mine = policy.working()
     theirs = copy.deepcopy(policy.model).to(mine.dtype)
-    shortened = [m for m in theirs.modules() if "forward" in vars(m)]
+    shortened = [m for m in theirs.modules() if type(m).__module__ == use_short_norms.__module__]
     assert bool(shortened) is (form != "gemma3")
     for norm in shortened:
-        del norm.forward
+        norm.__class__ = type(norm).__base__
     for model in (mine, theirs):
         hidden = plain_hidden(model, *rows)
         (hidden.float() * torch.linspace(-1, 2, hidden.numel()).view_as(hidden)).sum().backward()

@@ -26,6 +26,7 @@ from card.work import (
     stand_in,
 )
 from mugrpo.config.run import ModelOptions
+from mugrpo.model.norms import use_short_norms
 from mugrpo.model.policy import Policy
 from mugrpo.model.self_test import compiled_fault
 from mugrpo.optimize import compiling
@@ -188,7 +189,9 @@ def test_layers_micro_batches_and_copies_share_graphs(checkpointing):
         config = tiny_config("llama")
         config.num_hidden_layers = layers
         options = ModelOptions(precision="bf16", gradient_checkpointing=checkpointing)
-        policy = Policy(AutoModelForCausalLM.from_config(config), chain_tokenizer(), options)
+        model = AutoModelForCausalLM.from_config(config)
+        use_short_norms(model)  # as `load_policy` does
+        policy = Policy(model, chain_tokenizer(), options)
         assert try_compiled(policy) is None
         passed(policy)
         made.append(counters["stats"]["unique_graphs"])

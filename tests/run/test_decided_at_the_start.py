@@ -66,10 +66,10 @@ def test_a_number_of_ones_own_stays(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("form", "stages", "changed", "named"),
     [
-        ("r1-distill-qwen-1.5b", 8, {}, True),  # 8 x 64 x 128 rollouts of 512 tokens: 34 million
-        ("r1-distill-qwen-1.5b", 3, {}, False),  # 12.6 million
-        ("qwen2.5-0.5b", 8, {}, False),
-        ("r1-distill-qwen-1.5b", 8, {"engine": {"name": "vllm"}}, False),
+        ("r1-distill-qwen-1.5b", 12, {}, True),  # 12 x 64 x 128 rollouts of 512 tokens: 50 million
+        ("r1-distill-qwen-1.5b", 8, {}, False),  # 34 million
+        ("qwen2.5-0.5b", 12, {}, False),
+        ("r1-distill-qwen-1.5b", 12, {"engine": {"name": "vllm"}}, False),
     ],
 )
 def test_vllm_is_named_for_many_tokens_of_a_large_model(monkeypatch, form, stages, changed, named):
@@ -81,7 +81,7 @@ def test_vllm_is_named_for_many_tokens_of_a_large_model(monkeypatch, form, stage
     said = [*deciding._advice(config, begins=True)]
     assert len(said) == named and [*deciding._advice(config, begins=False)] == []
     for sentence in said:
-        assert sentence.startswith("generation: up to 34 million tokens of 1.8 billion weights")
+        assert sentence.startswith("generation: up to 50 million tokens of 1.8 billion weights")
         assert "--engine.name vllm" in sentence and "`mugrpo vllm-env`" in sentence
 
 

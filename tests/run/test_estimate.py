@@ -35,17 +35,17 @@ def test_longest_seconds_by_hand(monkeypatch: pytest.MonkeyPatch):
     assert seconds == pytest.approx(2 * (stage + evaluation + update))
 
 
-def test_longest_seconds_on_h100s_by_hand(monkeypatch: pytest.MonkeyPatch):
-    """Launches of 100 layers bound each step: 10 of 0.12 s for each stage and each evaluation.
+def test_longest_seconds_on_h200s_by_hand(monkeypatch: pytest.MonkeyPatch):
+    """Launches of 100 layers bound each step: 10 of 0.02 s for each stage and each evaluation.
 
-    Four engines with 4 slots have 2 rows each. Two ranks update with 26 % of 754 TFLOP/s each.
+    Four engines with 4 slots have 2 rows each. Two ranks update with 41 % of 780 TFLOP/s each.
     """
     monkeypatch.setattr(estimate, "parameters", lambda options: (10**9, layers(100)))
     raw = RAW | {"distributed": {"processes": 2}, "model": {"precision": "bf16"}}
     config = build_config(raw, "here")
-    seconds = estimate.longest_seconds(config, prompt=0.0, held_out=2, h100s=4)
-    updates = 2 * 80 * 6e9 / (0.26 * 754e12 * 2)
-    assert seconds == pytest.approx(4 * 10 * 0.12 + updates, rel=1e-6)
+    seconds = estimate.longest_seconds(config, prompt=0.0, held_out=2, h200s=4)
+    updates = 2 * 80 * 6e9 / (0.41 * 780e12 * 2)
+    assert seconds == pytest.approx(4 * 10 * 0.02 + updates, rel=1e-6)
 
 
 def test_open_slots_are_the_most_that_a_gpu_has(monkeypatch: pytest.MonkeyPatch):
@@ -57,8 +57,8 @@ def test_open_slots_are_the_most_that_a_gpu_has(monkeypatch: pytest.MonkeyPatch)
     raw = {"schedule": schedule, "rollouts": {"max_new_tokens": 512}, "evaluation": {"every": 0}}
     config = build_config(raw, "here")
     assert config.engine.slots == 0
-    h100 = estimate.longest_seconds(config, prompt=0.0, held_out=0, h100s=1)
-    assert h100 == pytest.approx(512 * 10 * 1.2e-3, rel=1e-3)
+    h200 = estimate.longest_seconds(config, prompt=0.0, held_out=0, h200s=1)
+    assert h200 == pytest.approx(512 * 10 * 2e-4, rel=1e-3)
     monkeypatch.setattr(estimate, "device", lambda: "cpu")
     cpu = estimate.longest_seconds(config, prompt=0.0, held_out=0)
     assert cpu == pytest.approx(16 * 512 * 10 * 2e-4, rel=1e-3)

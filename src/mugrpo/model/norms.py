@@ -5,7 +5,7 @@ torch's own norm is one kernel in place of eight, which in bf16 rounds once wher
 """
 
 import copy
-from functools import partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,7 +17,13 @@ def use_short_norms(model: nn.Module) -> None:
     """Let the RMS norms of `model` compute with `_norm`, if that is what they compute."""
     for layer in model.modules():
         if type(layer).__name__.endswith("RMSNorm") and _is_usual(layer):
-            layer.forward = partial(_norm, layer)
+            layer.__class__ = _short(type(layer))
+
+
+@cache
+def _short(kind: type[nn.Module]) -> type[nn.Module]:
+    """Return `kind` with `_norm`, one class for all layers: torch.compile takes it once."""
+    return type(kind.__name__, (kind,), {"forward": _norm})
 
 
 class _RMSNorm(torch.autograd.Function):

@@ -17,9 +17,9 @@ from mugrpo.run.memory import fitting_tokens, parameters
 from mugrpo.run.progress import Progress
 
 # vLLM takes minutes to start and seconds for each refresh. It pays for models whose weights and
-# caches fill a GPU, and for more tokens than the own engine makes in ten minutes (27,000 a second
-# with 0.5 billion weights on an H100, fewer with more).
-_BIG, _MANY = 10**9, 16 * 10**6
+# caches fill a GPU, and for more tokens than the own engine makes in ten minutes (77,000 a second
+# with 1.5 billion weights in 1,920 slots on an H200, fewer with more).
+_BIG, _MANY = 10**9, 46 * 10**6
 
 
 def for_this_machine(folder: RunDir, config: RunConfig, progress: Progress) -> RunConfig:

@@ -11,39 +11,33 @@ from mugrpo.model.hardware import device, precision_of
 from mugrpo.model.sizes import MOST_SLOTS
 from mugrpo.run.memory import parameters
 
-# Shares of the product's rate that a step of decoding and an update reach: measured for SmolLM2 on
-# two cores (benchmarks/results) and for 0.5 billion weights on an H100 (studies/log.md).
-_DECODING, _UPDATE = 0.3, 0.5
-_H100 = 0.26 * 754e12 / _UPDATE  # the rate in bf16 whose share that an update reached there
+# Shares of a product's rate that decoding and updates reach, least seconds of a layer in a step:
+# of two cores and, in CUDA graphs, an H200 (benchmarks/results). Eager steps take six times that.
+_DECODING, _UPDATE, _LAYER = 0.3, 0.5, 2e-4
+_H200 = 0.41 * 780e12 / _UPDATE  # the rate in bf16 whose share that an update reached there
 _FP32 = 1 / 15  # of it, by the data sheet
-# Least seconds of a layer in a step: measured there, with steps whose every operation the host
-# starts. CUDA graphs have 26 operations a layer; at 5 us each at most, an estimate, they take a
-# tenth of it. Until they are timed, the bound is that of the slower steps.
-_LAUNCHES = {"cpu": 2e-4, "cuda": 1.2e-3}
 
 
-def longest_seconds(config: RunConfig, prompt: float, held_out: int, *, h100s: int = 0) -> float:
+def longest_seconds(config: RunConfig, prompt: float, held_out: int, *, h200s: int = 0) -> float:
     """Return about the seconds of the run if every response has `rollouts.max_new_tokens`.
 
     `prompt` is the mean tokens of a prompt, `held_out` the number of problems of an evaluation. The
-    engine is taken to be one of this process, or `h100s` engines on H100s with ranks there.
+    engine is taken to be one of this process, or `h200s` engines on H200s with ranks there.
     Refreshes and judges are left out.
     """
     schedule, evaluation = config.schedule, config.evaluation
     weights, widths = parameters(config.model)
     precision = precision_of(config.model)
-    rate, launch = _H100 * (_FP32 if precision == "fp32" else 1), "cuda"
-    if not h100s:
-        rate, launch = _rate(precision), device()
+    rate = _H200 * (_FP32 if precision == "fp32" else 1) if h200s else _rate(precision)
     tokens = config.rollouts.max_new_tokens
     # On a GPU as many as fit, which is not known here: taken to be the most.
-    most = MOST_SLOTS if launch == "cuda" else slots_for(tokens)
-    slots = getattr(config.engine, "slots", 0) or most
+    fits = MOST_SLOTS if h200s or device() == "cuda" else slots_for(tokens)
+    slots = getattr(config.engine, "slots", 0) or fits
 
     def generating(responses: int, prompts: float) -> float:
-        responses, prompts = math.ceil(responses / (h100s or 1)), prompts / (h100s or 1)
+        responses, prompts = math.ceil(responses / (h200s or 1)), prompts / (h200s or 1)
         rows = min(slots, responses)
-        step = max(widths.layers * _LAUNCHES[launch], 2 * weights * rows / (_DECODING * rate))
+        step = max(widths.layers * _LAYER, 2 * weights * rows / (_DECODING * rate))
         return math.ceil(responses / slots) * tokens * step + 2 * weights * prompts * prompt / rate
 
     total, passes = schedule.total_updates, schedule.passes_per_batch

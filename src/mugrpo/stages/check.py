@@ -41,11 +41,11 @@ def check(run: OpenRun, config: RunConfig, machine: Machine | None = None) -> st
     groups = (len(shard) for n in range(schedule.stages) for shard in Stage.of(run, n).drawn)
     rollouts = sum(groups) * schedule.group_size
     prompts = [len(run.prompts(problem)) for problem in run.problems[:PROMPTS]]
-    h100s = max(1, len(reserved_gpus(config))) if machine else 0
-    seconds = longest_seconds(config, fmean(prompts), len(run.eval_problems), h100s=h100s)
+    h200s = max(1, len(reserved_gpus(config))) if machine else 0
+    seconds = longest_seconds(config, fmean(prompts), len(run.eval_problems), h200s=h200s)
     if seconds > _LONG:
         run.progress.say(_SHORTER)
-    about = f"at most about {rounded(seconds)}{', a guess from one H100' if machine else ''}"
+    about = f"at most about {rounded(seconds)}{', a guess from one H200' if machine else ''}"
     return f"{schedule.total_updates:,} updates, {rollouts:,} rollouts, {about}"
 
 
