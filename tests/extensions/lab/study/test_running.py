@@ -89,10 +89,14 @@ def cells(studied: Studied) -> dict[str, Any]:
     return {row["cell"]: row for row in rows}
 
 
-@pytest.mark.parametrize(("status", "fault"), [(0, None), (4, None), (3, "stopped")])
+KILLED = "ended by SIGKILL, as if memory ran out, while stopped; run the study again and it goes on there"
+
+
+@pytest.mark.parametrize(("status", "fault"), [(0, None), (4, None), (3, "stopped"), (-9, KILLED)])
 def test_a_run_that_learned_nothing_is_a_result_and_no_fault(tmp_path, monkeypatch, status, fault):
     start = subprocess.Popen
-    code = f"print('stopped'); raise SystemExit({status})"
+    code = f"import os; print('stopped', flush=True); os.kill(os.getpid(), {-min(status, 0)})\n"
+    code += f"raise SystemExit({status})"  # signal 0 is none
     monkeypatch.setattr(
         subprocess, "Popen", lambda _, **options: start([sys.executable, "-c", code], **options)
     )

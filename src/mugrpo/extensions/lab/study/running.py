@@ -10,6 +10,7 @@ unless they are to be kept.
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -138,6 +139,11 @@ class Cells:
         if status in (0, LEARNED_NOTHING) or self._stopping():
             return None
         lines = log.read_text(errors="replace").strip().splitlines() or ["it printed nothing"]
+        if status < 0:  # it could say nothing itself
+            lines.append(
+                f"{signal.Signals(-status).name} ended it after: {lines[-1]}; free memory if that "
+                "ran out, and run the study again"
+            )
         return f"{lines[-1]} ({log})"
 
 
