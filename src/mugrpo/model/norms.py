@@ -16,12 +16,13 @@ from torch import nn
 def use_short_norms(model: nn.Module) -> None:
     """Let the RMS norms of `model` compute with `_norm`, if that is what they compute."""
     for layer in model.modules():
-        if type(layer).__name__.endswith("RMSNorm") and _is_usual(layer):
-            layer.__class__ = _short(type(layer))
+        kind: Any = type(layer)
+        if kind.__name__.endswith("RMSNorm") and _is_usual(layer):
+            layer.__class__ = _short(kind)
 
 
 @cache
-def _short(kind: type[nn.Module]) -> type[nn.Module]:
+def _short(kind: type[Any]) -> type[Any]:
     """Return `kind` with `_norm`, one class for all layers: torch.compile takes it once."""
     return type(kind.__name__, (kind,), {"forward": _norm})
 

@@ -16,9 +16,8 @@ from mugrpo.processes.launcher import launched_ranks
 from mugrpo.run.memory import fitting_tokens, parameters
 from mugrpo.run.progress import Progress
 
-# vLLM takes minutes to start and seconds for each refresh. It pays for models whose weights and
-# caches fill a GPU, and for more tokens than the own engine makes in ten minutes (77,000 a second
-# with 1.5 billion weights in 1,920 slots on an H200, fewer with more).
+# vLLM takes a minute to start. It pays for models whose weights and caches fill a GPU, and for more
+# tokens than the own engine makes in ten minutes (77,000/s with 1.5 billion weights on an H200).
 _BIG, _MANY = 10**9, 46 * 10**6
 
 

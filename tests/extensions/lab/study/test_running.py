@@ -89,7 +89,7 @@ def cells(studied: Studied) -> dict[str, Any]:
     return {row["cell"]: row for row in rows}
 
 
-KILLED = "ended by SIGKILL, as if memory ran out, while stopped; run the study again and it goes on there"
+KILLED = "SIGKILL ended it after: stopped; free memory if that ran out, and run the study again"
 
 
 @pytest.mark.parametrize(("status", "fault"), [(0, None), (4, None), (3, "stopped"), (-9, KILLED)])
