@@ -92,6 +92,7 @@ def hostile_run(root) -> None:
             "model": {"path": HOSTILE, HOSTILE: HOSTILE},
             "objective": {"name": HOSTILE, "ratio_clip": [HOSTILE]},
             "schedule": {},
+            "rollouts": {"max_new_tokens": 8},
         },
         "provenance": {"mugrpo": HOSTILE, "torch": {"a": HOSTILE}},
     }

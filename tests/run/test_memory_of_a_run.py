@@ -43,11 +43,11 @@ def test_weights_gradients_and_moments_that_do_not_fit_are_refused(monkeypatch, 
 @pytest.mark.parametrize(
     ("checkpoint", "warned"),
     [
-        ({}, "warning: 6 checkpoints take 28 GiB more, and 24 are free"),
+        ({}, "warning: 6 checkpoints take 27.6 GiB more, and 24.0 are free"),
         ({"keep": 2}, ""),  # a third is written before one goes
         ({"keep": 4}, ""),
         ({"every": 16}, ""),  # of 24 updates, after 16 and 24
-        ({"every": 3}, "warning: 8 checkpoints take 39 GiB more"),
+        ({"every": 3}, "warning: 8 checkpoints take 38.6 GiB more"),
     ],
 )
 def test_checkpoints_without_room_are_told_beforehand(monkeypatch, tmp_path, checkpoint, warned):

@@ -328,6 +328,17 @@ def _digest(line: Line) -> int:
 
 
 MOSTLY = 0.5  # share of truncated responses from which they are what is wrong
+_HARDLY_ANY_SIGNAL = 0.9  # share of groups without a gradient from which a stage teaches little
+
+
+def stage_trouble(refresh: Mapping[str, Any], longest: int) -> str | None:
+    """Return what to say of a stage that teaches little, or None. See `truncation`."""
+    share, cut = number(refresh, "zero_variance_share"), truncation(refresh, longest)
+    if (share or 0.0) < _HARDLY_ANY_SIGNAL:
+        return cut
+    usual = "Problems are too hard or too easy for the model, or the reward never varies"
+    equal = f"in {share:.0%} of the groups all rewards are equal; they give no gradient"
+    return f"{equal}. {cut or usual}"
 
 
 def truncation(refresh: Mapping[str, Any], longest: int) -> str | None:

@@ -148,6 +148,9 @@ def line_chart(
         styles["strokeDash"] = _channel(alt.StrokeDash, "kind", kinds, list(_DASHES))
     drawn = plain.mark_line().encode(**styles)
     layers.append(drawn.add_params(shown) if live else drawn)
+    if alone := [row for row in map(_alone, rows) if row["x"]]:
+        dots = layer("dots", alone, "x", "y").mark_circle(size=18)
+        layers.append(dots.encode(color=styles["color"], opacity=styles["opacity"]))
     tooltips = [alt.Tooltip("x:Q", title=x.label, format=",.5~g"), "label:N", "kind:N"]
     tooltips.append(alt.Tooltip("y:Q", title=y.label or "value", format=",.4~g"))
     points = layer("points", rows, "x", "y").mark_circle(size=90)
@@ -266,6 +269,13 @@ def _row(number: int, line: Line, log: bool) -> dict[str, Any]:
     lows, tops = thinned(ys, _COLUMNS, ends=(min,)), thinned(highs, _COLUMNS, ends=(max,))
     xs = [line.xs[i] for i in lows]
     return {**row, "x": xs, "y": [ys[i] for i in lows], "y2": [highs[i] for i in tops]}
+
+
+def _alone(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the row's points without neighbours, which a line does not show."""
+    ys = [None, *row["y"], None]
+    found = [i for i, y in enumerate(row["y"]) if y is not None and ys[i] is ys[i + 2] is None]
+    return row | {key: [row[key][i] for i in found] for key in ("x", "y")}
 
 
 def thinned(ys: Values, columns: int, ends: Sequence[Any] = (min, max)) -> list[int]:

@@ -25,6 +25,7 @@ from mugrpo.disk.metrics import (
     counting,
     number,
     seconds_of,
+    stage_trouble,
     surveyed,
 )
 from mugrpo.disk.publishing import read_checked
@@ -159,7 +160,8 @@ def _read_run(root: Path, name: str) -> RunData:
             f"the lines of {width} updates are drawn as one: the sums of seconds and counts, and "
             "the means of other numbers"
         )
-    lines = _watched(counting(run_dir.metrics, history), notes)
+    longest = config["rollouts"]["max_new_tokens"]
+    lines = _watched(counting(run_dir.metrics, history), notes, longest)
     kinds, counts = _drawn(lines, history, width)
     return RunData(
         name=name,
@@ -196,11 +198,14 @@ def _lost(run_dir: RunDir, history: History) -> Iterator[str]:
         yield f"the lines of {lost:,} updates were lost, says a repair"
 
 
-def _watched(lines: Iterable[Line], notes: list[str]) -> Iterator[Line]:
-    """Yield `lines`, and add the warning signs in them to `notes`."""
-    signs = Signs()
+def _watched(lines: Iterable[Line], notes: list[str], longest: int) -> Iterator[Line]:
+    """Yield `lines`, and add to `notes` their warning signs, and the first stage in trouble."""
+    signs, trouble = Signs(), None
     for line in lines:
         signs.see(line["kind"], line["update"], line, notes.append)
+        if line["kind"] == "refresh" and not trouble:
+            trouble = stage_trouble(line, longest)
+            notes += [f"stage {line['stage']}: {trouble}"] if trouble else []
         yield line
 
 

@@ -5,10 +5,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mugrpo.disk.metrics import truncation
+from mugrpo.disk.metrics import stage_trouble
 from mugrpo.disk.shards import ShardSet
-
-_HARDLY_ANY_SIGNAL = 0.9  # warn if at least this share of the groups has no reward variance
 
 
 def refresh_metrics(rollouts: ShardSet, scores: ShardSet) -> dict[str, Any]:
@@ -90,16 +88,8 @@ def refresh_text(refresh: Mapping[str, Any], longest: int) -> str:
         reward = refresh.get(f"reward/{source}")
         mean = "" if reward is None else f", mean reward {reward:.3f}"
         text += f"\n  {source}: {refresh[f'share/{source}']:.1%} of the rollouts{mean}"
-    share, cut = refresh["zero_variance_share"], truncation(refresh, longest)
-    if share is not None and share >= _HARDLY_ANY_SIGNAL:
-        usual = "Problems are too hard or too easy for the model, or the reward never varies"
-        text += (
-            f"\n  warning: in {share:.0%} of the groups all rewards are equal; they give no "
-            f"gradient. {cut or usual}"
-        )
-    elif cut:
-        text += f"\n  warning: {cut}"
-    return text
+    trouble = stage_trouble(refresh, longest)
+    return f"{text}\n  warning: {trouble}" if trouble else text
 
 
 def rewards_text(line: Mapping[str, Any]) -> str:

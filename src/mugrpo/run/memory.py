@@ -104,12 +104,12 @@ def disk(config: RunConfig, folder: RunDir) -> str:
     need = kept - len(folder.checkpoint_updates())
     need *= 0 if config.lora.rank else 12 * parameters(config.model)[0]  # fp32, and two moments
     free = shutil.disk_usage(folder.root).free
-    found = f"{kept} checkpoints take {need / GIB:.0f} GiB more, and {free / GIB:.0f} are free in "
+    found = f"{kept} checkpoints take {need / GIB:.1f} GiB more, and {free / GIB:.1f} are free in "
     if need <= free:
         return f"disk        {found}{folder.root}"
     return (
-        f"warning: {found}{folder.root}: keep fewer (--checkpoint.keep 2) or save less often "
-        "(--checkpoint.every)"
+        f"warning: {found}{folder.root}: keep fewer (--checkpoint.keep 2), save less often "
+        "(--checkpoint.every) or train an adapter (--lora.rank 16)"
     )
 
 

@@ -137,9 +137,9 @@ def _try_rewards(run: OpenRun, verbose: bool) -> None:
             run.progress.say(f"prompt      {run.prompts.text(problem)!r}")
         if shown:
             reward = "none" if score.reward is None else f"{score.reward:g}"
-            run.progress.say(
-                f"reward      {reward} ({score.status}{_each(score)}) for {completion}"
-            )
+            unclear = ", no accuracy: no reward has verdict = true"
+            status = f"{score.status}{unclear if score.status is Status.GRADED else ''}"
+            run.progress.say(f"reward      {reward} ({status}{_each(score)}) for {completion}")
         if score.status is Status.WRONG and _verified(run, problem):
             raise refusal(
                 f"the rewards find the reference answer wrong: {completion}; choose another "
@@ -238,6 +238,7 @@ def _scores(
 
 
 _RIGHT = "the right answer"
+_REJECTED = "; unless it lacks a form that a reward wants, they reject what the data call right"
 
 
 def _try_for_nothing(run: OpenRun, _: bool) -> None:
@@ -261,12 +262,13 @@ def _try_for_nothing(run: OpenRun, _: bool) -> None:
             scores = _best(run, offer)
             rewards = [s.reward for s in scores if s.reward is not None and not s.status.failed]
             mean = fmean(rewards) if rewards else 0.0
-            warned = what != _RIGHT and mean > _LITTLE
+            warned = (mean <= _LITTLE) == (what == _RIGHT)
             figure = f"{mean:.3g} on average" if rewards else "nothing"
             lacking = len(offer) - len(rewards)
             run.progress.say(
                 f"{'warning: paid' if warned else 'paid       '} {figure} for {what}{place} to "
                 f"{len(offer)} problems{f', {lacking} without a verdict' if lacking else ''}"
+                f"{_REJECTED if warned and what == _RIGHT else ''}"
             )
             paid = [score.status is Status.RIGHT or _paid_in_full(score) for score in scores]
             if what == _RIGHT:
