@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 
-from mugrpo.arguments import FIRST, options_text, parser, parsers_of, resume_command
+from mugrpo.arguments import FIRST, options_text, parser, parsers_of, resuming
 from mugrpo.cli import main
 from mugrpo.config.describe import describe
 from mugrpo.config.load import load_config
@@ -76,7 +76,15 @@ def test_help_all_lists_every_option_with_its_default(capsys, command):
 )
 def test_the_command_that_resumes_has_every_argument_of_the_one_that_stopped(command: str):
     options, overrides = parser().parse_known_args(command.split()[1:])
-    assert resume_command(options, overrides, "") == command
+    assert resuming(options, overrides, "") == f"resume with: {command}"
+
+
+def test_a_value_that_stopped_the_run_is_not_in_the_command_that_resumes():
+    words = ["train", "runs/a", "--optimizer.lr", "5", "--optimizer.lr=5", "--seed", "1"]
+    options, overrides = parser().parse_known_args(words)
+    text = resuming(options, overrides, "a lower --optimizer.lr (with --force) may help")
+    kept = "runs/a --force --optimizer.lr VALUE --optimizer.lr=VALUE --seed 1"
+    assert text == f"resume with: mugrpo train {kept}"
 
 
 def owners_in(text: str) -> dict[str, set[str]]:

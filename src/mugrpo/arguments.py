@@ -303,10 +303,11 @@ def _of_cli(
     return commands.add(name, text, run=place, group=group, example=example, parents=parents)
 
 
-def resume_command(options: argparse.Namespace, overrides: Sequence[str], reason: str) -> str:
-    """Return the command that resumes a run after it stopped for `reason`.
+def resuming(options: argparse.Namespace, overrides: Sequence[str], reason: str) -> str:
+    """Return the words that name the command which resumes a run that stopped for `reason`.
 
-    It is this command. It has --force only if the remedy that `reason` names needs that.
+    It is this command. It has --force only if the remedy that `reason` names needs that, and VALUE
+    for the value of an option that `reason` names.
     """
     actions = [a for a in parsers_of(parser())[options.command]._actions if a.dest in options]
     words = ["mugrpo", options.command]
@@ -317,7 +318,14 @@ def resume_command(options: argparse.Namespace, overrides: Sequence[str], reason
         values = value if isinstance(value, list) else [value]
         words += [*action.option_strings, *([] if value is True else map(str, values))]
     words += ["--force"] if "force" in options and "--force" in reason else []
-    return shlex.join([*words, *overrides])
+    for before, word in zip(["", *overrides], overrides, strict=False):
+        name, equals, _ = word.partition("=")
+        if before.startswith("--") and "=" not in before and before in reason:
+            word = "VALUE"
+        elif equals and name.startswith("--") and name in reason:
+            word = f"{name}=VALUE"
+        words.append(word)
+    return f"{'after the repair, ' * ('`mugrpo repair' in reason)}resume with: {shlex.join(words)}"
 
 
 def parsers_of(root: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:

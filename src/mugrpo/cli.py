@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mugrpo.arguments import DEMO, GREETING, PHASE_COMMANDS, pages, parser, resume_command
+from mugrpo.arguments import DEMO, GREETING, PHASE_COMMANDS, pages, parser, resuming
 from mugrpo.config.base import imported
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.records import WHOLE, Part
@@ -53,8 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _complain(error)
         return 2
     except RunStopped as error:
-        again = resume_command(options, overrides, str(error))
-        _complain(f"{error}. Nothing published is lost; resume with: {again}")
+        _complain(f"{error}. Nothing published is lost; {resuming(options, overrides, str(error))}")
         return 3
     except (FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
         if error.filename is None:  # it is not about a file

@@ -45,6 +45,7 @@ def test_opening_removes_only_lines_after_the_restored_update_and_then_appends(p
     MetricsLog(path, 4).close()
     assert path.read_bytes() == before
     log = MetricsLog(path, 2)
+    assert log.removed == 2  # updates
     assert kinds(path) == [("refresh", 0), ("update", 1), ("update", 2), ("evaluation", 2)]
     log.append("update", 3, loss=9.0)
     log.close()

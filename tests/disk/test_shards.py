@@ -261,7 +261,7 @@ ODD = [{"rows": 1}, [], None, *({**ENTRY, "rows": rows} for rows in ("1", True))
 def test_an_odd_entry_is_refused_though_its_checksum_fits(tmp_path, listed):
     document = with_checksum({"kind": "rollouts", "shard": listed})
     publish_json(tmp_path / "shard-00000.json", document)
-    with pytest.raises(RunStopped, match=r"is no entry of a shard.*`mugrpo repair`"):
+    with pytest.raises(RunStopped, match=r"is no entry of a shard.*`mugrpo repair RUN`"):
         ShardSet(tmp_path, "rollouts").entry(0)
 
 

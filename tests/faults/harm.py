@@ -31,7 +31,8 @@ def stopped(ended: Ended, *parts: str) -> None:
     assert ended.status == 3, ended
     sentence = ended.err[ended.err.index("mugrpo: ") :]
     assert sentence.count("\n") == 1
-    parts = (*parts, "Nothing published is lost; resume with: mugrpo ")
+    then = "after the repair, " if "`mugrpo repair" in sentence else ""
+    parts = (*parts, f"Nothing published is lost; {then}resume with: mugrpo ")
     assert [part for part in parts if part not in sentence] == [], sentence
 
 

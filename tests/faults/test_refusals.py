@@ -48,6 +48,12 @@ DATA: list[tuple[bytes, str, str, str]] = [
     (CONVERSATIONS, "p.jsonl", "--prompt.form plain --prompt.chat_template none", "chat"),
     (GOOD, "p.jsonl", "--prompt.chat_template absent.jinja", "absent.jinja"),
     (GOOD, "p.jsonl", "--model.path absent", "there is no model directory absent"),
+    (
+        GOOD,
+        "p.jsonl",
+        "--model.path chian",
+        "directory chian; did you mean chain? Or name one",
+    ),
     (GOOD, "p.jsonl", "--run-dir /proc/nowhere/run", "name another --run-dir"),
 ]
 

@@ -44,6 +44,8 @@ def test_a_line_has_its_points_and_its_gaps():
     assert row["x"] == [0, 1, 2, 3, 4, 5, 6] and row["y"] == [1, 2, None, 4, None, 6, None]
     (path,) = re.findall(r'd="([^"]*)" stroke="var\(--run-0\)"', svg(chart))
     assert path.count("M") == 3  # 1 to 2, 4 alone, 6 alone
+    (dots,) = layer(chart, "dots")  # which a line does not show
+    assert dots["x"] == [3, 5] and dots["y"] == [4, 6]
     chart = spec(line_chart(Axis("x"), Axis(log=True), [Line(range(4), [1.0, 0.0, -5.0, 100.0])]))
     assert layer(chart, "lines")[0]["y"] == [1, None, None, 100]  # no place for zero
     assert channel(chart, "y")["scale"]["type"] == "log"

@@ -173,6 +173,31 @@ def test_a_run_that_nobody_goes_on_with_says_so_first_then_a_collapse(tmp_path):
     assert run.notes[1].startswith("this run stopped after 2 of 8 updates; `mugrpo train ")
 
 
+def test_a_report_replaces_an_older_one_and_no_other_file(tmp_path):
+    timed_run(tmp_path / "run")
+    out, data = tmp_path / "page.html", tmp_path / "data.jsonl"
+    for _ in range(2):
+        write_report([tmp_path / "run"], out)
+    data.write_text('{"prompt": "1+1="}\n')
+    with pytest.raises(UsageError, match=r"data\.jsonl is another file; remove it, or name"):
+        write_report([tmp_path / "run"], data)
+    assert data.read_text() == '{"prompt": "1+1="}\n'
+
+
+def test_the_first_stage_that_teaches_little_is_named(tmp_path):
+    write_config(tmp_path / "run", batches_per_stage=1)
+    truncated = refresh(0, 0, truncated_share=0.5, zero_variance_share=0.0)
+    equal = refresh(1, 1, truncated_share=0.0, zero_variance_share=1.0)
+    for lines, begin in (
+        ([truncated, update(1), equal], "stage 0: 50% of the responses are truncated: raise "),
+        ([refresh(0, 0), update(1), equal], "stage 1: in 100% of the groups all rewards are equal"),
+    ):
+        write_metrics(tmp_path / "run", lines)
+        (run,) = read_runs([tmp_path / "run"])
+        (note,) = [note for note in run.notes if note.startswith("stage ")]
+        assert note.startswith(begin)
+
+
 def test_a_share_of_each_problem_is_what_its_accuracy_is_the_mean_of(reference: Path):
     (run,) = read_runs([reference])
     last = run.evaluations[-1]

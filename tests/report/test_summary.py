@@ -114,6 +114,6 @@ def test_without_a_verdict_closing_lines_have_rewards_each_by_itself_and_no_accu
     ]
     text = summarize(lines).splitlines()
     assert "reward      0.250 before, 1.500 after update 8 (10 held-out problems)" in text
-    assert "            correct: 0.000 before, 0.000 after" in text
-    assert "            form: 0.250 before, 1.500 after" in text
+    assert "            correct, where judged: 0.000 before, 0.000 after" in text
+    assert "            form, where judged: 0.250 before, 1.500 after" in text
     assert "accuracy" not in "".join(text) + measured(lines[1], 8)

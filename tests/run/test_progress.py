@@ -158,6 +158,8 @@ def test_a_collapse_is_a_fall_by_more_than_half_of_the_best_beyond_the_interval(
         for update, (values, collapsed) in enumerate(lines):
             signs.see("evaluation", update, values, said.append)
             assert bool(signs.collapse) == bool(collapsed)
+            signs.see("evaluation", update - 1, {name: -9.0}, said.append)  # an older policy's
+            assert signs.collapse is None
         assert f"a collapse: {name} fell from" in said[-1]
         signs.see("update", 4, {}, said.append)
         assert signs.collapse is None  # it stops a run once

@@ -102,6 +102,22 @@ def test_from_above_a_twentieth_it_warns(tmp_path, pays, paid):
     assert warned == [False, *(float(mean) > 0.05 for mean in paid[1:])]
 
 
+def test_rewards_that_reject_the_right_answer_are_told(tmp_path):
+    """The function compares a number with a text, so nothing is ever right to it."""
+    task = dataset(tmp_path, SUMS, "own", pays="float(int(said or 0) == columns['answer'][0])")
+    said = tried({"task": task | {"data": task["data"]}, "rewards": {"failure_limit": 1}})
+    told = "warning: paid 0 on average for the right answer to 8 problems; unless it lacks a form"
+    assert said[0].startswith(told)
+
+
+def test_what_is_tried_is_spread_over_the_data(tmp_path):
+    """Of 24 problems every third is tried, so the constant is the answer to all but the first."""
+    rows = [{"prompt": f"{n}+0=", "answer": str(n)} for n in range(24)]
+    right = "float(bool(said) and int(prompt[:-3]) % 3 == 0 and prompt == said + '+0=')"
+    said = tried({"task": dataset(tmp_path, rows, "own", pays=right)})
+    assert " ".join(said[0].split()) == "paid 1 on average for the right answer to 8 problems"
+
+
 @table(
     ("pays", "what"),
     [

@@ -144,6 +144,7 @@ class MetricsLog:
             kept += len(text) if line["update"] <= update else 0
         if path.exists() and kept < path.stat().st_size:
             rewrite(path, update)
+        self.removed = max(0, self._history.made - update)  # updates
         self._history.forget_after(update)
         # Unbuffered, so that no line is left waiting to be written if the disk is full.
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by close()

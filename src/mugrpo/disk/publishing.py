@@ -316,7 +316,7 @@ def read_checked(path: Path) -> dict[str, Any]:
         raise  # nothing may be wrong with it
     except (OSError, ValueError, RecursionError) as error:
         raise RunStopped(
-            f"{path} is damaged ({error}); `mugrpo repair` sets it aside or restores it"
+            f"{path} is damaged ({error}); `mugrpo repair RUN` sets it aside or restores it"
         ) from None
 
 

@@ -161,7 +161,7 @@ class ShardSet:
                 raise RunStopped(f"{self.path(shard)} has no entry; it has to be made again")
             if fault := self.fault(shard):
                 raise RunStopped(
-                    f"{self.path(shard)} {fault}; run `mugrpo repair` to have it made again"
+                    f"{self.path(shard)} {fault}; run `mugrpo repair RUN` to have it made again"
                 )
             self._verified.add(shard)
         return pq.ParquetFile(self.path(shard))
@@ -174,7 +174,7 @@ class ShardSet:
         if not isinstance(entry, dict) or any(type(entry.get(n)) is not t for n, t in _FIELDS):
             raise RunStopped(
                 f"{path} is no entry of a shard, though its checksum fits: it needs rows, bytes "
-                "and sha256; `mugrpo repair` sets it aside"
+                "and sha256; `mugrpo repair RUN` sets it aside"
             )
         return entry
 

@@ -37,7 +37,8 @@ class Method:
         preset = name.replace("_", "-")
         alone = {"preset": "grpo", "objective": {"name": name}, "veto": {"name": "off"}}
         raw = {"preset": preset} if preset in PRESETS else alone
-        config = build_config(beneath(raw, options or {}), f"method {name!r}")
+        kind = "" if preset in PRESETS else f", which is no preset ({', '.join(PRESETS)})"
+        config = build_config(beneath(raw, options or {}), f"method {name!r}{kind}")
         loss = UpdateLoss(config)
         if loss.objective.prepass or loss.objective.needs:
             raise ValueError(

@@ -43,7 +43,7 @@ class GRPOConfig(TRLConfig):
     method: preset or objective, such as "tapered-grpo": advantages, objective, masks, reduction, KL
     method_options: tables as in a config: {"veto": {"threshold": 0.01}}
     stages: number of stages; each generates its rollouts once, with the weights of its beginning
-    growth: length of each stage over the one before; that of the method, or 1
+    growth: length of each stage over the one before; of the method, or 1; unused without stages
 
     Raises ValueError if the method is no weight on each token, or an option asks for another loss.
     """
@@ -284,7 +284,8 @@ def _planned(args: Any, dataset: Any) -> list[int]:
         lengths = [size * unit * passes for size in sizes]
         lengths[-1] -= sum(lengths) - total
         said = ", ".join(map(str, lengths))
-        print(f"mugrpo: {total} updates in stages of {said}; {args.steps_per_generation = }")
+        asked = f", fewer than stages={args.stages}" if len(sizes) < args.stages else ""
+        print(f"mugrpo: {total} updates in stages of {said}{asked}; {args.steps_per_generation = }")
     return sizes
 
 

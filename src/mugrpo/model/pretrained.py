@@ -1,5 +1,6 @@
 """Find a model: in a directory, on the hub, in this package, or in the cache."""
 
+import difflib
 import hashlib
 import os
 from pathlib import Path
@@ -28,8 +29,11 @@ def model_path(options: ModelOptions) -> str:
 def refuse_no_folder(path: str) -> None:
     """Raise UsageError if `path` is neither a directory nor like a hub id."""
     if not Path(path).is_dir() and (path.startswith(("/", ".", "~")) or path.count("/") != 1):
+        near = difflib.get_close_matches(path, [*EMBEDDED, *CACHED], n=1)
+        hint = f"did you mean {near[0]}? Or " if near else ""
         raise UsageError(
-            f"there is no model directory {path}; name one in Hugging Face format, or a hub id"
+            f"there is no model directory {path}; {hint}name one in Hugging Face format, or a hub "
+            "id"
         )
 
 

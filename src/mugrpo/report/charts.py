@@ -148,13 +148,10 @@ def line_chart(
         styles["strokeDash"] = _channel(alt.StrokeDash, "kind", kinds, list(_DASHES))
     drawn = plain.mark_line().encode(**styles)
     layers.append(drawn.add_params(shown) if live else drawn)
-    if alone := [row for row in map(_alone, rows) if row["x"]]:
-        dots = layer("dots", alone, "x", "y").mark_circle(size=18)
-        layers.append(dots.encode(color=styles["color"], opacity=styles["opacity"]))
-    tooltips = [alt.Tooltip("x:Q", title=x.label, format=",.5~g"), "label:N", "kind:N"]
-    tooltips.append(alt.Tooltip("y:Q", title=y.label or "value", format=",.4~g"))
+    if alone := _alone(rows):  # a line does not show them
+        layers.append(layer("dots", alone, "x", "y").mark_circle(size=18).encode(**styles))
     points = layer("points", rows, "x", "y").mark_circle(size=90)
-    points = points.encode(opacity=alt.OpacityValue(0), tooltip=tooltips)
+    points = points.encode(opacity=alt.OpacityValue(0), tooltip=_tooltips(x, y))
     return Picture([*layers, points], width, height)
 
 
@@ -271,11 +268,19 @@ def _row(number: int, line: Line, log: bool) -> dict[str, Any]:
     return {**row, "x": xs, "y": [ys[i] for i in lows], "y2": [highs[i] for i in tops]}
 
 
-def _alone(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the row's points without neighbours, which a line does not show."""
-    ys = [None, *row["y"], None]
-    found = [i for i, y in enumerate(row["y"]) if y is not None and ys[i] is ys[i + 2] is None]
-    return row | {key: [row[key][i] for i in found] for key in ("x", "y")}
+def _tooltips(x: Axis, y: Axis) -> list[Any]:
+    ends = alt.Tooltip("y:Q", title=y.label or "value", format=",.4~g")
+    return [alt.Tooltip("x:Q", title=x.label, format=",.5~g"), "label:N", "kind:N", ends]
+
+
+def _alone(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows' points without neighbours."""
+    found = []
+    for row in rows:
+        ys = [None, *row["y"], None]
+        kept = [i for i, y in enumerate(row["y"]) if y is not None and ys[i] is ys[i + 2] is None]
+        found += [row | {key: [row[key][i] for i in kept] for key in ("x", "y")}] if kept else []
+    return found
 
 
 def thinned(ys: Values, columns: int, ends: Sequence[Any] = (min, max)) -> list[int]:

@@ -84,7 +84,7 @@ def _accuracies(first: Line, last: Line) -> Iterator[str]:
         began, ended = number(first, key), number(last, key)
         before = f"{began:.3f} before, " if both and began is not None else ""
         if ended is not None:
-            yield f"            {key[8:-5]}: {before}{ended:.3f} after"
+            yield f"            {key[8:-5]}, where judged: {before}{ended:.3f} after"
     greedy = [number(line, "greedy/accuracy") for line in (first, last)]
     if both and greedy[0] is not None and greedy[1] is not None:
         yield f"greedy      {greedy[0]:.3f} before, {greedy[1]:.3f} after"

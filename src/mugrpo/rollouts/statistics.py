@@ -96,4 +96,4 @@ def rewards_text(line: Mapping[str, Any]) -> str:
     """Return the mean of each reward in a line of a refresh or an evaluation, "" if it has none."""
     means = {key[8:-5]: n for key, n in line.items() if re.fullmatch("rewards/.*/mean", key)}
     each = (f"{name} {mean:.3f}" for name, mean in means.items() if mean is not None)
-    return f"mean of each reward: {', '.join(each)}" if means else ""
+    return f"mean of each reward, where judged: {', '.join(each)}" if means else ""

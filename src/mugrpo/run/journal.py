@@ -38,7 +38,9 @@ class Journal:
             update, path = self._folder.newest_update(), self._folder.metrics
             options, document = self._config.sinks, self._config.model_dump(mode="json")
             sinks = Sinks(options, self._folder.root, document, update, self._progress.say)
-            self._opened = MetricsLog(path, update, self._tell), sinks
+            self._opened = (log := MetricsLog(path, update, self._tell)), sinks
+            if log.removed and not update:
+                self._progress.say(f"no checkpoint is left: {log.removed:,} updates are made again")
             if self._signs is None:
                 self._signs = Signs()
                 for line in read_metrics(path):  # they have been said

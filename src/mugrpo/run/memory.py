@@ -107,9 +107,10 @@ def disk(config: RunConfig, folder: RunDir) -> str:
     found = f"{kept} checkpoints take {need / GIB:.1f} GiB more, and {free / GIB:.1f} are free in "
     if need <= free:
         return f"disk        {found}{folder.root}"
+    fewer = "" if keep in (1, 2) else "keep fewer (--checkpoint.keep 2), "
     return (
-        f"warning: {found}{folder.root}: keep fewer (--checkpoint.keep 2), save less often "
-        "(--checkpoint.every) or train an adapter (--lora.rank 16)"
+        f"warning: {found}{folder.root}: {fewer}save less often (--checkpoint.every) or train an "
+        "adapter (--lora.rank 16)"
     )
 
 

@@ -187,11 +187,11 @@ def _rewards(run: OpenRun, problem: Problem) -> tuple[RewardOption, ...]:
 
 
 def _by_source(problems: Sequence[Problem], count: int) -> list[list[Problem]]:
-    """Return the first `count` problems of each source."""
+    """Return up to `count` problems of each source, spread over it: data may be sorted."""
     by_source: dict[str | None, list[Problem]] = {}
     for problem in problems:
         by_source.setdefault(problem.source, []).append(problem)
-    return [some[:count] for some in by_source.values()]
+    return [some[:: max(1, len(some) // count)][:count] for some in by_source.values()]
 
 
 def _show_row(run: OpenRun, problem: Problem, text: str) -> None:

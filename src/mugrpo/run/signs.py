@@ -19,6 +19,7 @@ class Signs:
     def __init__(self) -> None:
         self.collapse: str | None = None  # the sentence, if the last line has shown one
         self._best: dict[str, tuple[float, int]] = {}  # accuracy and reward: the best, its update
+        self._evaluated = 0  # the newest update; later, bakeoffs and users evaluate older ones
         self._entropy = 0.0  # of the first update
         self._said: set[str] = set()
 
@@ -52,8 +53,9 @@ class Signs:
                 yield "entropy", left < _ENTROPY, text
         elif kind == "evaluation":
             name = headline(values)
-            if (value := finite(values, name)) is None:
+            if (value := finite(values, name)) is None or update < self._evaluated:
                 return
+            self._evaluated = update
             best, since = self._best.get(name, (value, update))
             if value >= best:
                 self._best[name] = value, update

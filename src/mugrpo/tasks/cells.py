@@ -4,6 +4,7 @@ import ast
 import difflib
 import json
 import math
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
@@ -21,6 +22,8 @@ def cell(where: str, row: Mapping[str, Any], column: str, option: str) -> Any:
         names = list(_names(row))
         near = difflib.get_close_matches(column, names, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}? Name it" if near else "name one of them"
+        if len(names) == 1 and re.search("[;\t|]", names[0]):  # of a CSV file
+            hint = "separate them by commas, and name one"
         raise UsageError(
             f"{where} has no column {column!r} (it has {', '.join(map(repr, names))}); {hint} with "
             f"--task.{option}"
@@ -95,7 +98,7 @@ def answer_of(value: Any, where: str, column: str) -> str:
         return text
     raise UsageError(
         f"{where}: column {column!r} is {shown(value)}; it must be text or a finite number"
-        + _inside(value, column)
+        f"{_inside(value, column)}; fill it in, or remove the row"
     )
 
 

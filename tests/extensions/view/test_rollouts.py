@@ -124,7 +124,7 @@ def test_a_missing_shard_or_an_unreadable_file_is_one_sentence_and_the_rest_is_l
     rollouts = Rollouts(run)
     assert len(rollouts.rows) == 10 - 4
     (note,) = rollouts.notes
-    assert note.startswith(f"{shard(run, 'rollouts')} is missing; run `mugrpo repair`")
+    assert note.startswith(f"{shard(run, 'rollouts')} is missing; run `mugrpo repair RUN`")
     run = rolled_run(tmp_path / "other")
     (RunDir(run).shards(1, "rollouts") / "shard-00000.json").write_text("{")
     RunDir(run).samples(4).write_text('{"update": 4, "samples": [1]}')

@@ -158,7 +158,7 @@ def test_a_shard_that_is_lost_while_one_looks_is_one_sentence(tmp_path: Path):
         await settled(app, pilot, "enter")
         (_, text) = contents(app)
         assert text.plain.startswith("This rollout cannot be shown: ")
-        assert "is missing; run `mugrpo repair` to have it made again" in text.plain
+        assert "is missing; run `mugrpo repair RUN` to have it made again" in text.plain
         await settled(app, pilot, *"nnnn")
         assert contents(app)[1].plain == "2+2=4<eos>"
 

@@ -1,5 +1,6 @@
 """What `mugrpo status` says of a run's jobs."""
 
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -61,10 +62,11 @@ def _failure(run: Path, task: Task, job: str, tries: Path) -> str | None:
 
 
 def _said(log: Path, begin: str) -> str:
-    """Return the last sentence in a log that begins so, or its last line."""
+    """Return the last sentence of a log's last try that begins so, or its last line."""
     try:
-        said = log.read_text(errors="replace").splitlines()
+        text = log.read_text(errors="replace")
     except OSError:
         return "it has no log"
+    said = re.split(r"^== job .*$", text, flags=re.MULTILINE)[-1].strip().splitlines()
     found = [line for line in said if line.startswith(begin)] or said or ["it has said nothing"]
     return found[-1].removeprefix(_MUGRPO).partition(". Nothing published is lost")[0]
