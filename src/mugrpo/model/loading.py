@@ -29,8 +29,8 @@ from mugrpo.model.vocabulary import Vocabulary, vocabulary_of
 from mugrpo.processes.messages import first_line
 
 _REMEDY = (
-    "name a directory in Hugging Face format, or a hub id if there is a network (a gated one "
-    "needs `hf auth login`)"
+    "name a whole directory in Hugging Face format (with tokenizer.json; copy it again if a file "
+    "is cut short), or a hub id if there is a network (a gated one needs `hf auth login`)"
 )
 
 # What multimodal configs call the id of a token that stands for an image, a part of it, or sound.

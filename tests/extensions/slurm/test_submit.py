@@ -314,10 +314,27 @@ def test_a_script_tries_again_what_has_failed(
     assert asked == 0 or set(file.read_text().splitlines()) == {"requeue 7_3"}
 
 
+def test_a_job_without_mugrpo_says_what_to_mend(tmp_path: Path):
+    run, log = tmp_path / "run", tmp_path / "run/logs/slurm/tiny.log"
+    for folder in (run / "slurm" / "tries", log.parent):
+        folder.mkdir(parents=True)
+    log.touch()
+    text = tries(SlurmOptions(activate=["source absent/bin/activate"]))
+    ended = subprocess.run(
+        ["bash", "-c", f"run={run}\n{text}\necho begun"],
+        env={"PATH": "/usr/bin:/bin", "SLURM_JOB_NAME": "tiny", "SLURM_JOB_ID": "10"},
+        capture_output=True,
+        text=True,
+    )
+    said = "mugrpo: there is no mugrpo; mend activate in slurm.toml\n"
+    assert (ended.returncode, ended.stdout) == (127, said)
+
+
 def test_status_says_which_job_failed_why_and_what_to_type(slurm: Slurm, command: Command):
     command("submit", "tiny.toml", "--schedule.stages=1")
     run = Path("runs/tiny").resolve()
     (run / "logs/slurm/tiny-generate-0-1.log").write_text(
+        "mugrpo: an earlier try's reason\n== job 1_1\n"
         "mugrpo: the disk is full; make room\nsrun: error: n1: task 0: Exited with exit code 2\n"
     )
     for part, end in ((0, "done"), (1, "failed with status 3\nrefused")):

@@ -30,6 +30,10 @@ log=$run/logs/slurm/$name.log
 tries=$run/slurm/tries/$name  # a line for each end
 before=$(wc -c < "$log")
 touch "$tries"
+command -v {program} > /dev/null || {{
+    echo "mugrpo: there is no {program}; mend activate in slurm.toml"
+    exit 127
+}}
 echo "== job $job"  # to the log: what is above it, an earlier try has said
 
 # srun gives each task the CPUs of the job only if it is told to.
@@ -97,7 +101,8 @@ def script(run: Path, phase: str, options: SlurmOptions, *, beside: bool) -> str
 
 def tries(options: SlurmOptions) -> str:
     """Return the file that the scripts read: when a job is tried again."""
-    return _TRIES.format(retries=options.retries)
+    program = "mugrpo" if options.activate else shlex.quote(sys.executable)
+    return _TRIES.format(retries=options.retries, program=program)
 
 
 def job_name(run: Path, phase: str, stage: int) -> str:
