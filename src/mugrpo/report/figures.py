@@ -193,9 +193,7 @@ def _of_evaluations(runs: Sequence[RunData], name: str) -> list[Markup | None]:
     ends = band if known else None
     by_update = lines_of(runs, partial(points_of, "evaluation"), {name: name}, ends)
     timed = lines_of(runs, by_time, {name: name}, ends)
-    top = 1.2 * max(
-        (v for one in by_update for v in (*one.ys, *(one.uppers or ())) if v), default=1
-    )
+    top = 1.2 * max((v for it in by_update for v in (*it.ys, *(it.uppers or ())) if v), default=1)
     y = Axis(name, low=0, high=top if top < 0.6 else 1) if share else Axis(name)
     return [
         drawn(
