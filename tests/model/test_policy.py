@@ -33,7 +33,7 @@ def test_weights_are_fp32_whatever_the_file_holds_and_whatever_the_precision(mod
     ("kept", "sentence"),
     [
         (None, r"^the model \S+ cannot be loaded"),
-        (10, r"^the model \S+ cannot be loaded \(.*\); name a directory in Hugging"),
+        (10, r"^the model \S+ cannot be loaded \(.*\); name a whole directory in Hugging"),
         (0, r"^the weights of \S+ lack lm_head\.weight; its files are incomplete$"),
     ],
 )
