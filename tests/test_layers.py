@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 MAX_FILE, MAX_FUNCTION = 500, 60  # lines
-MAX_CORE = 27599  # lines
+MAX_CORE = 27601  # lines
 
 HOUSE = Path(__file__).parents[1] / "src" / "mugrpo"
 FILES = sorted(HOUSE.rglob("*.py"))

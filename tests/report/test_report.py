@@ -179,7 +179,7 @@ def test_a_report_replaces_an_older_one_and_no_other_file(tmp_path):
     for _ in range(2):
         write_report([tmp_path / "run"], out)
     data.write_text('{"prompt": "1+1="}\n')
-    with pytest.raises(UsageError, match=r"data\.jsonl is another file; remove it, or name"):
+    with pytest.raises(UsageError, match=r"data\.jsonl is another file; name another with"):
         write_report([tmp_path / "run"], data)
     assert data.read_text() == '{"prompt": "1+1="}\n'
 

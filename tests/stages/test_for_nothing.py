@@ -105,9 +105,15 @@ def test_from_above_a_twentieth_it_warns(tmp_path, pays, paid):
 def test_rewards_that_reject_the_right_answer_are_told(tmp_path):
     """The function compares a number with a text, so nothing is ever right to it."""
     task = dataset(tmp_path, SUMS, "own", pays="float(int(said or 0) == columns['answer'][0])")
-    said = tried({"task": task | {"data": task["data"]}, "rewards": {"failure_limit": 1}})
+    said = tried({"task": task, "rewards": {"failure_limit": 1}})
     told = "warning: paid 0 on average for the right answer to 8 problems; unless it lacks a form"
     assert said[0].startswith(told)
+
+
+def test_rewards_without_a_verdict_are_not_said_to_reject(tmp_path):
+    task = dataset(tmp_path, SUMS, "own", pays="None")
+    said = tried({"task": task, "rewards": {"failure_limit": 1}})
+    assert said[0].startswith("paid        nothing for the right answer to 8 problems")
 
 
 def test_what_is_tried_is_spread_over_the_data(tmp_path):

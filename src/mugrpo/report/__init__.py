@@ -38,11 +38,11 @@ def publish_text(target: Path, text: str) -> None:
     """Publish `text` as a file. Raises UsageError if it cannot be written, as beside a run that
     may only be read, or if what is there does not begin as `text` does: it may be data.
     """
-    begin = text[:4].encode()
     try:
-        there = target.read_bytes()[:4] if target.is_file() else b""
-        if there not in (b"", begin):
-            raise UsageError(f"{target} is another file; remove it, or name another with --out")
+        if target.is_file():
+            with open(target, "rb") as there:
+                if there.read(4) not in (b"", text[:4].encode()):
+                    raise UsageError(f"{target} is another file; name another with --out")
         with publish_file(target) as file:
             file.write(text.encode("utf-8"))
     except OSError as error:

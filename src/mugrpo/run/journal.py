@@ -40,7 +40,7 @@ class Journal:
             sinks = Sinks(options, self._folder.root, document, update, self._progress.say)
             self._opened = (log := MetricsLog(path, update, self._tell)), sinks
             if log.removed and not update:
-                self._progress.say(f"no checkpoint is left: {log.removed:,} updates are made again")
+                self._progress.say(f"without a checkpoint, {log.removed:,} updates are made again")
             if self._signs is None:
                 self._signs = Signs()
                 for line in read_metrics(path):  # they have been said

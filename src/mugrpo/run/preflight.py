@@ -262,7 +262,7 @@ def _try_for_nothing(run: OpenRun, _: bool) -> None:
             scores = _best(run, offer)
             rewards = [s.reward for s in scores if s.reward is not None and not s.status.failed]
             mean = fmean(rewards) if rewards else 0.0
-            warned = (mean <= _LITTLE) == (what == _RIGHT)
+            warned = bool(rewards) and (mean <= _LITTLE) == (what == _RIGHT)
             figure = f"{mean:.3g} on average" if rewards else "nothing"
             lacking = len(offer) - len(rewards)
             run.progress.say(

@@ -98,7 +98,7 @@ def answer_of(value: Any, where: str, column: str) -> str:
         return text
     raise UsageError(
         f"{where}: column {column!r} is {shown(value)}; it must be text or a finite number"
-        f"{_inside(value, column)}; fill it in, or remove the row"
+        + (_inside(value, column) or "; fill it in, or remove the row")
     )
 
 

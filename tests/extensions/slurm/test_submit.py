@@ -326,7 +326,7 @@ def test_a_job_without_mugrpo_says_what_to_mend(tmp_path: Path):
         capture_output=True,
         text=True,
     )
-    said = "mugrpo: there is no mugrpo; mend activate in slurm.toml\n"
+    said = "== job 10\nmugrpo: there is no mugrpo; mend activate in slurm.toml\n"
     assert (ended.returncode, ended.stdout) == (127, said)
 
 

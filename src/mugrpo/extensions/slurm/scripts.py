@@ -30,11 +30,11 @@ log=$run/logs/slurm/$name.log
 tries=$run/slurm/tries/$name  # a line for each end
 before=$(wc -c < "$log")
 touch "$tries"
+echo "== job $job"  # to the log: what is above it, an earlier try has said
 command -v {program} > /dev/null || {{
     echo "mugrpo: there is no {program}; mend activate in slurm.toml"
     exit 127
 }}
-echo "== job $job"  # to the log: what is above it, an earlier try has said
 
 # srun gives each task the CPUs of the job only if it is told to.
 [ -z "$SLURM_CPUS_PER_TASK" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
