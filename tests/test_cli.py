@@ -1,5 +1,6 @@
 """The command line: what it imports, and how it refuses what it does not know."""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -157,3 +158,15 @@ def test_train_after_an_extra_evaluation_ends_in_the_same_bits(run_dir, command,
     assert len(extra) == 1
     lines.remove(extra[0])
     assert lines == read_metrics(reference)
+
+
+def test_ctrl_c_during_the_first_imports_leaves_no_traceback():
+    words = [sys.executable, "-X", "importtime", "-m", "mugrpo", "train"]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as command:
+        assert command.stderr is not None
+        said = iter(command.stderr)
+        while "mugrpo.processes.lifetime" not in next(said):
+            pass
+        command.send_signal(signal.SIGINT)
+        assert "Traceback" not in "".join(said)
+    assert command.returncode == -signal.SIGINT
