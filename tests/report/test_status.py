@@ -30,7 +30,7 @@ def claim(folder: Path, shard: int, part: str, age: float, **said: object) -> No
     os.utime(path, (time.time() - age,) * 2)
 
 
-def test_status_names_parts_claims_and_what_comes_next(tmp_path: Path, command: Command):
+def test_status_names_parts_claims_and_what_comes_next(tmp_path, command: Command, monkeypatch):
     """Of 24 shards, part 0/2 has one made in 2 s, and 11 left: 22 s. Part 1/2 is lost."""
     config, run = write_config(tmp_path / "config"), tmp_path / "run"
     words = (config, "--run-dir", run, "--schedule.batches_per_stage", 24)
@@ -57,6 +57,17 @@ def test_status_names_parts_claims_and_what_comes_next(tmp_path: Path, command: 
     claim(folder, 0, "0/2", 5)  # of a shard that is there: a killed process has left it
     last = command("status", run).out.splitlines()[-1]
     assert last == f"next: mugrpo generate {run} --stage 0"
+    jobs = {
+        "parts": 2,
+        "words": [],
+        "jobs": [{"job": "7", "phase": "score", "stage": 0, "parts": [1]}],
+    }
+    publish_json(run / "slurm" / "jobs.json", jobs)  # with jobs, they come next
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert command("status", run).out.splitlines()[-2:] == [
+        "  scores  0 of 24 shards",
+        "Slurm: no squeue here; log in where jobs are submitted to see them",
+    ]
 
 
 def test_status_of_a_run_that_is_finished_or_none(reference: Path, tmp_path, command: Command):

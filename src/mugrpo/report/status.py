@@ -48,12 +48,13 @@ def status(run_dir: RunDir) -> list[str]:
     if holder := run_dir.holder():
         lines.append(f"  at work on it: {holder}")
     number = schedule.stage_of(made)
+    places = (place for one in installed().values() for place in one.status)
+    told = [line for place in places for line in imported(place)(run_dir)]
     if made == schedule.total_updates:
         lines.append(f"next: mugrpo report {run_dir.root}")
     else:
-        lines += stage_lines(run_dir, config, number)
-    places = (place for one in installed().values() for place in one.status)
-    return lines + [line for place in places for line in imported(place)(run_dir)]
+        lines += stage_lines(run_dir, config, number, jobs=bool(told))
+    return lines + told
 
 
 def parts_at_work(run_dir: RunDir) -> list[str]:
@@ -71,8 +72,10 @@ def _config(run_dir: RunDir, stored: dict[str, Any]) -> RunConfig:
     return build_config(with_newer_options(stored["config"]), str(run_dir.config))
 
 
-def stage_lines(run_dir: RunDir, config: RunConfig, number: int) -> list[str]:
-    """Return what is there of a stage, and who is at work on it."""
+def stage_lines(
+    run_dir: RunDir, config: RunConfig, number: int, *, jobs: bool = False
+) -> list[str]:
+    """Return what is there of a stage, who is at work on it and, without `jobs`, what to type."""
     total, after = len(config.shards_of(number)), config.schedule.first_update(number + 1)
     lines = [f"stage {number} (last: {config.schedule.stages - 1}), up to update {after:,}"]
     following, rollouts = "optimize", ShardSet(run_dir.shards(number, "rollouts"), "rollouts")
@@ -90,7 +93,7 @@ def stage_lines(run_dir: RunDir, config: RunConfig, number: int) -> list[str]:
         at_work = any(not claim.lost() for share in shares for claim in share.claims)
         if len(there) < total and following == "optimize":
             following = "" if at_work else phase
-    if following and not run_dir.held():
+    if following and not jobs and not run_dir.held():
         lines.append(f"next: mugrpo {following} {run_dir.root} --stage {number}")
     return lines
 
