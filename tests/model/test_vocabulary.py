@@ -112,6 +112,16 @@ def test_the_ids_are_those_of_the_file_also_after_saving(named, tmp_path: Path):
     assert load_tokenizer(options)("123 45", add_special_tokens=False)["input_ids"] == by_hand
 
 
+@table("left", ["config.json", "tokenizer_config.json"])
+def test_a_folder_whose_tokenizer_was_not_saved_is_refused(left: str, tmp_path: Path):
+    """Of a qwen2 folder without tokenizer.json, transformers makes a tokenizer of one token."""
+    options = qwen2_folder(tmp_path, GROUPS)
+    for file in {"tokenizer.json", "tokenizer_config.json"} - {left}:
+        (tmp_path / file).unlink()
+    with pytest.raises(UsageError, match=r"it has special tokens alone\); name a whole directory"):
+        load_tokenizer(options)
+
+
 def test_how_many_prompts_other_programs_would_read_otherwise_is_said_if_any(tmp_path: Path):
     """Of 123 and 45, Qwen's rules give the first other ids: 1, 2, 3."""
     tokenizer = load_tokenizer(qwen2_folder(tmp_path, GROUPS))

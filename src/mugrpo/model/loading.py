@@ -71,6 +71,8 @@ def tokenizer_at(path: str) -> Any:
     """
     with _loading(f"the tokenizer of {path}"):
         tokenizer: Any = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        if tokenizer.get_vocab().keys() <= set(tokenizer.all_special_tokens):
+            raise ValueError("it has special tokens alone")  # transformers makes one up for Qwen
         own_rules = type(tokenizer) is not PreTrainedTokenizerFast
         if not own_rules or not hasattr(tokenizer, "backend_tokenizer"):
             return tokenizer
