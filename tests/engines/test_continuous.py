@@ -182,8 +182,9 @@ def test_slots_attend_as_separate_sequences_do(window, seed, split):
             query = torch.randn(len(response_lengths), HEADS, QUERIES, SIZE)
             key, value = torch.randn(2, len(response_lengths), HEADS, SIZE)
             expected = reference.attend(query, key, value, window)
-            actual = cache.attend(layer, query, key, value, window)
-            torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
+            rows = (query.flatten(1, 2)[:, :, None], key, value)
+            actual = cache.attend(layer, *rows, scale=1.0, window=window)
+            torch.testing.assert_close(actual[:, 0], expected.flatten(1, 2), atol=1e-5, rtol=1e-5)
         response_lengths += 1
         ended = random.random(len(response_lengths)) < 0.02
         left = len(response_lengths) - int(ended.sum())
@@ -206,13 +207,14 @@ def test_keys_with_much_in_common_lose_no_precision_in_bf16():
     torch.manual_seed(0)
     plain, common = SlotCache(2), SlotCache(2)
     keys = torch.randint(-2, 3, (HEADS, 9, SIZE)).bfloat16()
-    values, query = torch.randn(HEADS, 9, SIZE).bfloat16(), torch.rand(2, HEADS, QUERIES, SIZE)
+    values, query = torch.randn(HEADS, 9, SIZE).bfloat16(), torch.rand(2, HEADS * QUERIES, 1, SIZE)
     key, value = torch.randint(-2, 3, (2, HEADS, SIZE)).bfloat16(), torch.randn(2, HEADS, SIZE)
     outputs = []
     for cache, shift in ((plain, 0), (common, 64)):
         cache.begin(np.array([0, 1]), [(keys + shift, values)])
         cache.aim(np.array([0, 0]), torch.device("cpu"))
-        outputs.append(cache.attend(0, query.bfloat16(), key + shift, value.bfloat16(), None))
+        rows = (query.bfloat16(), key + shift, value.bfloat16())
+        outputs.append(cache.attend(0, *rows, scale=1.0, window=None))
     torch.testing.assert_close(outputs[1], outputs[0], atol=0.03, rtol=0)
 
 

@@ -173,18 +173,19 @@ class SlotCache:
     def attend(
         self,
         layer: int,
-        query_AHQD: torch.Tensor,
+        query_AQ1D: torch.Tensor,
         key_AHD: torch.Tensor,
         value_AHD: torch.Tensor,
+        *,
+        scale: float,
         window: int | None,
     ) -> torch.Tensor:
-        """Store the step's keys and values, and return the attention output, [A, H, Q, D].
-
-        The query must already be scaled.
-        """
+        """Store the step's keys and values, and return the attention output, [A, 1, queries, D]."""
         assert self.step is not None, "call `aim` before a step"
         step, cached = self.step, self.layers[layer]
-        A, H, Q, D = query_AHQD.shape
+        A, H, D = key_AHD.shape
+        query = (query_AQ1D * scale).view(A, H, -1, D)
+        Q = query.shape[2]
         U, M, P, N, B = step.sizes
         prompt_keys, prompt_values = (t[:U, :, :P].flatten(0, 1) for t in cached.prompts[:2])
         if prompt_keys.dtype != torch.float32:
@@ -206,7 +207,7 @@ class SlotCache:
             parts = of_prompts.view(U, H, M, Q, -1).transpose(1, 2).reshape(U * M, H, Q, -1)
             return parts.index_select(0, step.back)
 
-        query = query_AHQD.to(keys[0].dtype).reshape(A * H, Q, D)
+        query = query.to(keys[0].dtype).reshape(A * H, Q, D)
         scores = [to_slots(to_prompts(query.view(A, H, Q, D)) @ prompt_keys.transpose(1, 2))]
         scores += [(query @ block.transpose(1, 2)).view(A, H, Q, B) for block in keys]
         weights = torch.softmax(torch.cat(scores, -1).float().add_(self._bias(window)), -1)
@@ -215,7 +216,7 @@ class SlotCache:
         read = to_slots(to_prompts(of_prompt) @ prompt_values).view(A * H, Q, D)
         for weight, block in zip(of_blocks, values, strict=True):
             read = torch.baddbmm(read, weight.reshape(A * H, Q, B), block)
-        return read.view(A, H, Q, D)
+        return read.view(A, 1, H * Q, D).to(query_AQ1D.dtype)
 
     def _layer(self, keys_HPD: torch.Tensor) -> _Layer:
         """Allocate a layer with room for one prompt and one block."""
@@ -270,29 +271,22 @@ def attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
-    slots: SlotCache,
+    slots: Any,
     scaling: float | None = None,
     sliding_window: int | None = None,
     **extras: Any,
 ) -> tuple[torch.Tensor, None]:
     """Return the attention output for one new token per slot. Hugging Face models call this.
 
-    `query` is [A, heads, 1, D], `key` and `value` are [A, H, 1, D]; the output is [A, 1, heads, D].
-    Raises ValueError if the model requires a kind of attention that is not supported.
+    `slots` is a SlotCache or StaticSlots. `query` is [A, queries, 1, D], `key` and `value` are
+    [A, H, 1, D]; the output is [A, 1, queries, D]. Raises ValueError if the model requires a kind
+    of attention that is not supported.
     """
     refuse_unknown(extras)
     assert query.shape[2] == 1, "a step decodes one token per slot"
-    A, heads, _, D = query.shape
-    H = key.shape[1]
-    scaled = query * (D**-0.5 if scaling is None else scaling)
-    read = slots.attend(
-        module.layer_idx,
-        scaled.view(A, H, heads // H, D),
-        key[:, :, 0],
-        value[:, :, 0],
-        sliding_window,
-    )
-    return read.reshape(A, 1, heads, D).to(query.dtype), None
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    rows = (query, key[:, :, 0], value[:, :, 0])
+    return slots.attend(module.layer_idx, *rows, scale=scale, window=sliding_window), None
 
 
 AttentionInterface.register(ATTENTION, attention)

@@ -20,16 +20,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AttentionInterface
 
 from mugrpo.disk.records import FinishReason
 from mugrpo.engines.base import Completion, Decoded, Request
+from mugrpo.engines.cache import ATTENTION
 from mugrpo.engines.sampling import refuse_nan, sample, uniforms
 from mugrpo.engines.waiting import Prefilled, Waiting, prefill
-from mugrpo.model.attention import attending, refuse_unknown
+from mugrpo.model.attention import attending
 from mugrpo.model.policy import Policy
 
-ATTENTION = "mugrpo_static"  # transformers knows `attention` by this name
 EVERY = 8  # steps between the host's looks; what has ended is fed on until then
 _ROOM = 256  # tokens by which room differs, as other room means other graphs
 
@@ -191,7 +190,7 @@ class StaticSlots:
                 position_ids=position_A[:, None],
                 use_cache=False,
                 logits_to_keep=1,
-                static=self,
+                slots=self,
             ).logits[:, -1]
         if self.logits is not None:
             self.logits[:A] = logits_AV
@@ -416,33 +415,6 @@ class StaticSequences:
         self._slots.move(movers, gaps)
         for gap, mover in zip(gaps, movers, strict=True):
             self._begun[gap], self._left[gap] = self._begun.pop(mover), self._left.pop(mover)
-
-
-def attention(
-    module: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    *,
-    static: StaticSlots,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    **extras: Any,
-) -> tuple[torch.Tensor, None]:
-    """Return the attention output for one new token per slot. Hugging Face models call this.
-
-    `query` is [A, queries, 1, D], `key` and `value` are [A, H, 1, D]; the output is
-    [A, 1, queries, D]. Raises ValueError if the model requires a kind of attention that is not
-    supported.
-    """
-    refuse_unknown(extras)
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    rows = (query, key[:, :, 0], value[:, :, 0])
-    return static.attend(module.layer_idx, *rows, scale=scale, window=sliding_window), None
-
-
-AttentionInterface.register(ATTENTION, attention)
 
 
 @torch.inference_mode()

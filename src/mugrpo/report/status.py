@@ -72,9 +72,7 @@ def _config(run_dir: RunDir, stored: dict[str, Any]) -> RunConfig:
     return build_config(with_newer_options(stored["config"]), str(run_dir.config))
 
 
-def stage_lines(
-    run_dir: RunDir, config: RunConfig, number: int, *, jobs: bool = False
-) -> list[str]:
+def stage_lines(run_dir: RunDir, config: RunConfig, number: int, jobs: bool = False) -> list[str]:
     """Return what is there of a stage, who is at work on it and, without `jobs`, what to type."""
     total, after = len(config.shards_of(number)), config.schedule.first_update(number + 1)
     lines = [f"stage {number} (last: {config.schedule.stages - 1}), up to update {after:,}"]
