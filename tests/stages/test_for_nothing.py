@@ -110,6 +110,12 @@ def test_rewards_that_reject_the_right_answer_are_told(tmp_path):
     assert said[0].startswith(told)
 
 
+def test_a_reward_that_only_punishes_rejects_no_right_answer(tmp_path):
+    task = dataset(tmp_path, SUMS, "own", pays="float(said == columns['answer'][0]) - 1")
+    paid = [" ".join(line.split()[:2]) for line in tried({"task": task})]
+    assert paid == ["paid 0", *["paid -1"] * 4]
+
+
 def test_rewards_without_a_verdict_are_not_said_to_reject(tmp_path):
     task = dataset(tmp_path, SUMS, "own", pays="None")
     said = tried({"task": task, "rewards": {"failure_limit": 1}})
