@@ -29,7 +29,7 @@ from mugrpo.model.memory import give_back_memory, out_of_memory_explained
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.model.pretrained import model_fingerprint, model_path
 from mugrpo.optimize.budget import TokenBudget
-from mugrpo.optimize.forward import rollout_logprobs
+from mugrpo.optimize.forward import rollout_logprobs, shares_prompts
 from mugrpo.optimize.fsdp import distribute
 from mugrpo.processes.ranks import ALONE, Ranks
 from mugrpo.rollouts.prompts import read_template
@@ -135,14 +135,19 @@ class Weights:
         give_back_memory()
 
     def _loaded(
-        self, notify: Callable[[str], None] = lambda _: None, ranks: Ranks = ALONE
+        self,
+        notify: Callable[[str], None] = lambda _: None,
+        ranks: Ranks = ALONE,
+        *,
+        trained: bool = True,
     ) -> Policy:
         """Return the initial policy, from the model's files.
 
         The frozen one notifies nobody: the policy that trains has said the same already.
         """
         config = self._config
-        policy = load_policy(config.model, notify, ranks, lora=config.lora, seed=config.seed)
+        lora, seed = config.lora, config.seed
+        policy = load_policy(config.model, notify, ranks, lora=lora, seed=seed, trained=trained)
         if (template := config.prompt.chat_template) is not None:  # checkpoints have it
             policy.tokenizer.chat_template = read_template(template)
         policy.waking_remedy = config.engine.loading_remedy
@@ -152,7 +157,10 @@ class Weights:
         """Return a policy with the weights after `update` updates. Do not train it."""
         if self._ranks.size > 1 or (self.policy is not None and self.policy.update == update):
             return self.at(update)
-        self._frozen = self._frozen or self._loaded()
+        if self._frozen is None:
+            self._frozen = self._loaded(trained=self.policy is None)
+            if self.policy is not None:  # in bf16, the frozen one has no weights to try it with
+                self._frozen.can_share_prompts = shares_prompts(self.policy)
         if self._frozen.update != update:
             self._frozen.load_weights(self.path(update), update)
         return self._frozen

@@ -83,10 +83,12 @@ def fitting_tokens(config: RunConfig, memory: float, ranks: int, share: int = 1)
 def lasting(config: RunConfig, ranks: int) -> float:
     """Return the bytes that updates hold on a rank's GPU beside a micro-batch's.
 
-    Logprobs of other policies take a second model.
+    Logprobs of other policies take a second model, which is not trained.
     """
-    model, updates = held(config, parameters(config.model)[0])
-    return updates / ranks + (model if config.needs and ranks == 1 else 0)
+    weights = parameters(config.model)[0]
+    model, updates = held(config, weights)
+    second = min(model, itemsize(config) * weights) if config.needs and ranks == 1 else 0
+    return updates / ranks + second
 
 
 def activations(config: RunConfig, tokens: int) -> int:
