@@ -27,7 +27,7 @@ from mugrpo.model.sizes import cache_bytes, slots_that_fit, widths_of
 
 
 class ContinuousEngine(Engine):
-    """An engine that decodes in slots with the trainer's own model. A refresh costs nothing.
+    """An engine that decodes in slots with the trainer's own model. A refresh loads nothing.
 
     If it is `static`, steps have static shapes, as a GPU captures them (see `engines.static`), but
     for a nucleus, which branches on its data. `share` engines have the GPU together.

@@ -22,7 +22,7 @@ from mugrpo.model.policy import Policy
 class HFEngine(Engine):
     """An engine that samples in static batches with a key-value cache.
 
-    It shares the trainer's model, so a refresh costs nothing.
+    It shares the trainer's model, so a refresh loads nothing.
     """
 
     def __init__(self, policy: Policy, options: HFOptions) -> None:

@@ -106,6 +106,10 @@ class Engines:
         engines, lock = self.start(), Lock()
         self._used = True
         spent: dict[str, float] = {}
+        if self._run.config.engine_in_process:  # what it samples from may be a copy in bf16
+            began = time.monotonic()
+            self._weights.load().working()
+            spent["load"] = time.monotonic() - began
 
         # Engines ask at once: the lock lets one write, the cache serves the others.
         @cache
@@ -122,7 +126,7 @@ class Engines:
         remedy = self._run.config.engine.loading_remedy
         with out_of_memory_explained("a refresh of the engines", remedy):
             loading = at_once(lambda engine: engine.refresh(update, weights), engines)
-        if spent:
+        if "write" in spent:
             spent["load"] = max(loading)  # engines work side by side
         if self._refreshed != update:
             self._refreshed, self.spent = update, {}
