@@ -1,3 +1,4 @@
+import re
 from shutil import disk_usage
 
 import pytest
@@ -15,6 +16,7 @@ from mugrpo.run.memory import (
     held,
     left_for_updates,
     require_gpu,
+    require_memory,
     require_room,
 )
 from tests.runs import ROOT
@@ -26,17 +28,17 @@ HALF_A_BILLION = {
 
 
 def test_weights_gradients_and_moments_that_do_not_fit_are_refused(monkeypatch, tmp_path):
-    """494 million parameters take 16 bytes each: 7.4 GiB. Under an adapter they take 4."""
+    """494 million parameters take 16 bytes each, 12 to save: 12.9 GiB. Under an adapter, 4."""
 
     def room(**options: object) -> list[str]:
         config = build_config({"model": HALF_A_BILLION, **options}, "test")
         return [*require_room(config, RunDir(tmp_path))]
 
-    monkeypatch.setattr("mugrpo.run.memory.host_memory", lambda: 7 * GIB)
-    with pytest.raises(UsageError, match=r"take 7\.4 GiB of memory, which has 7\.0: .*lora\.rank"):
+    monkeypatch.setattr("mugrpo.run.memory.host_memory", lambda: 12 * GIB)
+    with pytest.raises(UsageError, match=r"take 12\.9 GiB of memory, which has 12\.0: .*lora\.rank"):
         room()
     room(lora={"rank": 8})
-    monkeypatch.setattr("mugrpo.run.memory.host_memory", lambda: 8 * GIB)
+    monkeypatch.setattr("mugrpo.run.memory.host_memory", lambda: 13 * GIB)
     room()
 
 
@@ -52,7 +54,7 @@ def test_weights_gradients_and_moments_that_do_not_fit_are_refused(monkeypatch, 
 )
 def test_checkpoints_without_room_are_told_beforehand(monkeypatch, tmp_path, checkpoint, warned):
     """Each takes 12 bytes for each of 494 million parameters: 5.5 GiB. One is there already."""
-    monkeypatch.setattr("mugrpo.run.memory.host_memory", lambda: 8 * GIB)
+    monkeypatch.setattr("mugrpo.run.memory.host_memory", lambda: 64 * GIB)
     usage = disk_usage(tmp_path)._replace(free=24 * GIB)
     monkeypatch.setattr("mugrpo.run.memory.shutil.disk_usage", lambda _: usage)
     (tmp_path / "checkpoints/update-000004").mkdir(parents=True)
@@ -216,6 +218,44 @@ def test_a_gpu_needs_room_for_a_small_micro_batch_and_for_the_slots_of_the_engin
     assert len(found) == (refused == "warning")
     for sentence in found:
         assert "a response of 16,200 tokens" in sentence and "gradient_checkpointing" in sentence
+
+
+KL = {"reference": {"name": "kl"}}
+
+
+@pytest.mark.parametrize(
+    ("changed", "gib", "found"),
+    [
+        # 8.9 GB of weights, gradients and moments, 5.9 of the copy: 13.8 GiB
+        ({}, 13.7, "take 13.8 GiB of memory, which has 13.7: use a smaller model"),
+        # the former, 3.7 of the head and 3.3 of 2,048 tokens: 14.7 GiB
+        (
+            {},
+            14,
+            r"2,048 tokens takes about 15 GiB of memory, where 14 are: .* kill the run; lower",
+        ),
+        ({}, 14.8, ""),
+        (KL, 14.6, "take 14.7 GiB of memory, which has 14.6"),  # 1 GB of a second model
+        (KL, 15, "2,048 tokens takes about 16 GiB of memory, where 15 are"),
+        # 32 rows of 20 + 12 tokens: 1.6 GB, 13.2 GiB
+        ({"rollouts": {"max_new_tokens": 12}}, 13.85, ""),
+        ({"lora": {"rank": 8}}, 8, ""),
+    ],
+)
+def test_a_machine_without_a_gpu_needs_room_for_what_is_kept_and_for_an_update(changed, gib, found):
+    path = str(ROOT / "configs" / "recipes" / "forms" / HALF)
+    raw = {
+        "model": {"path": path, "precision": "bf16"},
+        "optimizer": {"micro_batch_tokens": 2048},
+        "schedule": {"problems_per_update": 4, "group_size": 8},
+    }
+    config = build_config(raw | changed, "test")
+    if " has " in found:
+        with pytest.raises(UsageError, match=found):
+            [*require_memory(config, gib * GIB, 20)]
+        return
+    told = [*require_memory(config, gib * GIB, 20)]
+    assert len(told) == bool(found) and all(re.search(found, sentence) for sentence in told)
 
 
 def test_engines_that_have_a_gpu_together_leave_less_to_updates_and_to_each_other():

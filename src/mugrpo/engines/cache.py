@@ -184,8 +184,7 @@ class SlotCache:
         assert self.step is not None, "call `aim` before a step"
         step, cached = self.step, self.layers[layer]
         A, H, D = key_AHD.shape
-        query = (query_AQ1D * scale).view(A, H, -1, D)
-        Q = query.shape[2]
+        Q = query_AQ1D.shape[1] // H
         U, M, P, N, B = step.sizes
         prompt_keys, prompt_values = (t[:U, :, :P].flatten(0, 1) for t in cached.prompts[:2])
         if prompt_keys.dtype != torch.float32:
@@ -207,7 +206,7 @@ class SlotCache:
             parts = of_prompts.view(U, H, M, Q, -1).transpose(1, 2).reshape(U * M, H, Q, -1)
             return parts.index_select(0, step.back)
 
-        query = query.to(keys[0].dtype).reshape(A * H, Q, D)
+        query = (query_AQ1D * scale).to(keys[0].dtype).reshape(A * H, Q, D)
         scores = [to_slots(to_prompts(query.view(A, H, Q, D)) @ prompt_keys.transpose(1, 2))]
         scores += [(query @ block.transpose(1, 2)).view(A, H, Q, B) for block in keys]
         weights = torch.softmax(torch.cat(scores, -1).float().add_(self._bias(window)), -1)

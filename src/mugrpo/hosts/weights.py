@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -134,20 +135,13 @@ class Weights:
         self.policy = self._frozen = None
         give_back_memory()
 
-    def _loaded(
-        self,
-        notify: Callable[[str], None] = lambda _: None,
-        ranks: Ranks = ALONE,
-        *,
-        trained: bool = True,
-    ) -> Policy:
+    def _loaded(self, **options: Any) -> Policy:
         """Return the initial policy, from the model's files.
 
         The frozen one notifies nobody: the policy that trains has said the same already.
         """
         config = self._config
-        lora, seed = config.lora, config.seed
-        policy = load_policy(config.model, notify, ranks, lora=lora, seed=seed, trained=trained)
+        policy = load_policy(config.model, lora=config.lora, seed=config.seed, **options)
         if (template := config.prompt.chat_template) is not None:  # checkpoints have it
             policy.tokenizer.chat_template = read_template(template)
         policy.waking_remedy = config.engine.loading_remedy

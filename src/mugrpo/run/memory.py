@@ -9,6 +9,7 @@ from torch import nn
 from mugrpo.config.cores import host_memory
 from mugrpo.config.engines import OwnEngineOptions, VLLMOptions
 from mugrpo.config.run import ModelOptions, RunConfig
+from mugrpo.config.training import MICRO_BATCH_TOKENS
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.engines import engines_on_a_gpu, reserved_gpus
@@ -127,13 +128,30 @@ def require_room(config: RunConfig, folder: RunDir, prompt: int = 0) -> Iterator
     if config.backend.clustered:  # its machines are others
         pass
     elif device() == "cpu":
-        need = held(config, parameters(config.model)[0])[1]
-        _require(need, host_memory(), "weights, gradients and moments", "memory")
+        yield from require_memory(config, host_memory(), prompt)
     else:
         yield from require_gpu(config, gpu_memory(), prompt, engines_on_a_gpu(config))
     found = disk(config, folder)
     if found.startswith("warning"):
         yield found
+
+
+def require_memory(config: RunConfig, memory: float, prompt: int = 0) -> Iterator[str]:
+    """Yield a warning if an update may have no room in so much memory of a machine without a GPU.
+
+    Raises UsageError if what is kept has none. A checkpoint is written from a copy.
+    """
+    lasts, option = lasting(config, 1), config.optimizer.micro_batch_tokens
+    copy = 12 * parameters(config.model)[0] * (not config.lora.rank)
+    _require(lasts + copy, memory, "weights, gradients, moments and a copy to save", "memory")
+    row = prompt + config.rollouts.max_new_tokens
+    option = min(option or MICRO_BATCH_TOKENS, row * config.schedule.rollouts_per_update)
+    if (need := lasts + activations(config, tokens := max(option, row))) > memory:
+        yield (
+            f"warning: an update in micro-batches of {tokens:,} tokens takes about "
+            f"{need / GIB:.0f} GiB of memory, where {memory / GIB:.0f} are: the system may kill "
+            "the run; lower --optimizer.micro_batch_tokens, or use --model.gradient_checkpointing"
+        )
 
 
 def require_gpu(config: RunConfig, memory: float, prompt: int = 0, share: int = 1) -> Iterator[str]:

@@ -259,14 +259,17 @@ def _try_for_nothing(run: OpenRun, _: bool) -> None:
             )
         full = None  # what the right answer gets, if it is known
         tried = {what: _best(run, offer) for what, offer in _offers(problems)}
-        means = {what: _mean(scores) for what, scores in tried.items()}
-        least = min((mean for mean in means.values() if mean is not None), default=0.0)
+        known = {
+            what: [s.reward for s in scores if s.reward is not None and not s.status.failed]
+            for what, scores in tried.items()
+        }
+        least = min(map(fmean, filter(None, known.values())), default=0.0)
         for what, scores in tried.items():
-            mean = means[what] or 0.0
+            mean = fmean(known[what] or [0.0])
             little = mean <= (min(_LITTLE, least) if what == _RIGHT else _LITTLE)
-            warned = means[what] is not None and little == (what == _RIGHT)
-            figure = "nothing" if means[what] is None else f"{mean:.3g} on average"
-            lacking = sum(score.reward is None or score.status.failed for score in scores)
+            warned = bool(known[what]) and little == (what == _RIGHT)
+            figure = f"{mean:.3g} on average" if known[what] else "nothing"
+            lacking = len(scores) - len(known[what])
             run.progress.say(
                 f"{'warning: paid' if warned else 'paid       '} {figure} for {what}{place} to "
                 f"{len(scores)} problems{f', {lacking} without a verdict' if lacking else ''}"
@@ -283,12 +286,6 @@ def _try_for_nothing(run: OpenRun, _: bool) -> None:
             "say that; choose another reward or other data, or accept it with "
             "--rewards.pays_for_nothing true"
         )
-
-
-def _mean(scores: Sequence[Score]) -> float | None:
-    """Return the mean of the rewards that are known, None if none is."""
-    known = [s.reward for s in scores if s.reward is not None and not s.status.failed]
-    return fmean(known) if known else None
 
 
 def _paid_in_full(score: Score) -> bool:
