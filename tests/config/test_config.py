@@ -157,6 +157,8 @@ def test_files_that_are_refused_are_named_with_the_command_line(refusal, toml, t
     latin = tmp_path / "latin.toml"
     latin.write_bytes(b"# \xe9\n")
     assert "byte 2 is not UTF-8" in refusal(file=latin)
+    latin.write_bytes("\ufeff[schedule]\r\nstages = 7\r\n".encode())  # as Notepad saves it
+    assert load_config(latin).schedule.stages == 7
     file = toml("[optimizer]\nlearning_rate = 1\n")
     found = refusal("--engine.name=zzz", file=file)
     assert found.startswith(f"{file} --engine.name=zzz: ")

@@ -146,7 +146,7 @@ def on_resume(name: str) -> str:
 def read_toml(file: Path) -> dict[str, Any]:
     """Return the raw values of `file`. Raises UsageError if it cannot be read."""
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise UsageError(
             f"{file}: there is no such config file or run directory; name one before any options"
