@@ -61,7 +61,7 @@ def test_slots_of_a_cpu_hold_65536_response_tokens(longest, slots):
     assert slots_for(longest) == slots
 
 
-@table(("path", "lr"), [("chain", 1e-4), ("letters", 1e-4), ("smollm2", 1e-5), ("org/model", 1e-5)])
+@table(("path", "lr"), [("chain", 1e-4), ("letters", 1e-4), ("smollm2", 3e-6), ("org/model", 3e-6)])
 def test_the_default_learning_rate_is_lower_for_pretrained_models(path, lr):
     model = {"model": {"path": path}}
     assert build_config(model, "here").optimizer.lr == lr

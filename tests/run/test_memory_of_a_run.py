@@ -35,7 +35,9 @@ def test_weights_gradients_and_moments_that_do_not_fit_are_refused(monkeypatch, 
         return [*require_room(config, RunDir(tmp_path))]
 
     monkeypatch.setattr("mugrpo.run.memory.host_memory", lambda: 12 * GIB)
-    with pytest.raises(UsageError, match=r"take 12\.9 GiB of memory, which has 12\.0: .*lora\.rank"):
+    with pytest.raises(
+        UsageError, match=r"take 12\.9 GiB of memory, which has 12\.0: .*lora\.rank"
+    ):
         room()
     room(lora={"rank": 8})
     monkeypatch.setattr("mugrpo.run.memory.host_memory", lambda: 13 * GIB)

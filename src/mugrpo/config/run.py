@@ -65,9 +65,9 @@ def beneath(preset: dict[str, Any], raw: dict[str, Any]) -> dict[str, Any]:
 
 EMBEDDED_MODELS = ("chain", "letters", "carry")
 NAMED_MODELS = (*EMBEDDED_MODELS, "smollm2")
-# Defaults for all models but the embedded ones. TRL and verl have 512 tokens, too: a worked answer
-# to a school problem takes 100 to 300, while reasoning models need thousands.
-PRETRAINED_LR, PRETRAINED_LONGEST = 1e-5, 512
+# Defaults for all models but the embedded ones. studies/pretrained_rate.toml measures the rate. TRL
+# and verl have 512 tokens, too: worked answers take 100 to 300, reasoning models need thousands.
+PRETRAINED_LR, PRETRAINED_LONGEST = 3e-6, 512
 
 # What a run decides when it begins if its config does not. It stays so on another machine.
 DECIDED = (("model", "precision"), ("prompt", "date"), ("optimizer", "micro_batch_tokens"))

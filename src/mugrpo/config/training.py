@@ -101,7 +101,7 @@ class OptimizerOptions(Options):
     """AdamW, its learning-rate schedule (in updates), and how an update is computed."""
 
     lr: float = Field(1e-4, gt=0)
-    """Peak learning rate. Its default is 1e-5 for every model.path but those of embedded tasks."""
+    """Peak learning rate. Its default is 3e-6 for every model.path but those of embedded tasks."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "linear"
     """Shape of the learning rate after the warm-up, over all updates of the run. It falls to 0
     after the last update."""

@@ -99,7 +99,7 @@ def write_config(data: str, out: Path, model: str | None, say: Callable[[str], N
             batches=round(updates / 7),
             problems=problems,
             tokens=tokens,
-            lr="2e-5" if "135M" in chosen or chosen == "smollm2" else "5e-6",
+            lr="2e-5" if "135M" in chosen or chosen == "smollm2" else "3e-6",
         )
     )
     kept = not _stub_written(stub, reward, answer)
