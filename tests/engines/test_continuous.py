@@ -13,9 +13,9 @@ from mugrpo.config.engines import ContinuousOptions, HFOptions
 from mugrpo.config.run import ModelOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import FinishReason
-from mugrpo.engines import make_engine, waiting
+from mugrpo.engines import continuous, make_engine, waiting
 from mugrpo.engines.base import Completion, Request
-from mugrpo.engines.cache import BLOCK, SlotCache
+from mugrpo.engines.cache import BLOCK, Reordered, SlotCache
 from mugrpo.engines.continuous import ContinuousEngine
 from mugrpo.engines.hf import HFEngine
 from mugrpo.engines.process import EngineHost, RemoteEngine
@@ -73,6 +73,31 @@ def test_a_prompt_goes_through_the_model_once_for_all_its_responses(monkeypatch)
     monkeypatch.setattr(waiting, "prefill", counted)
     generated(policy, groups_of(policy, 6), batch_size=4, max_new_tokens=8)
     assert sorted(seen) == sorted({encoded(policy, prompt).tobytes() for prompt in PROMPTS})
+
+
+def test_weights_are_reordered_once_for_all_calls_until_they_change(monkeypatch):
+    policy = tiny_policy("llama")
+    engine = ContinuousEngine(policy, ContinuousOptions(slots=4))
+    requests, how = groups_of(policy, 2), {"temperature": 1.0, "max_new_tokens": 8}
+    made: list[Reordered] = []
+    monkeypatch.setattr(
+        continuous, "Reordered", lambda *of: made.append(Reordered(*of)) or made[-1]
+    )
+    first, again = (collected(engine.generate(requests, **how)) for _ in range(2))
+    assert len(made) == 1
+    assert [c.logprobs.tobytes() for c in again] == [c.logprobs.tobytes() for c in first]
+    with torch.no_grad():
+        for weight in policy.model.parameters():
+            weight *= 1.5
+    policy.weights_changed()
+    for request, completion in zip(
+        requests, collected(engine.generate(requests, **how)), strict=True
+    ):
+        logprobs = plain_logprobs(policy, request.prompt_ids, completion.ids).detach()
+        np.testing.assert_allclose(completion.logprobs, logprobs, atol=5e-5)
+    assert len(made) == 2
+    engine.sleep()
+    assert engine._copies is None
 
 
 def test_what_was_computed_is_counted():

@@ -92,6 +92,7 @@ class Engine:
 
     def close(self) -> None:
         """Free everything that the engine holds."""
+        self.sleep()
 
 
 class Arrivals:

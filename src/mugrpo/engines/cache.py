@@ -314,22 +314,30 @@ def _with_room(tensor: torch.Tensor, sizes: dict[int, int]) -> torch.Tensor:
 # once.
 
 
-@contextmanager
-def reordered(model: Any, rows: int) -> Iterator[None]:
-    """Within the block, let linear layers of `model` use reordered copies of their weights.
+class Reordered:
+    """Reordered copies of the weights of a model's linear layers, if it is on a CPU.
 
-    `rows` is the expected number of rows per call. The copies take as much memory as the weights.
-    Only a model on a CPU is changed. The weights must not change within the block.
+    `rows` is the expected number of rows per call. The copies take as much memory as the weights,
+    and serve until those change.
     """
-    layers = _reorderable(model)
-    for layer in layers:
-        weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), rows)
-        layer.forward = partial(_linear, weight, layer.bias)  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        for layer in layers:
-            del layer.forward
+
+    def __init__(self, model: Any, rows: int) -> None:
+        reorder = torch.ops.mkldnn._reorder_linear_weight
+        self._forwards = [
+            (layer, partial(_linear, reorder(layer.weight.detach(), rows), layer.bias))
+            for layer in _reorderable(model)
+        ]
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Let the layers use the copies within the block."""
+        for layer, forward in self._forwards:
+            layer.forward = forward  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            for layer, _ in self._forwards:
+                del layer.forward
 
 
 def _linear(weight: torch.Tensor, bias: torch.Tensor | None, input: torch.Tensor) -> torch.Tensor:

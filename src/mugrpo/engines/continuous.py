@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from mugrpo.config.engines import ContinuousOptions, slots_for
 from mugrpo.disk.records import FinishReason
 from mugrpo.engines.base import Arrivals, Completion, Decoded, Engine, Request
-from mugrpo.engines.cache import ATTENTION, SlotCache, reordered
+from mugrpo.engines.cache import ATTENTION, Reordered, SlotCache
 from mugrpo.engines.sampling import refuse_nan, sample, uniforms
 from mugrpo.engines.static import StaticSequences, StaticSlots, room_of, rounded
 from mugrpo.engines.waiting import Waiting, prefill
@@ -42,6 +42,7 @@ class ContinuousEngine(Engine):
         self._static = static
         self._kept: StaticSlots | None = None  # those of the last call
         self._stream: Any = None  # on which their steps are captured
+        self._copies: tuple[int, Reordered] | None = None  # with the policy's version
 
     def generate(
         self,
@@ -69,14 +70,11 @@ class ContinuousEngine(Engine):
             batch = StaticSequences(self.policy, max_new_tokens, room, slots_with)
             slots = made[0].slots
         else:
-            self.sleep()
+            self._kept = None
             slots = self._count(room, max_new_tokens)
             batch = EagerSequences(self.policy, slots, temperature, max_new_tokens, top_p)
         batch.add(first)
-        with (
-            self.policy.evaluating() as model,
-            reordered(model, min(slots, batch.unfinished) or slots),
-        ):
+        with self.policy.evaluating() as model, self._reordered(model, slots).used():
             while batch.unfinished or arrivals.open:
                 while arrivals.open and batch.unfinished < slots:
                     batch.add(arrived := arrivals.take())
@@ -86,12 +84,16 @@ class ContinuousEngine(Engine):
         self._kept = made[0] if made else None
 
     def sleep(self) -> None:
-        """Free caches and graphs."""
-        self._kept = None
+        """Free caches, graphs and copies of weights."""
+        self._kept = self._copies = None
 
-    def close(self) -> None:
-        """See `Engine.close`."""
-        self.sleep()
+    def _reordered(self, model: Any, rows: int) -> Reordered:
+        """Return reordered weights of the policy. The canary's serve the stage, too."""
+        version = self.policy.version
+        if self._copies is None or self._copies[0] != version:
+            self._copies = None  # frees its memory first
+            self._copies = version, Reordered(model, rows)
+        return self._copies[1]
 
     def _slots(self, room: int, limit: int, temperature: float, most: int) -> StaticSlots:
         """Return slots for sequences of `room` tokens, those of the last call if they serve.

@@ -29,7 +29,7 @@ from mugrpo.run.opening import OpenRun
 CANARY_TOLERANCE: Mapping[Precision, float] = {"fp32": 1e-3, "bf16": 0.1}
 LogprobsOfSets = Callable[..., list[list[NDArray[np.float32]]]]  # of (update, rollouts, ...)
 _WARNING = 0.5  # of the tolerance
-_PROMPT, _TOKENS = 16, 3  # most tokens of a prompt and of a response at a refresh
+_PROMPT, _TOKENS = 8, 2  # most tokens of a prompt and of a response at a refresh
 _TRIED = 16  # the same at a trial
 
 

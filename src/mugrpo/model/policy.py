@@ -82,8 +82,9 @@ class Policy:
         self.waking_remedy = "free GPU memory"  # what to do if it cannot wake
         self.asleep = False  # whether the weights are in host memory, to leave the GPU to engines
         self.host = HostMemory()  # of weights that sleep or are saved
+        self.version = 0  # of the weights in `model`, counted in this process
         self._half: HalfCopy | None = None
-        self._changed = False  # since `_half` was made
+        self._half_version = 0
 
     def working(self) -> Any:
         """Return the model of forward passes: `model`, or a copy of it in bf16 (see `HalfCopy`).
@@ -94,14 +95,14 @@ class Policy:
             return self.model
         if self._half is None:
             self._half = HalfCopy(self.model)
-        elif self._changed:
+        elif self._half_version != self.version:
             self._half.renew()
-        self._changed = False
+        self._half_version = self.version
         return self._half.working
 
     def weights_changed(self) -> None:
         """Note that the weights in `model` are others now. Whoever changes them calls this."""
-        self._changed = True
+        self.version += 1
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -88,6 +88,7 @@ class Dialogue(Protocol):
         ...
 
 
+@dataclass(frozen=True)
 class Sampler:
     """A sampler of groups of rollouts: `group_size` responses to each problem.
 
@@ -96,30 +97,17 @@ class Sampler:
     `top_p` is for evaluations, see `Engine.generate`. With a `dialogue`, rollouts have turns.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        encode: Encode,
-        *,
-        seed: int,
-        stage: str,
-        group_size: int,
-        temperature: float,
-        max_new_tokens: int,
-        policy_step: int,
-        top_p: float = 1.0,
-        dialogue: Dialogue | None = None,
-    ) -> None:
-        self.engine = engine
-        self.encode = encode
-        self.seed = seed
-        self.stage = stage
-        self.group_size = group_size
-        self.temperature = temperature
-        self.max_new_tokens = max_new_tokens
-        self.top_p = top_p
-        self.policy_step = policy_step
-        self.dialogue = dialogue
+    engine: Engine
+    encode: Encode
+    _: KW_ONLY
+    seed: int
+    stage: str
+    group_size: int
+    temperature: float
+    max_new_tokens: int
+    policy_step: int
+    top_p: float = 1.0
+    dialogue: Dialogue | None = None
 
     def sample(
         self,
