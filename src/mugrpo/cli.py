@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(GREETING.format(pages=pages()), flush=True)
             return 0
         if overrides and not options.takes_overrides:
-            raise UsageError(f"{options.command} takes no option {overrides[0]}")
+            raise UsageError(f"{options.command} takes no option {overrides[0]}; see its --help")
         options.overrides = overrides
         _join_launcher(options.command)
         with stop_on_signals(patient=follows()) as stop:

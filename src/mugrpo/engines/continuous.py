@@ -110,11 +110,9 @@ class ContinuousEngine(Engine):
         slots = self._count(room, limit)
         if self.policy.on_gpu and self._stream is None:
             self._stream = torch.cuda.Stream()
-        few = 0 < most < slots
-        made = StaticSlots(
-            self.policy, most if few else slots, room, limit, temperature, self._stream
-        )
-        made.whole = not few
+        count = min(most or slots, slots)
+        made = StaticSlots(self.policy, count, room, limit, temperature, self._stream)
+        made.whole = count == slots
         return made
 
     def _count(self, room: int, limit: int) -> int:

@@ -60,7 +60,7 @@ class Axis:
         options: dict[str, Any] = {"title": self.label, "grid": grid}
         options |= {"format": "~g"} if self.log else {}
         options |= {"format": ",.5~g"} if kind is alt.Y and not self.log else {}
-        options |= {"titleY": -9 - _TICK * self.rows} if kind is alt.Y else {}
+        options |= {"titleY": -11 - _TICK * self.rows} if kind is alt.Y else {}
         nice = kind is alt.Y and self.high is None
         return kind(
             f"{name}:Q", axis=alt.Axis(**options), scale=alt.Scale(nice=nice, **scale), **more
@@ -214,7 +214,7 @@ def refresh_ticks(xs: Sequence[float], row: int, index: int) -> alt.Chart:
     rows = [{"x": x} for x in xs[:: math.ceil(len(xs) / _COLUMNS)]]
     chart = alt.Chart(alt.InlineData(values=rows), name=f"refreshes_{row}")
     mark: alt.Chart = chart.mark_rule(color=color(hue(index)))
-    top = -_TICK * (row + 1)
+    top = -_TICK * (row + 1) - 2  # labels beside the axis end there
     return mark.encode(x="x:Q", y=alt.YValue(top), y2=alt.Y2Value(top + _TICK - 2))
 
 
