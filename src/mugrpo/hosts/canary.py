@@ -5,7 +5,7 @@ the engine's own, so it is tried once, when the engines have started.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,10 +27,9 @@ from mugrpo.run.opening import OpenRun
 # The largest gap that rounding explains. In fp32 it is a single token's. In bf16, which keeps 8
 # bits of a logit, rounding moves single logprobs by tenths, so it is the mean over tokens.
 CANARY_TOLERANCE: Mapping[Precision, float] = {"fp32": 1e-3, "bf16": 0.1}
-LogprobsOfSets = Callable[..., list[list[NDArray[np.float32]]]]  # of (update, rollouts, ...)
+LogprobsOfSets = Callable[..., Iterator[list[NDArray[np.float32]]]]  # of (update, rollouts, ...)
 _WARNING = 0.5  # of the tolerance
-_PROMPT, _TOKENS = 8, 2  # most tokens of a prompt and of a response at a refresh
-_TRIED = 16  # the same at a trial
+_PROMPT, _TOKENS, _TRIED = 8, 2, 16  # most tokens of a prompt, a response, and one of a trial
 
 
 def canary_rollouts(
@@ -90,19 +89,21 @@ def checked_refresh(
         pin_policy(run.folder, run.config, update, int(stage))
     refreshed = engines.refresh(update)
     # An evaluation may have refreshed the engines to this policy already. That counts here.
-    spent, began = {**engines.spent}, time.monotonic()
-    tried = list[Rollout]()
-    if not engines.tried:
-        tried = trial_rollouts(run, refreshed, update, groups, stage)
-        spent["trial"], began = time.monotonic() - began, time.monotonic()
-    rollouts = canary_rollouts(run, refreshed, update, groups, stage)
+    spent, sets = {**engines.spent}, dict[str, list[Rollout]]()
+    makers = {"trial": trial_rollouts, "canary": canary_rollouts}
+    for part in list(makers)[engines.tried :]:
+        began = time.monotonic()
+        sets[part] = makers[part](run, refreshed, update, groups, stage)
+        spent[part] = time.monotonic() - began
     failpoint("canary")
+    began = time.monotonic()
     # In one call, as a process without a trainer loads the model for it. Each set by itself, as the
     # canary's gap must not depend on when engines started.
-    for made, found in zip((tried, rollouts), logprobs(update, tried, rollouts), strict=True):
-        gap = checked_gap(run, made, found) if made else 0.0
+    for part, found in zip(sets, logprobs(update, *sets.values()), strict=True):
+        gap = checked_gap(run, sets[part], found)
+        spent[part] += time.monotonic() - began
+        began = time.monotonic()
     engines.tried = True
-    spent["canary"] = time.monotonic() - began
     return Refreshed(refreshed, engines.dialogues(), gap, spent)
 
 

@@ -6,7 +6,7 @@ run that starts them keeps the lock, generates, scores and evaluates.
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -85,8 +85,8 @@ class RankHost:
 
     def _logprobs_of(
         self, update: int, *sets: Sequence[Rollout]
-    ) -> list[list[NDArray[np.float32]]]:
-        return [self.logprobs(update, rollouts) if rollouts else [] for rollouts in sets]
+    ) -> Iterator[list[NDArray[np.float32]]]:
+        return (self.logprobs(update, rollouts) for rollouts in sets)
 
     def logprobs(self, update: int, rollouts: Sequence[Rollout]) -> list[NDArray[np.float32]]:
         """See `Host`."""

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -110,8 +110,8 @@ class Weights:
 
     def logprobs_for_engines(
         self, update: int, *sets: Sequence[Rollout]
-    ) -> list[list[NDArray[np.float32]]]:
-        """Return what `logprobs` does for each of `sets`, while engines have the machine.
+    ) -> Iterator[list[NDArray[np.float32]]]:
+        """Yield what `logprobs` returns for each of `sets`, while engines have the machine.
 
         If this process has no model, it loads one, and drops it: the engines may need the memory.
         Raises RunStopped if memory runs out.
@@ -119,7 +119,8 @@ class Weights:
         remedy = "leave more memory for it beside the engine"
         try:
             with out_of_memory_explained("the trainer's model", remedy):
-                return [self.logprobs(update, rollouts) if rollouts else [] for rollouts in sets]
+                for rollouts in sets:
+                    yield self.logprobs(update, rollouts)
         finally:
             if self.policy is None:
                 self.close()
