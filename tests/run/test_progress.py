@@ -135,12 +135,14 @@ def test_each_sign_is_said_once_by_the_line_that_goes_beyond_its_limit():
         signs.see("update", 4, {"ratio/negative/max": 100.1, "entropy": 0.0049}, said.append)
         signs.see("evaluation", 5, {"accuracy": 0.44}, said.append)
         signs.see("refresh", 6, {"truncated_share": 0.11}, said.append)
+        signs.see("refresh", 7, {"truncated_share": 0.5}, said.append)
     numbers = [re.findall(r"[\d.]*\d", sentence) for sentence in said]
     assert numbers == [
         ["4", "0", "100", "100"],  # update, A < 0, ratio, limit
         ["4", "0.0049", "0.005"],
         ["5", "0.06", "0", "0.05"],
         ["6", "11", "10"],
+        ["7", "10", "50"],
     ]
 
 

@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from itertools import compress, groupby
 from typing import Any
 
@@ -26,6 +26,7 @@ from mugrpo.tasks.base import Task
 _NONE = "every reward function returned None"
 
 
+@dataclass
 class Scorer:
     """A scorer of rollouts of `problems`, with `task` as the judge.
 
@@ -35,27 +36,19 @@ class Scorer:
     with each rollout's own policy step. `check` is called between rollouts and may raise to stop.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        problems: Sequence[Problem],
-        tokenizer: Any,
-        options: RewardOptions,
-        *,
-        max_new_tokens: int,
-        judge: str = "",
-        state: TrainerState | None = None,
-        check: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.task = task
-        self.problems = {problem.id: problem for problem in problems}
-        self._sources = sorted({p.source for p in problems if p.source is not None})
-        self.tokenizer = tokenizer
-        self.options = options
-        self.max_new_tokens = max_new_tokens
-        self.judge = judge
-        self.state = state
-        self.check = check
+    task: Task
+    problems: Sequence[Problem]
+    tokenizer: Any
+    options: RewardOptions
+    _: KW_ONLY
+    max_new_tokens: int
+    judge: str = ""
+    state: TrainerState | None = None
+    check: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
+        self._by_id = {problem.id: problem for problem in self.problems}
+        self._sources = sorted({p.source for p in self.problems if p.source is not None})
 
     def make_shard(
         self,
@@ -74,7 +67,7 @@ class Scorer:
         began = time.monotonic()
         responses = list(read_rollouts(rollouts, shard))
         for rollout in responses:
-            if rollout.problem_id not in self.problems:
+            if rollout.problem_id not in self._by_id:
                 raise UsageError(
                     f"{rollouts.path(shard)} answers problem {rollout.problem_id!r}, which the "
                     "task does not have; use the task that the rollouts were made for"
@@ -88,7 +81,7 @@ class Scorer:
             if score.status.failed:
                 reasons[f"{score.status.value}: {score.parts.get('reason', _NONE)}"] += 1
                 self._stop_at_limit(reasons, len(responses))
-        asked = {r.problem_id: self.problems[r.problem_id] for r in responses}
+        asked = {r.problem_id: self._by_id[r.problem_id] for r in responses}
         undecided = [id_ for id_, problem in asked.items() if not self.task.decides(problem)]
         if not wanted(shard):
             return
@@ -114,7 +107,7 @@ class Scorer:
         whole = [everything or r.finish_reason is FinishReason.STOP for r in rollouts]
         failures = list(map(_environment_failure, rollouts))
         judged = [
-            not failure and (ended or self.task.takes_groups(self.problems[r.problem_id]))
+            not failure and (ended or self.task.takes_groups(self._by_id[r.problem_id]))
             for r, ended, failure in zip(rollouts, whole, failures, strict=True)
         ]
         verdicts = self.task.score(self._response(r) for r in compress(rollouts, judged))
@@ -141,7 +134,7 @@ class Scorer:
 
     def _with_source(self, score: Score, rollout: Rollout) -> Score:
         """Return `score` with what is logged of the sources of a mixture: share and reward."""
-        own = self.problems[rollout.problem_id].source
+        own = self._by_id[rollout.problem_id].source
         if own is None:
             return score
         logged = {f"share/{source}": [float(source == own)] for source in self._sources}
@@ -151,7 +144,7 @@ class Scorer:
     def _response(self, rollout: Rollout) -> Response:
         failpoint("scoring")
         text = response_text(rollout, self.tokenizer)
-        problem, outcome = self.problems[rollout.problem_id], rollout.environment
+        problem, outcome = self._by_id[rollout.problem_id], rollout.environment
         state = self.state and replace(self.state, global_step=rollout.policy_step)
         return Response(
             problem,

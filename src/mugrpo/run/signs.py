@@ -21,6 +21,7 @@ class Signs:
         self._best: dict[str, tuple[float, int]] = {}  # accuracy and reward: the best, its update
         self._evaluated = 0  # the newest update; later, bakeoffs and users evaluate older ones
         self._entropy = 0.0  # of the first update
+        self._truncated: float | None = None  # share of the first stage's responses
         self._said: set[str] = set()
 
     def see(
@@ -71,3 +72,7 @@ class Signs:
             share = number("truncated_share")
             text = f"{share:.0%} of the stage's responses are truncated; limit {_TRUNCATED:.0%}"
             yield "truncated", _TRUNCATED < share < MOSTLY, text  # above, `truncation` says it
+            first = self._truncated = share if self._truncated is None else self._truncated
+            text = f"truncated responses went from {first:.0%} in the first stage to {share:.0%}"
+            text += "; unless longer ones earn more, lower optimizer.lr or warm up for longer"
+            yield "runaway", first < MOSTLY <= share, text
