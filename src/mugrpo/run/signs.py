@@ -74,5 +74,5 @@ class Signs:
             yield "truncated", _TRUNCATED < share < MOSTLY, text  # above, `truncation` says it
             first = self._truncated = share if self._truncated is None else self._truncated
             text = f"truncated responses went from {first:.0%} in the first stage to {share:.0%}"
-            text += "; unless longer ones earn more, lower optimizer.lr or warm up for longer"
+            text += "; unless longer ones earn more, lower optimizer.lr"
             yield "runaway", first < MOSTLY <= share, text
