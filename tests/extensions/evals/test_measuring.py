@@ -82,7 +82,7 @@ def test_what_is_published_is_not_sampled_again(again, tmp_path, command, monkey
     (folder / "rollouts" / "shard-00001.parquet").unlink()
     ended = command(*again)
     assert "shard-00001.parquet is missing; it is made again" in ended.out
-    assert asked == [4, 1, 8, 16]  # a trial in short rows and a long one, and a canary
+    assert asked == [4, 1, 16, 16]  # a trial in short rows and a long one, and a canary
     assert rows_in(folder, "rollouts") == before
     assert result_in(folder)["measures"] == measures
 
