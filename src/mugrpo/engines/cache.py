@@ -322,11 +322,10 @@ class Reordered:
     """
 
     def __init__(self, model: Any, rows: int) -> None:
-        reorder = torch.ops.mkldnn._reorder_linear_weight
-        self._forwards = [
-            (layer, partial(_linear, reorder(layer.weight.detach(), rows), layer.bias))
-            for layer in _reorderable(model)
-        ]
+        self._forwards = list[tuple[nn.Linear, Any]]()
+        for layer in _reorderable(model):  # without oneDNN there are none, and no such operation
+            weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), rows)
+            self._forwards.append((layer, partial(_linear, weight, layer.bias)))
 
     @contextmanager
     def used(self) -> Iterator[None]:
