@@ -154,6 +154,8 @@ def test_files_that_are_refused_are_named_with_the_command_line(refusal, toml, t
         "gone.toml: there is no such config file or run directory; name one before any options"
     )
     assert "run.toml: " in refusal(file=toml("[schedule\n"))
+    misspelled = refusal(file=tmp_path / "rnu.toml")
+    assert misspelled.endswith(f"run directory; did you mean {tmp_path / 'run.toml'}?")
     latin = tmp_path / "latin.toml"
     latin.write_bytes(b"# \xe9\n")
     assert "byte 2 is not UTF-8" in refusal(file=latin)

@@ -148,9 +148,9 @@ def read_toml(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
-        raise UsageError(
-            f"{file}: there is no such config file or run directory; name one before any options"
-        ) from None
+        near = get_close_matches(file.name, [other.name for other in file.parent.glob("*")], 1)
+        hint = f"did you mean {file.with_name(near[0])}?" if near else "name one before any options"
+        raise UsageError(f"{file}: there is no such config file or run directory; {hint}") from None
     except IsADirectoryError:
         raise UsageError(f"{file} is a directory; name a config file (TOML)") from None
     except UnicodeDecodeError as error:
