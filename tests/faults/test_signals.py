@@ -20,6 +20,7 @@ from tests.runs import State, assert_same, mugrpo, state, train
             ("scoring", 15, "SIGTERM", State((3, 0), (1, 0), (), "evaluation 0")),
             # The current update is finished and saved, although no checkpoint is due after it.
             ("gradient", 1, "SIGTERM", State((3, 0), (3, 0), (1,), "update 1")),
+            ("gradient", 1, "SIGTERM+SIGTERM", State((3, 0), (3, 0), (1,), "update 1")),  # Slurm
             ("gradient", 5, "SIGINT", State((3, 3), (3, 3), (2, 4, 5), "update 5")),
             ("half a checkpoint", 2, "SIGTERM", State((3, 3), (3, 3), (2, 4), "update 4")),
             ("evaluation sampled", 2, "SIGINT", State((3, 0), (3, 0), (2, 3), "update 3")),
@@ -31,7 +32,7 @@ def test_a_signal_ends_a_run_cleanly_and_the_command_it_prints_resumes_it(
 ):
     run_dir = tmp_path / "a run"
     ended = train(run_dir, at=place, nth=nth, act=name)
-    stopped(ended, f"mugrpo: stopped by {name}. ")
+    stopped(ended, f"mugrpo: stopped by {name.partition('+')[0]}. ")
     assert state(run_dir) == on_disk
     again = mugrpo(*resume_words(ended))
     assert (again.status, again.err) == (0, "")

@@ -242,9 +242,11 @@ def requeue(jobs: Jobs, name: str) -> None:
     jobs.cluster.run("scontrol", "requeue", jobs.job(name))
 
 
+HIGH = ("-p", "high", "-N", "2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 1")
+
+
 def preempt(jobs: Jobs, name: str) -> None:
-    words = ("-p", "high", "-N", "2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 1")
-    job = jobs.cluster.run("sbatch", "--parsable", *words).strip()
+    job = jobs.cluster.run("sbatch", "--parsable", *HIGH).strip()
     until(lambda: job not in [one for one, _, _ in jobs.cluster.queue()])
 
 
@@ -383,6 +385,20 @@ def test_updates_that_reach_the_time_limit_lose_none(jobs: Jobs):
     until(lambda: jobs.cluster.run("squeue", "-h", "-o", "%T").split() == ["PENDING"])
     assert max(checkpoints(jobs.run)) >= 4 and len(read_metrics(jobs.run)) > 4
     assert (jobs.run / "slurm" / "tries" / "run-optimize-1").read_text() == "stopped\n"
+
+
+def test_updates_that_are_preempted_lose_none(jobs: Jobs):
+    """Slurm sends SIGTERM twice. The update before the one in which it comes is kept."""
+    jobs.write_toml("parts = 2")
+    jobs.hold(*UPDATES)
+    jobs.submit()
+    jobs.wait_for(UPDATES[0])
+    log = jobs.run / "logs" / "slurm" / "run-optimize-1.log"
+    jobs.cluster.run("sbatch", *HIGH)
+    assert soon(lambda: "CANCELLED AT" in log.read_text(), 60), jobs.logs()
+    jobs.release(UPDATES[0])
+    assert soon(lambda: "stopped by SIGTERM" in log.read_text(), 60), jobs.logs()
+    assert max(checkpoints(jobs.run)) >= 4 and len(read_metrics(jobs.run)) > 4
 
 
 def test_two_at_once_submit_once(jobs: Jobs, begun: tuple[Path, Path]):

@@ -110,14 +110,15 @@ class StopFlag:
 
 @contextmanager
 def stop_on_signals(*, patient: bool = False) -> Iterator[StopFlag]:
-    """Within the block, a first SIGTERM or SIGINT sets the flag and a second one exits at once.
+    """Within the block, a first SIGTERM or SIGINT sets the flag, and a Ctrl-C after it exits at once.
 
-    If `patient`, a second signal does nothing: a rank may get the same signal from several senders.
+    A second SIGTERM does nothing, as Slurm sends two when it preempts a job. Nor does a second
+    Ctrl-C if `patient`: a rank may get the same signal from several senders.
     """
     flag = StopFlag()
 
     def handle(number: int, _frame: FrameType | None) -> None:
-        if flag.signal_name and not patient:
+        if flag.signal_name and number == signal.SIGINT and not patient:
             os._exit(_SECOND_SIGNAL_STATUS)
         if number == signal.SIGINT and not patient:  # os.write, as a handler may interrupt a print
             os.write(2, b"\nstopping after this step; a second Ctrl-C quits at once\n")

@@ -44,7 +44,7 @@ told_to_stop() {{  # by Slurm, because of the time limit or a preemption
 }}
 
 has_published() {{  # since this try began
-    find "$run/stages" "$run/checkpoints" -newer "$tries" -name "*.json" | grep -q .
+    find "$run/stages" "$run/checkpoints" -newer "$tries" -name "*.json" 2>/dev/null | grep -q .
 }}
 
 end_with() {{  # the status of mugrpo
