@@ -244,7 +244,8 @@ def test_every_objective_but_file_is_the_module_of_its_name():
     [
         ("--a.b", "--a.b has no value"),
         ("stages 3", "'stages' is not an option"),
-        ("--preset=mu-grpo --objective.ratio_clip=[5,0]", "it needs 0 <= low < high"),
+        ("--preset=mu-grpo --objective.ratio_clip=[5,0]", "it needs 0 <= low <= 1 <= high"),
+        ("--preset=dapo --objective.ratio_clip=[0.2,0.28]", "epsilon of 0.2 is [0.8, 1.2]"),
         ("--schedule.stages=0 --optimizer.lrr=1", "schedule.stages"),  # every fault at once
         ("--schedule.stages=0 --optimizer.lrr=1", "optimizer.lrr"),
         ("--veto.name=nothing", "negative_advantage"),  # the choices

@@ -15,8 +15,9 @@ from mugrpo.config.base import ObjectiveOptions, Part, PathOrName, one_of
 
 def _ordered(interval: tuple[float, float]) -> tuple[float, float]:
     low, high = interval
-    if not 0 <= low < high:
-        raise ValueError(f"[{low}, {high}] is not a ratio interval: it needs 0 <= low < high")
+    if not 0 <= low <= 1 <= high or low == high:
+        needed = "0 <= low <= 1 <= high; an epsilon of 0.2 is [0.8, 1.2]"
+        raise ValueError(f"[{low}, {high}] is not a ratio interval: it needs {needed}")
     return interval
 
 

@@ -167,11 +167,17 @@ def _objective(options: ObjectiveOptions) -> Objective:
 
 
 def _try(objective: Objective, knobs: Mapping[str, Any]) -> None:
-    """Raise ValueError unless the loss of a response of two tokens is a tensor [1, 2]."""
-    logprobs_BT = torch.full((1, 2), -1.0, requires_grad=True)
-    inputs = (logprobs_BT.detach(), torch.ones(1), torch.ones(1, 2, dtype=torch.bool))
+    """Raise ValueError unless three responses of two tokens have losses [3, 2] and gradients."""
+    behavior_BT = torch.full((3, 2), -1.0)  # of ratios 1, above and below
+    logprobs_BT = (behavior_BT + torch.tensor([[0.0], [0.1], [-0.1]])).requires_grad_()
+    inputs = (behavior_BT, torch.tensor([1.0, 1.0, -1.0]), torch.ones(3, 2, dtype=torch.bool))
     loss_BT, metrics = objective.loss(logprobs_BT, *inputs, **knobs)
-    if loss_BT.shape != (1, 2):
-        raise ValueError(f"loss returned {[*loss_BT.shape]} for [1, 2]")
+    if loss_BT.shape != (3, 2):
+        raise ValueError(f"loss returned {[*loss_BT.shape]} for [3, 2]")
     if missing := {*objective.metrics} - metrics.keys():
         raise ValueError(f"loss returned no metric {min(missing)!r}")
+    if not loss_BT.requires_grad:
+        raise ValueError("loss does not depend on logprobs, so nothing would be learned")
+    [gradient_BT] = torch.autograd.grad(loss_BT.sum(), logprobs_BT)
+    if not (loss_BT.isfinite() & gradient_BT.isfinite()).all():
+        raise ValueError("loss or its gradient is not finite at ratios of 1, 1.1 and 0.9")
