@@ -44,7 +44,7 @@ NAMES = {
 }
 
 _SPAN_0_TO_1 = ("accuracy", "best", "mean")
-_PANEL, _ALONE, _HEIGHT = 340, 580, 230
+_PANEL, _ALONE, _HEIGHT = 340, 400, 230
 _SHADES = 5  # with more lines, intervals are not shaded
 _ROW, _DOTS = 24, 440
 _LETTER = 14  # pixels from one name to the next
