@@ -325,7 +325,8 @@ def resuming(options: argparse.Namespace, overrides: Sequence[str], reason: str)
         elif equals and name.startswith("--") and name in reason:
             word = f"{name}=VALUE"
         words.append(word)
-    return f"{'after the repair, ' * ('`mugrpo repair' in reason)}resume with: {shlex.join(words)}"
+    again = "type again" if options.command == "check" else "resume with"
+    return f"{'after the repair, ' * ('`mugrpo repair' in reason)}{again}: {shlex.join(words)}"
 
 
 def parsers_of(root: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:

@@ -16,11 +16,16 @@ WEIGHTS = [[4.0, 0.5, 0.75], [1.5, 2.0, 99.0]]
 MASK = torch.tensor([[1, 1, 1], [1, 1, 0]], dtype=torch.bool)
 
 
-def of_weights(function, **knobs: object) -> torch.Tensor:
+def weighed(kind: str, trainer, engine, mask, *, interval, level) -> torch.Tensor:
+    weights_BT = corrections.weights(trainer, engine, mask, level)
+    return getattr(corrections, kind)(weights_BT, *interval)
+
+
+def of_weights(kind: str, **knobs: object) -> torch.Tensor:
     """Return the weights, 0 on padding."""
     engine = -torch.arange(1.0, 7.0, dtype=torch.float64).reshape(2, 3)
     trainer = engine + torch.tensor(WEIGHTS, dtype=torch.float64).log()
-    return function(trainer, engine, MASK, **knobs) * MASK
+    return weighed(kind, trainer, engine, MASK, **knobs) * MASK
 
 
 @table(
@@ -37,7 +42,7 @@ def of_weights(function, **knobs: object) -> torch.Tensor:
     ],
 )
 def test_weights_by_hand(kind, interval, level, expected):
-    actual = of_weights(getattr(corrections, kind), interval=interval, level=level)
+    actual = of_weights(kind, interval=interval, level=level)
     torch.testing.assert_close(actual, torch.tensor(expected).double(), rtol=1e-7, atol=0)
 
 
@@ -49,9 +54,9 @@ def test_extreme_probabilities_give_weights_from_0_to_the_bound(level):
     engine = torch.tensor([[-1.0], [nothing], [nothing]])
     mask = torch.ones(3, 1, dtype=torch.bool)
     tiny = math.exp(-80)
-    actual = corrections.truncated(trainer, engine, mask, interval=(0.0, 2.0), level=level)
+    actual = weighed("truncated", trainer, engine, mask, interval=(0.0, 2.0), level=level)
     assert actual[:, 0].tolist() == pytest.approx([tiny, 2.0, 1.0], rel=1e-4)
-    actual = corrections.masked(trainer, engine, mask, interval=(0.5, 2.0), level=level)
+    actual = weighed("masked", trainer, engine, mask, interval=(0.5, 2.0), level=level)
     assert actual[:, 0].tolist() == [0.0, 0.0, 1.0]
 
 

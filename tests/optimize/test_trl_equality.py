@@ -108,12 +108,13 @@ MODES = [
 
 @table(("mode", "correction", "clip"), MODES)
 def test_weights_equal_trls(mode, correction, clip):
-    knobs = {k: v for k, v in correction.items() if k != "name"}
     reached = 0
     for seed in range(10):
         update = random_update(seed)
-        function = getattr(corrections, correction["name"])
-        weights_BT = function(update.trainer, update.engine, update.mask, **knobs)
+        given = (update.trainer, update.engine, update.mask)
+        weights_BT = corrections.weights(*given, correction["level"])
+        bounded = getattr(corrections, correction["name"])
+        weights_BT = bounded(weights_BT, *correction["interval"])
         trl = trl_weights(update, mode, clip).expand_as(weights_BT)
         torch.testing.assert_close(
             weights_BT[update.mask], trl[update.mask], rtol=1e-12, atol=1e-14

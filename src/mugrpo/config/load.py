@@ -235,6 +235,8 @@ def _sentence(error: Any, root: type[Options]) -> str:
     if not name:  # the error is about the config as a whole
         return message
     message = _IN_TOML.get(error["type"], message)
+    if isinstance(value, str) and (method := value.replace("_", "-")) in PRESETS:
+        message += f"; the whole method is preset = {method!r}"
     if name.rpartition(".")[2] == "temperature" and value == 0:
         message += (
             "; greedy evaluation is evaluation.greedy = true, and a benchmark is nearly greedy at "
@@ -264,7 +266,7 @@ def unknown(name: str, inner: Sequence[str], root: type[Options]) -> str:
     in_group = root.choices().get(group, {})
     owners = [repr(n) for n, options in in_group.items() if leaf in options.model_fields]
     if owners:
-        return f"{name} is an option if {group}.name = {' or '.join(owners)}"
+        return f"{name} is an option if {group}.name = {' or '.join(owners)}, else leave it out"
     known = list(dict.fromkeys(option.name for option in describe(root)))
     meant = {one: _meant(one, known, root) for one in inner or [name]}
     hints = [

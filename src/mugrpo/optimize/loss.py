@@ -14,6 +14,7 @@ import torch
 
 from mugrpo.config.base import ObjectiveOptions
 from mugrpo.config.objectives import (
+    CorrectionOptions,
     FileOptions,
     KLReference,
     NegativeAdvantageVeto,
@@ -95,11 +96,10 @@ class UpdateLoss:
             **needed,
             **extra,
         )
-        if weigh := _CORRECTIONS.get(self._config.correction.name):
-            trainer_BT = batch.stored["trainer_behavior_logprobs"]
-            weight_BT = weigh(
-                trainer_BT, batch.behavior_logprobs, batch.mask, **self._config.correction.knobs
-            )
+        if isinstance(correction := self._config.correction, CorrectionOptions):
+            both = (batch.stored["trainer_behavior_logprobs"], batch.behavior_logprobs)
+            weight_BT = corrections.weights(*both, batch.mask, correction.level)
+            weight_BT = _CORRECTIONS[correction.name](weight_BT, *correction.interval)
             metrics["correction_weight"] = weight_BT * batch.mask
             loss_BT = loss_BT * weight_BT
         if self._kl is not None:

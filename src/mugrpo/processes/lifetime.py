@@ -110,7 +110,7 @@ class StopFlag:
 
 @contextmanager
 def stop_on_signals(*, patient: bool = False) -> Iterator[StopFlag]:
-    """Within the block, a first SIGTERM or SIGINT sets the flag, and a Ctrl-C after it exits at once.
+    """Within the block, a first SIGTERM or SIGINT sets the flag, a Ctrl-C after it exits at once.
 
     A second SIGTERM does nothing, as Slurm sends two when it preempts a job. Nor does a second
     Ctrl-C if `patient`: a rank may get the same signal from several senders.

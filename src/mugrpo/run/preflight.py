@@ -62,16 +62,16 @@ def preflight(run: OpenRun, *, verbose: bool = False, elsewhere: Trial | None = 
         tries.insert(3, _try_for_nothing)
     if elsewhere is None:
         tries.insert(1, _try_machine)
-    faults = list[Exception]()
+    faults = dict[str, Exception]()  # by what they say, as several trials may meet the same one
     for trial in tries:
         try:
             trial(run, verbose)
         except (UsageError, RunStopped) as error:
             if not verbose:
                 raise
-            faults.append(error)
+            faults.setdefault(str(error), error)
     if len(faults) == 1:
-        raise faults[0]
+        raise next(iter(faults.values()))
     for number, fault in enumerate(faults, 1):
         run.progress.say(f"fault {number}     {fault}")
     if faults:
@@ -234,7 +234,9 @@ def _scores(
         yield from run.task.score(answers)
     except BrokenReward as error:
         text = f"tried before the first rollout, a reward fails: {error}"
-        raise (UsageError if run.folder.is_untouched() else BrokenReward)(text) from None
+        if run.folder.is_untouched():  # no run has the reward as it was
+            raise UsageError(text.partition(" (--force")[0]) from None
+        raise BrokenReward(text) from None
 
 
 _RIGHT = "the right answer"
