@@ -200,7 +200,7 @@ def run_repair(options: argparse.Namespace) -> None:
     from mugrpo.tools.repair import repair
 
     damaged = repair(RunDir(options.target), _say)
-    rest = f"`mugrpo train {options.target}` goes on and makes what it needs again"
+    rest = f"`mugrpo train` or `submit {options.target}` goes on and makes what it needs again"
     _say(f"{damaged} damaged; {rest}" if damaged else "no damage found")
 
 

@@ -340,10 +340,15 @@ def test_status_says_which_job_failed_why_and_what_to_type(slurm: Slurm, command
     for part, end in ((0, "done"), (1, "failed with status 3\nrefused")):
         (run / "slurm/tries" / f"tiny-generate-0-{part}").write_text(f"{end}\n")
     slurm.keep(lambda job: job[0] == "2" and job[1] == "0")
+    again = run / "logs/slurm/tiny-score-0-0.log"
+    again.write_text("== job 2_0\nmugrpo: stopped by SIGTERM. Nothing published is lost; resume\n")
+    (run / "slurm/tries/tiny-score-0-0").write_text("failed with status 3\n" * 2)
     log = run / "logs/slurm/tiny-generate-0-1.log"
     here = Path("slurm.toml").resolve()
     assert lines(RunDir(Path("runs/tiny"))) == [
-        "job 2_0  score of stage 0, part 0: pending (Dependency) since 2026-01-01T00:00:00",
+        "job 2_0  score of stage 0, part 0: pending (Dependency) since 2026-01-01T00:00:00; 2 "
+        "tries failed, the last one: stopped by SIGTERM; give it more `time` in slurm.toml "
+        f"({again})",
         f"job 1_1  generate of stage 0, part 1: refused: the disk is full; make room ({log})",
         "2 jobs were cancelled before they began",
         f"when that is mended, type: mugrpo submit runs/tiny --slurm {here}",

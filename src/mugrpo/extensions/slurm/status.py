@@ -31,42 +31,53 @@ def lines(folder: RunDir) -> Sequence[str]:
         for part in job["parts"]:
             last[Task(job["phase"], job["stage"], part)] = job["job"]
     over = {task: job for task, job in last.items() if task not in queue}
-    tries = {task: run / "slurm" / "tries" / task_name(run, *task) for task in over}
-    begun = [task for task in over if tries[task].exists()]
-    failed = [text for task in begun if (text := _failure(run, task, over[task], tries[task]))]
+    begun = [task for task in over if _tries(run, task).exists()]
+    failed = [text for task in begun if (text := _failure(run, task, over[task]))]
     if never := len(over) - len(begun):
-        failed.append(f"{never} jobs were cancelled before they began")
+        unseen = "" if any((run / "logs" / "slurm").glob("*")) else f"; nodes must share {run}"
+        failed.append(f"{never} jobs were cancelled before they began{unseen}")
     if failed:
         words = ["mugrpo", "submit", str(folder.root), *jobs["words"]]
         failed.append(f"when that is mended, type: {shlex.join(words)}")
-    return [*(_line(task, job) for task, job in queue.items()), *failed]
+    return [*(_line(run, task, job) for task, job in queue.items()), *failed]
 
 
-def _line(task: Task, job: Queued) -> str:
+def _tries(run: Path, task: Task) -> Path:
+    return run / "slurm" / "tries" / task_name(run, *task)
+
+
+def _line(run: Path, task: Task, job: Queued) -> str:
     why = "" if job.reason in ("None", "") else f" ({job.reason})"
-    return f"{_name(task, job.job)}: {job.state.lower()}{why} since {job.since}"
+    line = f"{_name(task, job.job)}: {job.state.lower()}{why} since {job.since}"
+    file = _tries(run, task)
+    if job.state == "PENDING" and file.exists() and (tries := file.read_text().count("failed")):
+        line += f"; {tries} tries failed, the last one: {_said(run, task, _MUGRPO)}"
+    return line
 
 
 def _name(task: Task, job: str) -> str:
     return f"job {job}  {task}" if task.part is None else f"job {job}_{task.part}  {task}"
 
 
-def _failure(run: Path, task: Task, job: str, tries: Path) -> str | None:
+def _failure(run: Path, task: Task, job: str) -> str | None:
     """Return how a job that is over has ended, or None if it has succeeded."""
-    ends = tries.read_text().splitlines()
+    ends = _tries(run, task).read_text().splitlines()
     if ends[-1:] == ["done"]:
         return None
-    log = run / "logs" / "slurm" / f"{task_name(run, *task)}.log"
     end, begin = (ends[-1], _MUGRPO) if ends else ("ended by Slurm", _SLURM)
-    return f"{_name(task, job)}: {end}: {_said(log, begin)} ({log})"
+    return f"{_name(task, job)}: {end}: {_said(run, task, begin)}"
 
 
-def _said(log: Path, begin: str) -> str:
-    """Return the last sentence of a log's last try that begins so, or its last line."""
+def _said(run: Path, task: Task, begin: str) -> str:
+    """Return the last sentence of the log's last try that begins so, or its last line."""
+    log = run / "logs" / "slurm" / f"{task_name(run, *task)}.log"
     try:
         text = log.read_text(errors="replace")
     except OSError:
         return "it has no log"
     said = re.split(r"^== job .*$", text, flags=re.MULTILINE)[-1].strip().splitlines()
     found = [line for line in said if line.startswith(begin)] or said or ["it has said nothing"]
-    return found[-1].removeprefix(_MUGRPO).partition(". Nothing published is lost")[0]
+    sentence = found[-1].removeprefix(_MUGRPO).partition(". Nothing published is lost")[0]
+    if sentence.startswith("stopped by SIGTERM"):  # a try that failed by it published nothing
+        sentence += "; give it more `time` in slurm.toml"
+    return f"{sentence} ({log})"
