@@ -210,6 +210,9 @@ def _add_first(commands: Commands) -> None:
     init = _of_cli(commands, "init", text, "--from problems.jsonl")
     problems = "problems with their answers (a file, see task.data), or a data set on the hub"
     init.add_argument("--from", dest="data", required=True, metavar="FILE", help=problems)
+    for what in ("prompt", "answer"):
+        name = f"the column of {what}s (default: the first with a usual name)"
+        init.add_argument(f"--{what}-column", metavar="NAME", help=name)
     config = "the config to write (default: %(default)s)"
     init.add_argument("--out", type=Path, default=Path("mine.toml"), help=config)
     model = "a model directory or a hub id (default: SmolLM2-135M-Instruct)"

@@ -193,7 +193,8 @@ def check_stage(run: OpenRun, stage: int | None) -> None:
 def run_init(options: argparse.Namespace) -> None:
     from mugrpo.tools.init import write_config
 
-    write_config(options.data, options.out, options.model, _say)
+    columns = {"prompt": options.prompt_column, "answer": options.answer_column}
+    write_config(options.data, options.out, options.model, _say, **columns)
 
 
 def run_repair(options: argparse.Namespace) -> None:

@@ -76,3 +76,4 @@ def test_status_of_a_run_that_is_finished_or_none(reference: Path, tmp_path, com
         f"next: mugrpo report {reference}",
     ]
     refused(command("status", tmp_path), f"{tmp_path} is not a run; name a run's directory")
+    refused(command("status", tmp_path / "no"), f"{tmp_path / 'no'} does not exist; name a run's")

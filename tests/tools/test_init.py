@@ -89,9 +89,16 @@ def test_a_reward_that_cannot_tell_answers_apart_is_not_guessed(tmp_path: Path):
 
 def test_nothing_is_overwritten_and_prompts_are_needed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    Path("odd.jsonl").write_text('{"a": 1, "b": "c"}\n')
+    Path("odd.jsonl").write_text('{"a": "1+1", "b": "2"}\n{"a": "1+2", "b": "3"}\n')
     assert main(["init", "--from", "odd.jsonl"]) == 2
     assert "(it has 'a', 'b')" in capsys.readouterr().err and not Path("mine.toml").exists()
+    named = ["--prompt-column", "a", "--out", "named.toml", "--answer-column"]
+    assert main(["init", "--from", "odd.jsonl", *named, "c"]) == 2
+    assert "has a column c; name the one of answers with --answer-col" in capsys.readouterr().err
+    assert main(["init", "--from", "odd.jsonl", *named, "b"]) == 0
+    task = load_config(Path("named.toml")).task
+    assert (task.prompt_column, task.answer_column) == ("a", "b")
+    Path("rewards.py").unlink()
     Path("good.jsonl").write_text('{"prompt": "1+1", "answer": 2}\n')
     Path("rewards.py").write_text("mine = 1")
     assert main(["init", "--from", "good.jsonl"]) == 0

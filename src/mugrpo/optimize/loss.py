@@ -5,7 +5,7 @@
 Suffixes: B responses of a micro-batch, T response tokens.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -32,11 +32,6 @@ from mugrpo.optimize.reference import kl
 
 Tensors = Mapping[str, torch.Tensor]
 
-_CORRECTIONS: dict[str, Callable[..., torch.Tensor]] = {
-    "truncated": corrections.truncated,
-    "masked": corrections.masked,
-}
-
 
 class UpdateLoss:
     """The token losses of an update, as a function of a micro-batch and its logprobs [B, T].
@@ -58,7 +53,7 @@ class UpdateLoss:
         names += ["vetoed_fraction"] * isinstance(config.veto, NegativeAdvantageVeto)
         masks_responses = isinstance(config.sequence_mask, OffPolicySequenceMask)
         names += ["sequence_masked_fraction"] * masks_responses
-        names += ["correction_weight"] * (config.correction.name in _CORRECTIONS)
+        names += ["correction_weight"] * bool(config.correction.needs)
         return (*names, *["kl_reference"] * (self._kl is not None))
 
     def has_gradient(self, responses: Responses) -> torch.Tensor:
@@ -99,7 +94,8 @@ class UpdateLoss:
         if isinstance(correction := self._config.correction, CorrectionOptions):
             both = (batch.stored["trainer_behavior_logprobs"], batch.behavior_logprobs)
             weight_BT = corrections.weights(*both, batch.mask, correction.level)
-            weight_BT = _CORRECTIONS[correction.name](weight_BT, *correction.interval)
+            bounded = getattr(corrections, correction.name)
+            weight_BT = bounded(weight_BT, *correction.interval)
             metrics["correction_weight"] = weight_BT * batch.mask
             loss_BT = loss_BT * weight_BT
         if self._kl is not None:

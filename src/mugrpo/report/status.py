@@ -41,7 +41,8 @@ def status(run_dir: RunDir) -> list[str]:
     """
     stored = run_dir.read_config()
     if stored is None:
-        raise UsageError(f"{run_dir.root} is not a run; name a run's directory")
+        kind = "is not a run" if run_dir.root.exists() else "does not exist"
+        raise UsageError(f"{run_dir.root} {kind}; name a run's directory")
     config = _config(run_dir, stored)
     schedule, made = config.schedule, run_dir.newest_update()
     lines = [f"{run_dir.root}: {made:,} of {schedule.total_updates:,} updates are saved"]

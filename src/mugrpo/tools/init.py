@@ -18,11 +18,11 @@ from mugrpo.tasks.dataset import Dataset
 from mugrpo.tasks.rows import Row, read_rows
 
 # Names of columns, the likeliest first; a dotted one is inside a column of verl's files.
-_PROMPTS = ("prompt", "problem", "question", "query", "instruction", "input", "messages")
-_ANSWERS = (
-    *("answer", "final_answer", "ground_truth", "reward_model.ground_truth", "expected_answer"),
-    *("solution", "target", "label", "output"),
-)
+_ANSWERS = ("answer", "final_answer", "ground_truth", "reward_model.ground_truth")
+_USUAL = {
+    "prompt": ("prompt", "problem", "question", "query", "instruction", "input", "messages"),
+    "answer": (*_ANSWERS, "expected_answer", "solution", "target", "label", "output"),
+}
 _LOOKED_AT = 1000  # rows
 _MOST = 0.95  # share of the references that look like formulas; others must all be usable
 _SHORT = 40  # characters of a reference that is compared letter by letter
@@ -56,24 +56,22 @@ def brief(completions, {answer}**columns):
 _CONFIG = Path(__file__).with_name("template.toml")
 
 
-def write_config(data: str, out: Path, model: str | None, say: Callable[[str], None]) -> None:
+def write_config(
+    data: str, out: Path, model: str | None, say: Callable[[str], None], **columns: str | None
+) -> None:
     """Write the config `out` and a stub of rewards beside it for the rows of `data`, and say why.
 
-    A stub that exists is kept. Raises UsageError if the data cannot be read or has no column of
-    prompts, or if the config exists.
+    `columns` may name those of "prompt" and "answer". A stub that exists is kept. Raises UsageError
+    if the data cannot be read or have no column of prompts or one that is named, or if the config
+    exists.
     """
     stub = out.with_name("rewards.py")
     if out.exists():
         raise UsageError(f"{out} exists already; name another with --out, or remove it")
     rows = read_rows(data)
     looked = rows[:_LOOKED_AT]
-    prompt, answer = _column(looked, _PROMPTS), _column(looked, _ANSWERS)
-    if prompt is None:
-        names = ", ".join(map(repr, looked[0][1]))
-        raise UsageError(
-            f"{data}: no column is called {', '.join(_PROMPTS)}; rename the one with the problems "
-            f"(it has {names})"
-        )
+    prompt, answer = (_column(data, looked, what, columns.get(what)) for what in _USUAL)
+    assert prompt is not None
     answer, references, reward, count = _guessed(data, looked, prompt, answer, say)
     added, tokens, kind = _REWARDS.get(reward, ("", 256, ""))
     if median(len(str(entry(row, prompt))) for _, row in looked) < _EASY:
@@ -194,12 +192,18 @@ def _stub_written(stub: Path, reward: str, answer: str | None) -> bool:
     return True
 
 
-def _column(rows: Sequence[Row], names: Sequence[str]) -> str | None:
-    """Return the first of `names` that every row has, or None."""
+def _column(data: str, rows: Sequence[Row], what: str, named: str | None) -> str | None:
+    """Return the `named` or first usual column that all rows have. Answers may have none: None."""
+    names = (named,) if named else _USUAL[what]
     for name in names:
         if all(has(row, name) and entry(row, name) is not None for _, row in rows):
             return name
-    return None
+    if what != "prompt" and not named:
+        return None
+    raise UsageError(
+        f"{data}: not every row has a column {' or '.join(names)}; name the one of {what}s with "
+        f"--{what}-column (it has {', '.join(map(repr, rows[0][1]))})"
+    )
 
 
 def _references(rows: Sequence[Row], column: str) -> Iterator[str]:
