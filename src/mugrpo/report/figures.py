@@ -41,7 +41,7 @@ _WIDE: dict[str, Any] = {"width": 480, "height": 300}  # pixels of a chart, two 
 # Kind of the lines, prefix and suffix of their keys, title, note.
 _REWARDS = ("refresh", "rewards/", "/mean", "Rewards", "mean over each stage's judged rollouts")
 _LENGTH = ("refresh", "mean_length", "", "Response length", "tokens, mean over the stage")
-_CUT = ("refresh", "truncated_share", "", "Truncated responses", "share of the stage's")
+_CUT = ("refresh", "truncated_share", "", "Truncated responses", "share of each stage's responses")
 _BY_STAGE = (
     ("refresh", "logged/", "", "Logged", "mean over each stage's judged rollouts"),
     ("evaluation", "accuracy/", "", "Accuracy by source", "share of right responses"),
@@ -215,11 +215,11 @@ def first_figures(runs: Sequence[RunData]) -> Iterator[Markup | None]:
     yield from _by_stage(runs, (_REWARDS, _LENGTH, _CUT))
     ratio = {"ratio/negative/mean": "mean"}
     for panel in (
-        Panel("Entropy", "of the policy", "nats per token", {"entropy": "entropy"}),
+        Panel("Entropy", "gaps: updates without gradient", "nats per token", {"entropy": "entropy"}),
         Panel("Ratio of negatives", "mean of tokens with A < 0; 1 on fresh rollouts", "", ratio),
     ):
         yield update_figure(runs, panel)
-    yield drawn("Where the time went", "all phases, to scale", _times(runs))
+    yield drawn("Where the time went", "to scale, and the accuracy at the end", _times(runs))
 
 
 def _times(runs: Sequence[RunData]) -> Picture | None:
