@@ -215,7 +215,7 @@ def first_figures(runs: Sequence[RunData]) -> Iterator[Markup | None]:
     yield from _by_stage(runs, (_REWARDS, _LENGTH, _CUT))
     ratio = {"ratio/negative/mean": "mean"}
     for panel in (
-        Panel("Entropy", "gaps: updates without gradient", "nats per token", {"entropy": "entropy"}),
+        Panel("Entropy", "gaps have no gradient", "nats per token", {"entropy": "entropy"}),
         Panel("Ratio of negatives", "mean of tokens with A < 0; 1 on fresh rollouts", "", ratio),
     ):
         yield update_figure(runs, panel)

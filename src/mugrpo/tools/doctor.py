@@ -42,9 +42,8 @@ def examine(say: Callable[[str], None]) -> None:
 
 def _next() -> str:
     """Return the command to go on with in this folder."""
-    configs = sorted({*Path().glob("*.toml")} - {Path("pyproject.toml")})
-    if configs:
-        return f"mugrpo check {configs[0]}"
+    if configs := {*Path().glob("*.toml")} - {Path("pyproject.toml"), Path("slurm.toml")}:
+        return f"mugrpo check {max(configs, key=lambda file: file.stat().st_mtime)}"
     if Path("runs/demo").exists():
         return "mugrpo init --from problems.jsonl, with a file of your own problems"
     return "mugrpo demo"
