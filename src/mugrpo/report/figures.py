@@ -213,10 +213,9 @@ def _of_evaluations(runs: Sequence[RunData], name: str) -> list[Markup | None]:
 def first_figures(runs: Sequence[RunData]) -> Iterator[Markup | None]:
     """Yield what answers whether a run learned and what it cost, besides its headline."""
     yield from _by_stage(runs, (_REWARDS, _LENGTH, _CUT))
-    ratio = {"ratio/negative/mean": "mean"}
     for panel in (
-        Panel("Entropy", "gaps have no gradient", "nats per token", {"entropy": "entropy"}),
-        Panel("Ratio of negatives", "mean of tokens with A < 0; 1 on fresh rollouts", "", ratio),
+        Panel("Entropy", "of updates with a gradient", "nats per token", {"entropy": "entropy"}),
+        Panel("Ratio of negatives", "A < 0; 1 if on policy", "", {"ratio/negative/mean": "mean"}),
     ):
         yield update_figure(runs, panel)
     yield drawn("Where the time went", "to scale, and the accuracy at the end", _times(runs))
@@ -253,7 +252,8 @@ def _by_stage(
         # What functions log has units of its own: a chart for each.
         apart = [{key: name} for key, name in series.items()] if title == "Logged" else [series]
         for one in apart:
-            chart = update_chart(runs, Axis("mean"), lines_of(runs, points, one))
+            axis = Axis("share" if "share" in note else "mean")
+            chart = update_chart(runs, axis, lines_of(runs, points, one))
             yield drawn(" ".join([title, *one.values()][: 1 + (title == "Logged")]), note, chart)
 
 

@@ -215,7 +215,7 @@ def results_table(runs: Sequence[RunData]) -> Markup:
         ("refreshes made", lambda run: f"{run.count('refresh'):,}"),
         ("rollouts", lambda run: _total(run.refreshes, "rollouts")),
         ("response tokens", lambda run: _total(run.refreshes, "tokens")),
-        ("training time", lambda run: duration(training_seconds(run))),
+        ("training time, evaluation apart", lambda run: duration(training_seconds(run))),
         *((f"  {phase}", lambda run, phase=phase: _phase(run, phase)) for phase in PHASES),
     ]
     return _table(runs, [(name, [cell(run) for run in runs], False) for name, cell in rows])

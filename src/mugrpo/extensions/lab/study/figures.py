@@ -44,7 +44,7 @@ NAMES = {
 }
 
 _SPAN_0_TO_1 = ("accuracy", "best", "mean")
-_PANEL, _ALONE, _HEIGHT = 340, 400, 230
+_PANEL, _HEIGHT = 340, 230
 _SHADES = 5  # with more lines, intervals are not shaded
 _ROW, _DOTS = 24, 440
 _LETTER = 14  # pixels from one name to the next
@@ -79,8 +79,9 @@ def curves(study: Study, figure: Figure, rows: Sequence[Row]) -> Chart:
         for index, line in reversed(list(enumerate(lines))):  # the first on top
             arm = {a: v for a, v in ((figure.panels, panel), (figure.lines, line)) if a}
             if runs := [row["curve"] for row in rows_of(rows, arm)]:
-                drawn += _lines(runs, figure, words(line), index, len(lines) <= _SHADES)
-        width = _PANEL if len(panels) > 1 else _ALONE
+                label = words(figure.names.get(line, line))
+                drawn += _lines(runs, figure, label, index, len(lines) <= _SHADES)
+        width = _PANEL if len(panels) > 1 else figure.width
         x = Axis("updates" if figure.against == "updates" else "seconds of training", low=0)
         size: dict[str, Any] = {"width": width, "height": _HEIGHT}
         if picture := line_chart(x, y, drawn, live=False, legend=bool(panel), **size):
@@ -144,7 +145,7 @@ def times(study: Study, figure: Figure, rows: Sequence[Row]) -> Chart | None:
     if not bars:
         return None
     layers = bar_layers(Axis("seconds"), bars)[:-1]
-    return alt.layer(*layers).properties(width=_ALONE, height=BAR * len(bars))
+    return alt.layer(*layers).properties(width=figure.width, height=BAR * len(bars))
 
 
 def speedups(study: Study, figure: Figure, rows: Sequence[Row]) -> Chart | None:
@@ -173,7 +174,7 @@ def speedups(study: Study, figure: Figure, rows: Sequence[Row]) -> Chart | None:
         return None
     most = max(value for line in drawn for value in line.ys if value is not None)
     x, y = Axis("seconds of a refresh", log=True), Axis("times as fast", low=0, high=1.05 * most)
-    picture = line_chart(x, y, drawn, live=False, legend=False, width=_ALONE, height=_HEIGHT)
+    picture = line_chart(x, y, drawn, live=False, legend=False, width=figure.width, height=_HEIGHT)
     assert picture
     marks = alt.Chart(alt.InlineData(values=_REFRESHES), name="refreshes")
     texts = marks.properties(name="costs").mark_text(
@@ -184,9 +185,9 @@ def speedups(study: Study, figure: Figure, rows: Sequence[Row]) -> Chart | None:
         marks.mark_rule(strokeDash=[2, 3], opacity=0.6).encode(where),
         texts.encode(where, alt.Text("text:N")),
         *picture.layers[:-1],
-        _names(drawn, y, _ALONE),
+        _names(drawn, y, figure.width),
     ]
-    return alt.layer(*layers).properties(width=_ALONE, height=_HEIGHT)
+    return alt.layer(*layers).properties(width=figure.width, height=_HEIGHT)
 
 
 def values(study: Study, figure: Figure, rows: Sequence[Row]) -> Chart:

@@ -71,6 +71,10 @@ class Figure(Options):
     """The values of the axis `lines` that are shown, but in a picture of values; all if empty."""
     seeds: tuple[int, ...] = ()
     """The seeds that are shown, such as those whose seconds nothing disturbed; all if empty."""
+    names: dict[str, str] = Field(default_factory=dict)
+    """What lines are called at their ends, if not as the axis `lines` calls them."""
+    width: int = 400
+    """Pixels, without the names of lines."""
     panels: str | None = None
     """The axis with a panel for each value."""
     log: bool = False
