@@ -162,7 +162,8 @@ def test_train_after_an_extra_evaluation_ends_in_the_same_bits(run_dir, command,
 
 def test_ctrl_c_during_the_first_imports_leaves_no_traceback():
     words = [sys.executable, "-X", "importtime", "-m", "mugrpo", "train"]
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as command:
+    # In a small pipe, the command waits for the reader, and cannot end before the signal.
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, pipesize=4096) as command:
         assert command.stderr is not None
         said = iter(command.stderr)
         while "mugrpo.processes.lifetime" not in next(said):
