@@ -40,7 +40,7 @@ def test_a_full_disk_stops_the_run_with_path_and_bytes_and_with_room_it_resumes(
 ):
     run_dir, filler = small_disk / "run", small_disk / "filler"
     ended = train(run_dir, at=place, nth=nth, act=f"fill {filler} {spare}")
-    stopped(ended, f"the disk is full: {run_dir / target} needs more than the ")
+    stopped(ended, f"the disk is full: {run_dir / target} needs more than ")
     found = re.search(
         r"the ([\d,]+) bytes already written, and ([\d,]+) bytes are free now", ended.err
     )

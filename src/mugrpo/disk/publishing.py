@@ -353,7 +353,7 @@ def full_disk_explained(path: Path) -> Iterator[None]:
         folder = next(parent for parent in path.parents if parent.exists())
         free = shutil.disk_usage(folder).free
         raise RunStopped(
-            f"the disk is full: {path} needs more than the {needed:,} bytes already written, "
+            f"the disk is full: {path} needs more than {needed:,} bytes, "
             f"and {free:,} bytes are free now; make room"
         ) from error
 
