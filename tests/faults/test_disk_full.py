@@ -41,9 +41,7 @@ def test_a_full_disk_stops_the_run_with_path_and_bytes_and_with_room_it_resumes(
     run_dir, filler = small_disk / "run", small_disk / "filler"
     ended = train(run_dir, at=place, nth=nth, act=f"fill {filler} {spare}")
     stopped(ended, f"the disk is full: {run_dir / target} needs more than ")
-    found = re.search(
-        r"the ([\d,]+) bytes already written, and ([\d,]+) bytes are free now", ended.err
-    )
+    found = re.search(r"than ([\d,]+) bytes, and ([\d,]+) bytes are free now", ended.err)
     assert found is not None
     written, free = (int(number.replace(",", "")) for number in found.groups())
     assert written <= spare <= free + 16384  # the partial file was removed
