@@ -351,7 +351,7 @@ def test_status_says_which_job_failed_why_and_what_to_type(slurm: Slurm, command
         f"({again})",
         f"job 1_1  generate of stage 0, part 1: refused: the disk is full; make room ({log})",
         "2 jobs were cancelled before they began",
-        f"when that is mended, type: mugrpo submit runs/tiny --slurm {here}",
+        f"to go on, type: mugrpo submit runs/tiny --slurm {here}",
     ]
 
 

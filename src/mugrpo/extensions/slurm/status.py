@@ -38,7 +38,7 @@ def lines(folder: RunDir) -> Sequence[str]:
         failed.append(f"{never} jobs were cancelled before they began{unseen}")
     if failed:
         words = ["mugrpo", "submit", str(folder.root), *jobs["words"]]
-        failed.append(f"when that is mended, type: {shlex.join(words)}")
+        failed.append(f"to go on, type: {shlex.join(words)}")
     return [*(_line(run, task, job) for task, job in queue.items()), *failed]
 
 
