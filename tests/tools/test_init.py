@@ -94,7 +94,7 @@ def test_nothing_is_overwritten_and_prompts_are_needed(tmp_path, monkeypatch, ca
     assert "(it has 'a', 'b')" in capsys.readouterr().err and not Path("mine.toml").exists()
     named = ["--prompt-column", "a", "--out", "named.toml", "--answer-column"]
     assert main(["init", "--from", "odd.jsonl", *named, "c"]) == 2
-    assert "has a column c; name the one of answers with --answer-col" in capsys.readouterr().err
+    assert "not every row has a column c; name the columns with" in capsys.readouterr().err
     assert main(["init", "--from", "odd.jsonl", *named, "b"]) == 0
     task = load_config(Path("named.toml")).task
     assert (task.prompt_column, task.answer_column) == ("a", "b")

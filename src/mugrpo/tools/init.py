@@ -201,8 +201,8 @@ def _column(data: str, rows: Sequence[Row], what: str, named: str | None) -> str
     if what != "prompt" and not named:
         return None
     raise UsageError(
-        f"{data}: not every row has a column {' or '.join(names)}; name the one of {what}s with "
-        f"--{what}-column (it has {', '.join(map(repr, rows[0][1]))})"
+        f"{data}: not every row has a column {' or '.join(names)}; name the columns "
+        f"with --prompt-column and --answer-column (it has {', '.join(map(repr, rows[0][1]))})"
     )
 
 
