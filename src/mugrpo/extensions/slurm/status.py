@@ -78,6 +78,7 @@ def _said(run: Path, task: Task, begin: str) -> str:
     said = re.split(r"^== job .*$", text, flags=re.MULTILINE)[-1].strip().splitlines()
     found = [line for line in said if line.startswith(begin)] or said or ["it has said nothing"]
     sentence = found[-1].removeprefix(_MUGRPO).partition(". Nothing published is lost")[0]
-    if sentence.startswith("stopped by SIGTERM"):  # a try that failed by it published nothing
+    last = _tries(run, task).read_text().strip().rpartition("\n")[2]
+    if sentence.startswith("stopped by SIGTERM") and last.startswith("failed"):
         sentence += "; give it more `time` in slurm.toml"
     return f"{sentence} ({log})"
