@@ -70,9 +70,9 @@ def preflight(run: OpenRun, *, verbose: bool = False, elsewhere: Trial | None = 
             if not verbose:
                 raise
             faults.setdefault(str(error), error)
+    if len(faults) == 1:
+        raise next(iter(faults.values()))
     for number, fault in enumerate(faults, 1):
-        if len(faults) == 1:
-            raise faults[fault]
         run.progress.say(f"fault {number}     {fault}")
     if faults:
         raise UsageError(f"{len(faults)} faults, all said above, keep this run from training")
