@@ -168,9 +168,9 @@ def test_lines_of_updates_come_once_each_without_a_gap(tmp_path, lines, wrong, k
 def test_of_several_lines_of_a_kind_and_update_the_last_one_counts(tmp_path):
     path = tmp_path / "metrics.jsonl"
     lines = [
-        {"kind": "refresh", "update": 0, "time/score": 3.0, "canary_gap": 0.5},
+        {"kind": "refresh", "update": 0, "time/score": 3.0, "occupancy": 0.5},
         {"kind": "update", "update": 1},
-        {"kind": "refresh", "update": 0, "time/score": 4.0, "canary_gap": 0.25},
+        {"kind": "refresh", "update": 0, "time/score": 4.0, "occupancy": 0.25},
     ]
     path.write_bytes(b"".join(map(encoded, lines)))
     assert list(counting(path, surveyed(path))) == lines[1:]

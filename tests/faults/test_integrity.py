@@ -124,7 +124,7 @@ LINES: list[tuple[Harm, int, int]] = [
     (flip_bit, 7, 1),
     (truncate, 7, 1),
     (lambda path: in_line(path, 0, "accuracy"), 7, 0),
-    (lambda path: in_line(path, 6, "canary_gap"), 7, 0),
+    (lambda path: in_line(path, 6, "mean_length"), 7, 0),
     (of_lines(lambda lines: [b"garbage\n", *lines]), 8, 0),
     (of_lines(lambda lines: [*lines, *lines]), 8, 0),
     (of_lines(lambda lines: [*lines, lines[5]]), 8, 0),

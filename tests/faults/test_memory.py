@@ -51,15 +51,15 @@ def test_a_run_goes_on_in_smaller_micro_batches_and_says_so(
         torch.testing.assert_close(tensor, theirs[key], rtol=1e-3, atol=1e-5, msg=key)
 
 
-FIRST_EVALUATION = (1, State((0, 0), (0, 0), (), ""))
-CANARY = (5, State((0, 0), (0, 0), (), "evaluation 0"))
-SECOND_SHARD = (7, State((1, 0), (0, 0), (), "evaluation 0"))
+TRIAL = (1, State((0, 0), (0, 0), (), ""))
+FIRST_SHARD = (4, State((0, 0), (0, 0), (), "evaluation 0"))
+SECOND_SHARD = (5, State((1, 0), (0, 0), (), "evaluation 0"))
 HF, CONTINUOUS = (HFEngine, "hf"), (ContinuousEngine, "continuous")
 
 
 @pytest.mark.parametrize(
     ("engine", "name", "nth", "left"),
-    some(1, [(*CONTINUOUS, *CANARY), (*HF, *FIRST_EVALUATION), (*HF, *SECOND_SHARD)]),
+    some(1, [(*CONTINUOUS, *FIRST_SHARD), (*HF, *TRIAL), (*HF, *SECOND_SHARD)]),
 )
 def test_generation_that_runs_out_of_memory_names_the_engines_option_and_keeps_shards(
     tmp_path, command, monkeypatch, engine, name, nth, left

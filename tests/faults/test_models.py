@@ -17,7 +17,7 @@ from mugrpo.engines.base import Completion
 from mugrpo.engines.hf import HFEngine
 from tests.cases import some
 from tests.faults.harm import edited, refused, stopped
-from tests.runs import Command, final_weights, state, write_config
+from tests.runs import Command, State, final_weights, state, write_config
 
 
 @pytest.fixture
@@ -91,6 +91,31 @@ def test_after_an_engine_with_wrong_logprobs_is_fixed_the_run_ends_in_the_same_b
     stopped(ended, "canary: engine and trainer differ by 0.25", "tolerance 0.001")
     assert state(run_dir).rollouts == (0, 0)
     assert not (run_dir / "evaluations").exists()  # nothing was measured with it
+    assert command("train", run_dir).status == 0
+    assert final_weights(run_dir) == final_weights(reference)
+
+
+def test_an_engine_that_goes_wrong_once_the_model_has_changed_makes_no_update(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch, reference: Path
+):
+    """It samples from the model that trains, so no canary is asked: the first update compares."""
+    run_dir, completions = tmp_path / "run", HFEngine._completions
+
+    def shifted(engine: HFEngine, *tensors: torch.Tensor) -> list[Completion]:
+        correct = completions(engine, *tensors)
+        by = np.float32(0.25 if engine.policy.update else 0)
+        return [dataclasses.replace(c, logprobs=c.logprobs + by) for c in correct]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HFEngine, "_completions", shifted)
+        ended = command("train", write_config(tmp_path), "--run-dir", run_dir)
+    stage = run_dir / "stages" / "001" / "rollouts"
+    stopped(ended, "canary: engine and trainer differ by 0.25", f"move {stage} away")
+    left = State((3, 3), (3, 3), (2,), "refresh 3")
+    assert state(run_dir) == left
+    stopped(command("train", run_dir), f"move {stage} away")  # and a fixed engine is not enough
+    assert state(run_dir) == left
+    stage.rename(tmp_path / "away")
     assert command("train", run_dir).status == 0
     assert final_weights(run_dir) == final_weights(reference)
 

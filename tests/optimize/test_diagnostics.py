@@ -62,6 +62,9 @@ def test_divergences_entropy_and_total_variation_by_hand():
     assert values["kl_behavior"] == pytest.approx(2.5 / 5)
     assert values["tv_token"] == pytest.approx((0.5 + 0.5 + 0.5) / 5)
     assert values["entropy"] == pytest.approx((2 * 1.0 + 3 * 2.0) / 5)
+    # in units of log 2: 1, 1, 2, 1, 1
+    assert values["logprob_gap/mean"] == pytest.approx(6 / 5 * math.log(2))
+    assert values["logprob_gap/max"] == pytest.approx(2 * math.log(2))
     # 6 x .5 = 3 and, in a micro-batch of its own, .5 x .5 = .25: (0 + .75) / 2
     statistics = TokenStatistics([])
     add(statistics, micro_batch([[True, True, False]], [1.0]), [[6.0, 0.5, PAD]])

@@ -192,9 +192,9 @@ def test_groups_are_counted_by_the_share_right_if_they_have_a_verdict(folder):
 
 def test_a_stages_metrics_by_hand(folder):
     # 12 tokens: groups of two, three and one response of two tokens each
-    notes = {"slots": 10, "canary_gap": 0.25, "refresh_seconds": 3.0, "seconds": 1.5}
+    notes = {"slots": 10, "refresh_seconds": 3.0, "seconds": 1.5}
     folder.write(*groups(2, 3), shard=0, **notes)
-    folder.write(response(2, 0), shard=1, slots=6, canary_gap=0.5, seconds=0.5)
+    folder.write(response(2, 0), shard=1, slots=6, seconds=0.5)
     folder.score(Fixed(RIGHT, WRONG, RIGHT, RIGHT, SKIPPED), failure_limit=0.2)
     folder.score(Fixed(WRONG), shard=1)
     metrics = refresh_metrics(folder.rollouts, folder.scores)
@@ -204,7 +204,6 @@ def test_a_stages_metrics_by_hand(folder):
         "tokens": 12,
         "mean_length": 2.0,
         "occupancy": 12 / 16,
-        "canary_gap": 0.5,
         "behavior_reward": 3 / 5,
         "zero_variance_share": 2 / 3,
         "truncated_share": 0.0,

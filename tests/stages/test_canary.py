@@ -14,12 +14,12 @@ from mugrpo.config.run import ModelOptions
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.records import FinishReason, Rollout
 from mugrpo.hosts import canary
-from mugrpo.hosts.canary import CANARY_TOLERANCE, canary_warning, logprob_gap
+from mugrpo.hosts.canary import CANARY_TOLERANCE, check_gap, logprob_gap
 from mugrpo.hosts.engines import Engines
 from mugrpo.model.policy import load_policy
 from mugrpo.optimize.forward import rollout_logprobs
 from tests.cases import table
-from tests.runs import Command, read_metrics, write_config
+from tests.runs import Command, write_config
 from tests.updates import config_of
 
 
@@ -40,38 +40,42 @@ def test_the_gap_in_fp32_is_the_largest_and_in_bf16_the_mean():
 
 
 def test_a_gap_within_half_of_the_tolerance_passes_and_above_that_it_is_reported():
-    assert canary_warning(0.25, "fp32", 0.6) is None
-    said = canary_warning(0.25, "fp32", 0.4) or ""
-    assert "by 0.25 in logprob" in said and "above 0.4 the run stops" in said
+    said: list[str] = []
+    check_gap(5e-4, "fp32", said.append)
+    assert said == []
+    check_gap(6e-4, "fp32", said.append)
+    assert "by 0.0006 in logprob" in said[0] and "above 0.001 the run stops" in said[0]
 
 
 @table("gap", [0.25, math.nan])
 def test_a_gap_above_the_tolerance_stops_the_run(gap):
-    with pytest.raises(RunStopped, match=rf"differ by {gap} in logprob \(tolerance 0.2\)"):
-        canary_warning(gap, "fp32", 0.2)
+    words = rf"differ by {gap} in logprob on average \(tolerance 0.1\)"
+    with pytest.raises(RunStopped, match=words):
+        check_gap(gap, "bf16", print)
 
 
 def test_it_accepts_what_rounding_explains():
     assert CANARY_TOLERANCE == {"fp32": 1e-3, "bf16": 0.1}
 
 
-def test_engines_are_tried_once_and_each_refresh_pays_for_a_few_tokens_of_one_group(
-    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+@table("processes", [0, 1])
+def test_engines_are_tried_once_and_those_given_weights_pay_for_a_few_tokens_at_each_refresh(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch, processes: int
 ):
     """Two stages and three evaluations are five refreshes of one engine."""
     compared: list[tuple[int, int, int]] = []
 
-    def counted(run: Any, rollouts: Any, logprobs: Any) -> float:
+    def counted(logprobs: Any, rollouts: Any, precision: Any) -> float:
         longest = max(len(r.response_ids) for r in rollouts)
         compared.append((len({r.problem_id for r in rollouts}), len(rollouts), longest))
         return 0.0
 
-    monkeypatch.setattr(canary, "checked_gap", counted)
-    assert command("train", write_config(tmp_path), "--run-dir", tmp_path / "run").status == 0
+    monkeypatch.setattr(canary, "logprob_gap", counted)
+    engine = ("--engine.processes", processes)
+    words = ("train", write_config(tmp_path), "--run-dir", tmp_path / "run", *engine)
+    assert command(*words).status == 0
     assert compared.pop(0) == (4, 5, 6)  # the config's longest
-    assert set(compared) == {(1, 16, 2)}
-    refreshes = [one for one in read_metrics(tmp_path / "run") if one["kind"] != "update"]
-    assert len(compared) == len(refreshes)
+    assert compared == [(1, 16, 2)] * (4 * processes)
 
 
 def test_engines_sleep_at_once():

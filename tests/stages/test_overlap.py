@@ -89,10 +89,7 @@ def test_logprobs_of_other_policies_are_made_as_shards_arrive(tmp_path: Path, op
 
 @pytest.mark.long
 def test_two_ranks_wait_for_shards_too(tmp_path: Path):
-    """They read what the run publishes meanwhile. Evaluations come between two starts of ranks.
-
-    Beside an engine process, ranks compute the canary's logprobs, so both runs have one.
-    """
+    """They read what the run publishes meanwhile. Evaluations come between two starts of ranks."""
     two = ("--distributed.processes", "2")
     finished(tmp_path / "plain", *two, "--engine.processes", "1")
     finished(tmp_path / "run", *two, *OVERLAP)

@@ -308,14 +308,18 @@ class RunConfig(Options):
         return own and not self.backend.clustered
 
     @property
+    def engine_shares_model(self) -> bool:
+        """Return whether the engine samples from the very model that trains."""
+        return self.engine_in_process and self.distributed.processes == 1
+
+    @property
     def shares_gpus(self) -> bool:
         """Return whether processes of engines and those of updates use the same GPUs in turn.
 
         An engine in the run's own process shares its GPU with a rank, if there are ranks.
         """
         elsewhere = self.overlap or self.backend.clustered or self.engine.runs_already
-        one_process = self.engine_in_process and self.distributed.processes == 1
-        return not elsewhere and not one_process
+        return not elsewhere and not self.engine_shares_model
 
     @property
     def proximal_period(self) -> int:

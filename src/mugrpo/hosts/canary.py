@@ -1,11 +1,14 @@
 """The canary: the engines have the policy's weights if their logprobs are the trainer's.
 
-Each refresh changes the weights, and pays for a few tokens of one group. What depends on lengths is
-the engine's own, so it is tried once, when the engines have started.
+A refresh gives engines new weights, and pays for a few tokens of one group. What depends on lengths
+is the engine's own, so it is tried once, when the engines have started. An engine that samples from
+the model that trains is given no weights: there each stage's first update compares all its tokens,
+which costs nothing.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,17 +20,18 @@ from mugrpo.disk.records import Rollout
 from mugrpo.engines.base import Engine
 from mugrpo.hosts.engines import Engines, at_once, samplers_of
 from mugrpo.hosts.host import Refreshed
+from mugrpo.hosts.reader import LogprobsAt
 from mugrpo.hosts.weights import pin_policy
 from mugrpo.model.hardware import Precision, precision_of
 from mugrpo.model.memory import out_of_memory_explained
 from mugrpo.rollouts.sampler import Sampler
 from mugrpo.rollouts.schedule import Draw
 from mugrpo.run.opening import OpenRun
+from mugrpo.run.stage import Stage
 
 # The largest gap that rounding explains. In fp32 it is a single token's. In bf16, which keeps 8
 # bits of a logit, rounding moves single logprobs by tenths, so it is the mean over tokens.
 CANARY_TOLERANCE: Mapping[Precision, float] = {"fp32": 1e-3, "bf16": 0.1}
-LogprobsOfSets = Callable[..., Iterator[list[NDArray[np.float32]]]]  # of (update, rollouts, ...)
 _WARNING = 0.5  # of the tolerance
 # Half as many tokens and responses reach bf16's tolerance by rounding alone, once in 60 draws.
 _PROMPT, _TOKENS, _TRIED = 16, 2, 16  # most tokens of a prompt, a response, and one of a trial
@@ -79,65 +83,60 @@ def checked_refresh(
     update: int,
     groups: Sequence[Draw],
     stage: str,
-    logprobs: LogprobsOfSets,
+    logprobs: LogprobsAt,
 ) -> Refreshed:
     """Give the engines the weights after `update` updates, and compare with the trainer's logprobs.
 
-    Engines that have just started are tried first. Raises RunStopped if the engines' logprobs are
-    others, and as `pin_policy` does.
+    The model that trains is compared only when an engine has started, see `check_first_update`.
+    Raises RunStopped if the engines' logprobs are others, and as `pin_policy` does.
     """
     if stage.isdecimal():
         pin_policy(run.folder, run.config, update, int(stage))
     refreshed = engines.refresh(update)
     # An evaluation may have refreshed the engines to this policy already. That counts here.
-    spent, sets = {**engines.spent}, dict[str, list[Rollout]]()
-    makers = {"trial": trial_rollouts, "canary": canary_rollouts}
-    for part in list(makers)[engines.tried :]:
-        began = time.monotonic()
-        sets[part] = makers[part](run, refreshed, update, groups, stage)
-        spent[part] = time.monotonic() - began
+    spent, gap, began = {**engines.spent}, None, time.monotonic()
+    part, sampled = ("canary", canary_rollouts) if engines.tried else ("trial", trial_rollouts)
     failpoint("canary")
-    began = time.monotonic()
-    # In one call, as a process without a trainer loads the model for it. Each set by itself, as the
-    # canary's gap must not depend on when engines started.
-    for part, found in zip(sets, logprobs(update, *sets.values()), strict=True):
-        gap = checked_gap(run, sets[part], found)
-        spent[part] += time.monotonic() - began
-        began = time.monotonic()
+    if not (engines.tried and run.config.engine_shares_model):
+        precision = precision_of(run.config.model)
+        rollouts = sampled(run, refreshed, update, groups, stage)
+        gap = logprob_gap(logprobs(update, rollouts), rollouts, precision)
+        check_gap(gap, precision, run.progress.say)
+        spent[part] = time.monotonic() - began
     engines.tried = True
     return Refreshed(refreshed, engines.dialogues(), gap, spent)
 
 
-def checked_gap(
-    run: OpenRun, rollouts: Sequence[Rollout], logprobs: Sequence[NDArray[np.float32]]
-) -> float:
-    """Return the gap between engine and trainer, and say so if it is large.
+def check_first_update(run: OpenRun, stage: Stage, line: Mapping[str, Any]) -> None:
+    """Compare the logprobs of a stage's first update, which `line` is of, if no canary does.
 
-    Raises RunStopped if it is too large.
+    Rollouts of another program are not compared: they may be another policy's. Raises RunStopped if
+    engine and trainer differ.
     """
-    precision = precision_of(run.config.model)
-    gap = logprob_gap(logprobs, rollouts, precision)
-    if notice := canary_warning(gap, precision, CANARY_TOLERANCE[precision]):
-        run.progress.say(notice)
-    return gap
+    rollouts, precision = stage.shards("rollouts"), precision_of(run.config.model)
+    gap = line["logprob_gap/max" if precision == "fp32" else "logprob_gap/mean"]
+    ours = all("policy_step" in entry for entry in rollouts.entries())
+    if run.config.engine_shares_model and ours and not line["skipped"] and gap is not None:
+        then = f"; then move {rollouts.folder} away, to generate the stage again"
+        check_gap(gap, precision, run.progress.say, then)
 
 
-def canary_warning(gap: float, precision: Precision, tolerance: float) -> str | None:
-    """Return a warning if the gap between engine and trainer is above half of the tolerance.
+def check_gap(gap: float, precision: Precision, say: Callable[[str], None], then: str = "") -> None:
+    """Say so if the gap between engine and trainer is above half of the tolerance.
 
     Raises RunStopped if it is above the tolerance, or NaN: importance ratios would be wrong.
     """
     difference = f"canary: engine and trainer differ by {gap:.3g} in logprob"
     if precision != "fp32":
         difference += " on average"
+    tolerance = CANARY_TOLERANCE[precision]
     if not gap <= tolerance:
         raise RunStopped(
             f"{difference} (tolerance {tolerance:g}); the engine's weights or sampling do not "
-            "match the policy; fix it, or use another engine.name"
+            f"match the policy; fix it, or use another engine.name{then}"
         )
-    if gap <= _WARNING * tolerance:
-        return None
-    return f"{difference}; nothing is wrong yet, but above {tolerance:g} the run stops"
+    if gap > _WARNING * tolerance:
+        say(f"{difference}; nothing is wrong yet, but above {tolerance:g} the run stops")
 
 
 def logprob_gap(

@@ -16,11 +16,11 @@ from mugrpo.run.stage import Stage
 
 @dataclass(frozen=True)
 class Refreshed:
-    """Engines with the policy's weights, which the canary has checked."""
+    """Engines with the policy's weights, which the canary has checked if it had to."""
 
     engines: Sequence[Engine]
     dialogues: Sequence[Dialogue | None]  # what lets the rollouts of each have turns
-    canary_gap: float
+    canary_gap: float | None  # None: only the stage's first update compares
     spent: dict[str, float]  # seconds by the parts of the refresh
 
     @property

@@ -13,7 +13,7 @@ from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.publishing import fsync, full_disk_explained
 from mugrpo.disk.records import Rollout
 from mugrpo.disk.run_dir import Handover
-from mugrpo.hosts.canary import checked_refresh
+from mugrpo.hosts.canary import check_first_update, checked_refresh
 from mugrpo.hosts.engines import Engines
 from mugrpo.hosts.host import Generation, Refreshed, needs_engines
 from mugrpo.hosts.reader import StageReader, publish_logprobs, seconds_once
@@ -70,7 +70,7 @@ class LocalHost:
         waits: bool = False,
     ) -> None:
         """See `Host`. A rank `waits` for shards, too. Raises RunStopped after too many updates in
-        a row that were not applied.
+        a row that were not applied, and as `check_first_update` does.
         """
         run, first = self._run, stage.first_update
         start = max(self.made(), first)
@@ -92,6 +92,8 @@ class LocalHost:
             spent = 0.0
             recorder = Recorder() if samples_due(stage, trainer.update + 1) else None
             line |= trainer.step(experience, recorder)
+            if line["staleness"] == 0:  # before anything of it is kept
+                check_first_update(run, stage, line)
             if run.ranks.first:
                 run.journal.append("update", trainer.update, **line)
                 if recorder is not None:

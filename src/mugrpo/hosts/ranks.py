@@ -6,7 +6,7 @@ run that starts them keeps the lock, generates, scores and evaluates.
 
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -80,13 +80,8 @@ class RankHost:
         if weights.policy is not None:
             weights.at(update)
         by_ranks = weights.policy is None and self.beside_engines
-        logprobs = self._logprobs_of if by_ranks else weights.logprobs_for_engines
+        logprobs = self.logprobs if by_ranks else weights.logprobs_for_engines
         return checked_refresh(self._run, self._engines, update, groups, stage, logprobs)
-
-    def _logprobs_of(
-        self, update: int, *sets: Sequence[Rollout]
-    ) -> Iterator[list[NDArray[np.float32]]]:
-        return (self.logprobs(update, rollouts) for rollouts in sets)
 
     def logprobs(self, update: int, rollouts: Sequence[Rollout]) -> list[NDArray[np.float32]]:
         """See `Host`."""

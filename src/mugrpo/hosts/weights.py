@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,9 +109,9 @@ class Weights:
         return rollout_logprobs(policy, rollouts, self._config, self.budget, self._check)
 
     def logprobs_for_engines(
-        self, update: int, *sets: Sequence[Rollout]
-    ) -> Iterator[list[NDArray[np.float32]]]:
-        """Yield what `logprobs` returns for each of `sets`, while engines have the machine.
+        self, update: int, rollouts: Sequence[Rollout]
+    ) -> list[NDArray[np.float32]]:
+        """Return what `logprobs` returns, while engines have the machine.
 
         If this process has no model, it loads one, and drops it: the engines may need the memory.
         Raises RunStopped if memory runs out.
@@ -119,8 +119,7 @@ class Weights:
         remedy = "leave more memory for it beside the engine"
         try:
             with out_of_memory_explained("the trainer's model", remedy):
-                for rollouts in sets:
-                    yield self.logprobs(update, rollouts)
+                return self.logprobs(update, rollouts)
         finally:
             if self.policy is None:
                 self.close()

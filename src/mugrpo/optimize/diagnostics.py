@@ -92,24 +92,28 @@ class TokenStatistics:
             kl_behavior = mean(r - 1 - log r), which estimates KL(behavior || policy) per token
             tv_token = mean(max(0, 1 - r))
             tv_sequence = mean(max(0, 1 - w)) over the computed responses, w = prod_t r_t
+
+        `logprob_gap/*` is |log r|, its mean and maximum.
         """
         tokens = {name: torch.cat(parts) for name, parts in self._parts.items()}
         nothing = torch.empty(0)
         log_ratio = tokens.pop("log_ratio", nothing)
         advantage, entropy = tokens.pop("advantage", nothing), tokens.pop("entropy", nothing)
-        ratio = log_ratio.exp()
+        ratio, gap = log_ratio.exp(), log_ratio.abs()
         values: Values = {
             "kl_behavior": _mean(log_ratio.double().expm1() - log_ratio.double()),
             "tv_token": _mean((1 - ratio).clamp(min=0)),
             "tv_sequence": _mean(-torch.cat([nothing, *self._sequences]).expm1().clamp(max=0)),
             "entropy": _mean(entropy),
+            "logprob_gap/mean": _mean(gap),
+            "logprob_gap/max": _quantile(gap, 1),
         }
         for sign, chosen in (("positive", advantage > 0), ("negative", advantage < 0)):
             part = ratio[chosen]
             values[f"ratio/{sign}/mean"] = _mean(part)
             for percent in (1, 50, 99):
                 values[f"ratio/{sign}/p{percent:02d}"] = _quantile(part, percent / 100)
-            values[f"ratio/{sign}/max"] = part.max().item() if len(part) else None
+            values[f"ratio/{sign}/max"] = _quantile(part, 1)
         for name in self._names:
             values[name] = tokens[name].sum().item() / update_tokens if name in tokens else 0.0
         return values

@@ -22,7 +22,6 @@ def refresh_metrics(rollouts: ShardSet, scores: ShardSet) -> dict[str, Any]:
     tokens = sum(entry.get("tokens", 0) for entry in shards)
     slots = sum(entry.get("slots", 0) for entry in shards)
     rewarded = sum(entry.get("rewarded", 0) for entry in judged)
-    gaps = [gap for entry in shards if (gap := entry.get("canary_gap")) is not None]
     refreshes = [s for entry in shards if (s := entry.get("refresh_seconds")) is not None]
     parts = [p for entry in shards if (p := entry.get("refresh_parts"))]
     scored = sum(entry["rows"] for entry in judged)
@@ -38,7 +37,6 @@ def refresh_metrics(rollouts: ShardSet, scores: ShardSet) -> dict[str, Any]:
         "tokens": tokens,
         "mean_length": tokens / rows if tokens else None,
         "occupancy": tokens / slots if slots else None,
-        "canary_gap": max(gaps, default=None),
         "behavior_reward": sum(e.get("reward_sum", 0.0) for e in judged) / rewarded
         if rewarded
         else None,

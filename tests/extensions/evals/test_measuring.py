@@ -78,11 +78,11 @@ def test_what_is_published_is_not_sampled_again(again, tmp_path, command, monkey
 
     monkeypatch.setattr(ContinuousEngine, "generate", counted)
     assert command(*again).status == 0
-    assert asked == []  # not even a canary
+    assert asked == []  # not even a trial
     (folder / "rollouts" / "shard-00001.parquet").unlink()
     ended = command(*again)
     assert "shard-00001.parquet is missing; it is made again" in ended.out
-    assert asked == [4, 1, 16, 16]  # a trial in short rows and a long one, and a canary
+    assert asked == [4, 1, 16]  # a trial in short rows and a long one
     assert rows_in(folder, "rollouts") == before
     assert result_in(folder)["measures"] == measures
 
