@@ -100,6 +100,7 @@ def test_an_engine_that_goes_wrong_once_the_model_has_changed_makes_no_update(
 ):
     """It samples from the model that trains, so no canary is asked: the first update compares."""
     run_dir, completions = tmp_path / "run", HFEngine._completions
+    words = ("train", write_config(tmp_path), "--run-dir", run_dir, "--evaluation.every", 0)
 
     def shifted(engine: HFEngine, *tensors: torch.Tensor) -> list[Completion]:
         correct = completions(engine, *tensors)
@@ -108,7 +109,7 @@ def test_an_engine_that_goes_wrong_once_the_model_has_changed_makes_no_update(
 
     with monkeypatch.context() as patch:
         patch.setattr(HFEngine, "_completions", shifted)
-        ended = command("train", write_config(tmp_path), "--run-dir", run_dir)
+        ended = command(*words)
     stage = run_dir / "stages" / "001" / "rollouts"
     stopped(ended, "canary: engine and trainer differ by 0.25", f"move {stage} away")
     left = State((3, 3), (3, 3), (2,), "refresh 3")

@@ -2,8 +2,8 @@
 
 A refresh gives engines new weights, and pays for a few tokens of one group. What depends on lengths
 is the engine's own, so it is tried once, when the engines have started. An engine that samples from
-the model that trains is given no weights: there each stage's first update compares all its tokens,
-which costs nothing.
+the model that trains is given no weights: there a stage's first update compares all its tokens,
+which costs nothing, and evaluations alone have a canary.
 """
 
 import time
@@ -87,17 +87,17 @@ def checked_refresh(
 ) -> Refreshed:
     """Give the engines the weights after `update` updates, and compare with the trainer's logprobs.
 
-    The model that trains is compared only when an engine has started, see `check_first_update`.
+    Of an engine that samples from the model that trains, `check_first_update` compares a stage's.
     Raises RunStopped if the engines' logprobs are others, and as `pin_policy` does.
     """
-    if stage.isdecimal():
+    if trains := stage.isdecimal():  # otherwise it is an evaluation
         pin_policy(run.folder, run.config, update, int(stage))
     refreshed = engines.refresh(update)
     # An evaluation may have refreshed the engines to this policy already. That counts here.
     spent, gap, began = {**engines.spent}, None, time.monotonic()
     part, sampled = ("canary", canary_rollouts) if engines.tried else ("trial", trial_rollouts)
     failpoint("canary")
-    if not (engines.tried and run.config.engine_shares_model):
+    if not (engines.tried and trains and run.config.engine_shares_model):
         precision = precision_of(run.config.model)
         rollouts = sampled(run, refreshed, update, groups, stage)
         gap = logprob_gap(logprobs(update, rollouts), rollouts, precision)
