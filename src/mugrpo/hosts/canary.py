@@ -2,8 +2,8 @@
 
 A refresh gives engines new weights, and pays for a few tokens of one group. What depends on lengths
 is the engine's own, so it is tried once, when the engines have started. An engine that samples from
-the model that trains is given no weights: there a stage's first update compares all its tokens,
-which costs nothing, and evaluations alone have a canary.
+the model that trains is given no weights: there a stage's first update compares the logprobs that
+it computes anyway, and evaluations alone have a canary.
 """
 
 import time
