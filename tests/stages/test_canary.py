@@ -1,6 +1,7 @@
 """The canary compares logprobs of engine and trainer, here on values."""
 
 import math
+from contextlib import nullcontext
 from pathlib import Path
 from threading import Barrier
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from mugrpo.config.run import ModelOptions
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.records import FinishReason, Rollout
 from mugrpo.hosts import canary
-from mugrpo.hosts.canary import CANARY_TOLERANCE, check_gap, logprob_gap
+from mugrpo.hosts.canary import CANARY_TOLERANCE, check_first_update, check_gap, logprob_gap
 from mugrpo.hosts.engines import Engines
 from mugrpo.model.policy import load_policy
 from mugrpo.optimize.forward import rollout_logprobs
@@ -52,6 +53,29 @@ def test_a_gap_above_the_tolerance_stops_the_run(gap):
     words = rf"differ by {gap} in logprob on average \(tolerance 0.1\)"
     with pytest.raises(RunStopped, match=words):
         check_gap(gap, "bf16", print)
+
+
+@table(
+    ("shared", "entry", "line", "stops"),
+    [
+        (True, {"policy_step": 0}, {}, True),
+        (False, {"policy_step": 0}, {}, False),  # an engine that was given weights had a canary
+        (True, {}, {}, False),  # another program's rollouts
+        (True, {"policy_step": 0}, {"skipped": 1}, False),
+        (True, {"policy_step": 0}, {"logprob_gap/max": None}, False),  # no response has a gradient
+    ],
+)
+def test_a_first_update_compares_what_the_model_that_trains_sampled(
+    shared: bool, entry: dict[str, int], line: dict[str, Any], stops: bool
+):
+    """The logprobs differ by 0.25 here."""
+    shards = SimpleNamespace(entries=lambda: [{"policy_step": 0}, entry], folder="000/rollouts")
+    stage = cast(Any, SimpleNamespace(shards=lambda _: shards))
+    config = SimpleNamespace(engine_shares_model=shared, model=ModelOptions(precision="fp32"))
+    run = cast(Any, SimpleNamespace(config=config, progress=SimpleNamespace(say=print)))
+    words = "by 0.25 in logprob .* move 000/rollouts away"
+    with pytest.raises(RunStopped, match=words) if stops else nullcontext():
+        check_first_update(run, stage, {"skipped": 0, "logprob_gap/max": 0.25, **line})
 
 
 def test_it_accepts_what_rounding_explains():
