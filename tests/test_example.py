@@ -17,7 +17,7 @@ SOURCE = EXAMPLE.read_text()
 
 # Two updates on each of two batches, several micro-batches, and every option that decides a step.
 TAPERED_GRPO = """
-    --seed 10 --task.train_problems 24 --task.eval_problems 4
+    --seed 10 --task.train_problems 24 --task.eval_problems 16
     --schedule.batches_per_stage 2 --schedule.passes_per_batch 2 --schedule.problems_per_update 4
     --schedule.group_size 4 --engine.slots 8 --rollouts.temperature 1.1
     --rollouts.max_new_tokens 42 --optimizer.lr 1e-3 --optimizer.lr_schedule linear
@@ -84,7 +84,7 @@ def test_its_weights_and_numbers_are_the_pipelines_in_every_bit(
             f"norm {line['grad_norm']:.3f}"
             for number, line in enumerate(updates)
         ),
-        f"4 held-out problems: {before:.3f} before, {after:.3f} after",
+        f"{len(example['held_out'])} held-out problems: {before:.3f} before, {after:.3f} after",
     ]
 
 

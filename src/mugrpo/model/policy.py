@@ -101,7 +101,7 @@ class Policy:
         return self._half.working
 
     def weights_changed(self) -> None:
-        """Note that the weights in `model` are others now. Whoever changes them calls this."""
+        """Note that `model` has other weights. Whoever changes them calls this: copies exist."""
         self.version += 1
 
     @contextlib.contextmanager
