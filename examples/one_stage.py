@@ -136,7 +136,7 @@ for update in range(config.schedule.updates_per_stage):
             total_updates=config.schedule.total_updates,
         )
     optimizer.step()
-    policy.weights_changed()  # engines and bf16 have copies of them
+    policy.weights_changed()  # engines and bf16 keep copies
     optimizer.zero_grad(set_to_none=False)
     print(f"update {update:3}  reward {rewards_PG.mean():.3f}  loss {loss:+.4f}  norm {norm:.3f}")
 

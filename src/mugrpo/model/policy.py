@@ -101,7 +101,7 @@ class Policy:
         return self._half.working
 
     def weights_changed(self) -> None:
-        """Note that `model` has other weights. Whoever changes them calls this: copies exist."""
+        """Note that `model` has new weights: copies are old. Whoever changes them calls this."""
         self.version += 1
 
     @contextlib.contextmanager
